@@ -148,17 +148,29 @@ class Play:
         return {d.session: d.ending for d in self.log.commands(EmitTokens) if d.ending}
 
 
-def queries(n: int, devices: int = 2, limit: int = 12, every_s: float | None = None, prompt: int = 12,
-            sampling: SamplingParams | None = None) -> list[Query]:  # fmt: skip
+def queries(
+    n: int,
+    devices: int = 2,
+    limit: int = 12,
+    every_s: float | None = None,
+    prompt: int = 12,
+    sampling: SamplingParams | None = None,
+) -> list[Query]:
     """Open arrivals one after the other, or a closed loop on each device."""
     made = Questions().prompts()
     return [
         Query(
-            GenerationRequest(f"s{i}", tuple((i * 104729 + k * 31) % 997 for k in range(prompt)), limit, sampling=sampling),
-            made[i % len(made)], i % devices, None if every_s is None else i * every_s, 0.0, None,
+            GenerationRequest(
+                f"s{i}", tuple((i * 104729 + k * 31) % 997 for k in range(prompt)), limit, sampling=sampling
+            ),
+            made[i % len(made)],
+            i % devices,
+            None if every_s is None else i * every_s,
+            0.0,
+            None,
         )
         for i in range(n)
-    ]  # fmt: skip
+    ]
 
 
 def is_answered(play: Play) -> None:

@@ -44,10 +44,19 @@ THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {}, (1.3, 1.
 MEDUSA = MedusaHeads(4, ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)), num_parameters=1)
 
 _COMMON: dict[str, Any] = {
-    "draft": WindowDraft(4), "offload": AlwaysOffload(), "lookahead": NoLookahead(), "early_exit": NoEarlyExit(), "verify": Lossless(),
-    "prefill": WholePrefill(), "payload": TokenPayload(), "kv_cache": PrefixCaching(), "scheduler": ContinuousBatch(), "placement": CloudPlacement(),
-    "dispatch": RoundRobin(), "link_loss": LinkLoss("wait"),
-}  # fmt: skip
+    "draft": WindowDraft(4),
+    "offload": AlwaysOffload(),
+    "lookahead": NoLookahead(),
+    "early_exit": NoEarlyExit(),
+    "verify": Lossless(),
+    "prefill": WholePrefill(),
+    "payload": TokenPayload(),
+    "kv_cache": PrefixCaching(),
+    "scheduler": ContinuousBatch(),
+    "placement": CloudPlacement(),
+    "dispatch": RoundRobin(),
+    "link_loss": LinkLoss("wait"),
+}
 ROWS: dict[str, dict[str, Any]] = {
     "edge_centric": {
         "draft": WindowDraft(1),
@@ -67,17 +76,26 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 SPLIT: dict[str, dict[str, Any]] = {
     "hat": {
-        "draft": WindowDraft(12, "confidence", 0.6), "lookahead": HATLookahead(), "prefill": OverlappedPrefill(initial_chunk_tokens=8),
-        "placement": UShapedPlacement(), "payload": HiddenStatePayload(),
-    },
-    "u_shape": {
-        "draft": NoDraft(), "prefill": WholePrefill("first"), "placement": UShapedPlacement(), "payload": HiddenStatePayload(),
-    },
-    "u_medusa": {
-        "draft": MedusaDraft(MEDUSA), "verify": TreeVerify(), "prefill": WholePrefill("first"), "placement": UShapedPlacement(),
+        "draft": WindowDraft(12, "confidence", 0.6),
+        "lookahead": HATLookahead(),
+        "prefill": OverlappedPrefill(initial_chunk_tokens=8),
+        "placement": UShapedPlacement(),
         "payload": HiddenStatePayload(),
     },
-}  # fmt: skip
+    "u_shape": {
+        "draft": NoDraft(),
+        "prefill": WholePrefill("first"),
+        "placement": UShapedPlacement(),
+        "payload": HiddenStatePayload(),
+    },
+    "u_medusa": {
+        "draft": MedusaDraft(MEDUSA),
+        "verify": TreeVerify(),
+        "prefill": WholePrefill("first"),
+        "placement": UShapedPlacement(),
+        "payload": HiddenStatePayload(),
+    },
+}
 
 
 def policy(name: str, **override: Any) -> Policy:

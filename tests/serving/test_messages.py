@@ -20,12 +20,12 @@ print(world(policy("{name}"), devices=2).run().log.entries)
 
 
 @pytest.mark.skipif(not FROZEN, reason="messages are not frozen in this run (TANDEM_FROZEN)")
-def test_a_message_is_not_written_to() -> None:
+def test_messages_are_immutable_in_tests() -> None:
     with pytest.raises(FrozenInstanceError, match="max_tokens"):
         DraftStopRule(4).max_tokens = 5  # type: ignore[misc]
 
 
-def test_messages_are_values_of_their_own_kind() -> None:
+def test_messages_compare_and_hash_by_type_and_value() -> None:
     rows = SequenceSlice("s", 0, 2, (1, 2))
     assert rows == SequenceSlice("s", 0, 2, (1, 2)) != SequenceSlice("s", 0, 2, (1, 3))
     assert len({Span(0, 8), Span(0, 8), Span(0, 9), DraftStopRule(4)}) == 3

@@ -26,17 +26,17 @@ def admitted(book: KVAccounting, *items: QueuedRequest) -> tuple[list[str], list
     return [i.slice.session for i, _ in picked], [session for session, _ in gone]
 
 
-def test_rows_within_a_blocks_rest_need_no_room() -> None:
+def test_tokens_that_fit_into_the_last_block_need_no_memory() -> None:
     assert admitted(ledger(32, a=10, b=10), item("a", 10, 6), item("b", 10, 5)) == (["a", "b"], [])
 
 
-def test_one_row_too_many_costs_the_longest_idle_session_all_its_blocks() -> None:
+def test_one_token_too_many_evicts_the_longest_idle_session() -> None:
     book = ledger(64, idle=17, young=3, a=10)
     assert admitted(book, item("a", 10, 7)) == (["a"], ["idle"])
     assert book.used_tokens == 32
 
 
-def test_who_waits_is_not_evicted_for_the_second_of_a_batch() -> None:
+def test_queued_sessions_are_not_evicted_for_the_second_request_of_a_batch() -> None:
     assert admitted(ledger(48, a=16, b=16), item("a", 16, 1), item("b", 16, 1)) == (["a"], [])
 
 

@@ -18,7 +18,7 @@ def run(ledger: KVAccounting, r: SequenceSlice, rejected: int = 0, span: Span = 
     ledger.finish_forward(r, span, rejected)
 
 
-def test_a_cache_is_as_long_as_what_ran_without_what_was_rejected() -> None:
+def test_a_cache_is_as_long_as_the_computed_tokens_without_rejected_ones() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     assert ledger.valid_len(rows(), WHOLE) == 0
     run(ledger, rows())
@@ -27,7 +27,7 @@ def test_a_cache_is_as_long_as_what_ran_without_what_was_rejected() -> None:
     assert ledger.valid_len(rows(), WHOLE) == ledger.used_tokens == 12
 
 
-def test_while_rows_run_only_what_lies_before_them_is_sure() -> None:
+def test_during_a_pass_the_cache_is_valid_up_to_its_start() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     run(ledger, rows())
     ledger.start_forward(rows(start=7, n=5), WHOLE)
@@ -41,7 +41,7 @@ def test_a_shorter_start_truncates() -> None:
     assert ledger.valid_len(rows(), WHOLE) == 6
 
 
-def test_a_trees_survivors_are_compacted_behind_its_plain_rows() -> None:
+def test_accepted_drafts_of_a_tree_are_compacted_after_the_committed_tokens() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     run(ledger, rows(n=13, check=8))  # a tree keeps its rows until the next question says which survive
     assert ledger.valid_len(rows(keep=(0, 5)), WHOLE) == 5 + 2
@@ -56,35 +56,35 @@ def test_spans_of_one_session_have_caches_of_their_own() -> None:
     assert ledger.valid_len(rows(), Span(4, 8, lm_head=True)) == 0
 
 
-def test_a_head_alone_needs_no_cache() -> None:
+def test_a_span_of_the_lm_head_only_needs_no_cache() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     run(ledger, rows(), span=HEAD)
     assert ledger.valid_len(rows(start=50), HEAD) == INF
     assert ledger.used_tokens == 0
 
 
-def test_without_reuse_every_question_may_start_over() -> None:
+def test_without_caches_every_request_may_start_over() -> None:
     ledger = KVAccounting(INF, keep_caches=False)
     run(ledger, rows())
     assert ledger.valid_len(rows(start=50), WHOLE) == INF
     assert ledger.evict_session("a") == [("a", 0)]  # the chip holds one all the same, and is told to drop it
 
 
-def test_idle_caches_are_those_of_sessions_that_wait_for_nothing() -> None:
+def test_idle_caches_are_those_of_sessions_without_queued_requests() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     for session in "abc":
         run(ledger, rows(session))
     assert ledger.idle_caches({"b": None}) == [("a", 0), ("c", 0)]
 
 
-def test_the_longest_unused_cache_goes_first() -> None:
+def test_the_least_recently_used_cache_is_evicted_first() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     for session in "aba":
         run(ledger, rows(session))
     assert ledger.idle_caches(()) == [("b", 0), ("a", 0)]
 
 
-def test_a_session_that_is_struck_out_leaves_nothing() -> None:
+def test_an_evicted_session_leaves_nothing() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     run(ledger, rows("a"))
     run(ledger, rows("b"))
@@ -93,7 +93,7 @@ def test_a_session_that_is_struck_out_leaves_nothing() -> None:
     assert (ledger.used_tokens, ledger.valid_len(rows("a"), WHOLE)) == (10, 0)
 
 
-def test_blocks_are_taken_whole_and_given_back_by_a_roll_back() -> None:
+def test_blocks_are_allocated_whole_and_freed_by_a_roll_back() -> None:
     ledger = KVAccounting(100, keep_caches=True, block_tokens=16)
     run(ledger, rows(n=17, check=5), rejected=2)
     assert (ledger.cached_lens["a", 0], ledger.used_tokens, ledger.free_tokens) == (15, 16, 84)
@@ -101,7 +101,7 @@ def test_blocks_are_taken_whole_and_given_back_by_a_roll_back() -> None:
     assert ledger.used_tokens == 32  # its drafts may stand: their blocks are taken before they run
 
 
-def test_what_a_request_needs_is_counted_in_new_blocks() -> None:
+def test_a_requests_need_is_counted_in_new_blocks() -> None:
     ledger = KVAccounting(INF, keep_caches=True, block_tokens=16)
     assert ledger.extra_tokens(rows(), WHOLE, 33) == 48
     run(ledger, rows(n=10))
@@ -114,7 +114,7 @@ def test_what_a_request_needs_is_counted_in_new_blocks() -> None:
     )
 
 
-def test_room_is_what_is_free_and_what_idle_sessions_would_leave() -> None:
+def test_available_memory_is_free_blocks_and_those_of_idle_sessions() -> None:
     ledger = KVAccounting(100, keep_caches=True, block_tokens=16)
     for session, n in (("a", 10), ("b", 20), ("c", 1)):
         run(ledger, rows(session, n=n))

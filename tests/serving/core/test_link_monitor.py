@@ -64,7 +64,9 @@ def test_no_other_line_with_that_value_is_nearer(batches: list[tuple[int, float]
 
 @given(SECONDS, st.floats(0.0, 0.005), st.lists(st.integers(1, 64), min_size=1, max_size=3), st.integers(256, 1024))
 @settings(deadline=None, max_examples=40)
-def test_it_finds_the_line_that_batches_follow(base_s: float, row_s: float, few: list[int], many: int) -> None:
+def test_the_batch_time_model_converges_to_the_true_line(
+    base_s: float, row_s: float, few: list[int], many: int
+) -> None:
     """Decodes, and now and then a prompt among them."""
     delay = fed([(n, base_s + row_s * n) for _ in range(300) for n in (*few, many)])
     for n in (*few, many, 128):
@@ -154,7 +156,7 @@ def test_a_pipeline_adds_up_what_its_nodes_see() -> None:
         assert both.base_s + both.per_token_s * rows == pytest.approx(wanted)
 
 
-def test_the_uplink_is_seen_where_the_device_sends_to_and_told_to_the_end() -> None:
+def test_the_uplink_is_measured_by_the_first_worker_and_passed_on() -> None:
     link, first, second = Link(uplink_mbps=40.0, downlink_mbps=1.0, delay_ms=9.0), NodeMonitor(), NodeMonitor()
     channel = link.channel("up", 1)
     for i in range(6):
@@ -169,7 +171,7 @@ def test_the_uplink_is_seen_where_the_device_sends_to_and_told_to_the_end() -> N
     assert second.path_stats(asked(2, ("device", "cloud", "cloud.1"), 0.0, one)).uplink_mbps == one.uplink_mbps
 
 
-def test_before_anything_was_seen_a_rate_is_not_known() -> None:
+def test_a_rate_is_unknown_before_the_first_message() -> None:
     assert NodeMonitor().path_stats(asked(1, ("device", "cloud"), None)) == PathStats(0.0, 0.0, 0.0, 1, 0.0)
     assert DeviceMonitor().downlink.mbps == 0.0
 
@@ -185,7 +187,7 @@ def test_a_drafting_step_is_timed_without_what_the_chip_had_to_end_first() -> No
     assert monitor.draft_step_s.value == pytest.approx(0.1)
 
 
-def test_a_condition_stays_until_another_comes() -> None:
+def test_path_stats_stay_until_newer_ones_come() -> None:
     monitor, known = DeviceMonitor(), PathStats(5.0, 0.1, 0.001, 1, 20.0)
     monitor.record_message(100, 0.0, known, 1.0)
     monitor.record_message(100, None, None, 2.0)

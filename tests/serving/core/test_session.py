@@ -109,7 +109,7 @@ def test_a_question_without_drafts_is_answered_by_the_cloud_alone() -> None:
     assert s.apply_verdict(Verdict(0, 7)) == ((7,), ("cloud",))
 
 
-def test_where_drafts_stay_at_home_the_target_writes_the_token() -> None:
+def test_if_drafts_are_not_sent_the_target_writes_the_token() -> None:
     s = asked(send=False)
     assert s.apply_verdict(Verdict(0, 7)) == ((7,), ("cloud",))
     assert (s.draft, s.draft_cached_len) == ([], 3)
@@ -119,7 +119,7 @@ def test_where_drafts_stay_at_home_the_target_writes_the_token() -> None:
     ("limit", "accepted", "new"),
     [(4, 4, DRAFT), (5, 4, (*DRAFT, 50)), (1, 0, (50,)), (2, 4, DRAFT[:2]), (3, 2, (10, 11, 50))],
 )
-def test_the_limit_cuts_what_is_agreed(limit: int, accepted: int, new: tuple[int, ...]) -> None:
+def test_committed_tokens_end_at_the_limit(limit: int, accepted: int, new: tuple[int, ...]) -> None:
     s = asked(limit=limit)
     tokens, origins = s.apply_verdict(Verdict(accepted, 50))
     assert tokens == new
@@ -137,7 +137,7 @@ def test_the_limit_cuts_what_is_agreed(limit: int, accepted: int, new: tuple[int
         ((10, 11), 0, END, (END,)),
     ],
 )
-def test_nothing_is_agreed_behind_an_end_token(
+def test_nothing_is_committed_after_a_stop_token(
     draft: tuple[int, ...], accepted: int, token: int, new: tuple[int, ...]
 ) -> None:
     s = asked(draft)
@@ -145,11 +145,11 @@ def test_nothing_is_agreed_behind_an_end_token(
     assert s.is_complete is (new[-1] == END)
 
 
-def test_an_end_token_in_the_prompt_ends_nothing() -> None:
+def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
     assert not Session(GenerationRequest("s", (1, END), 5, (END,)), 0).is_complete
 
 
-def test_surviving_drafts_of_a_tree_are_taken_in_path_order() -> None:
+def test_accepted_drafts_of_a_tree_are_committed_in_path_order() -> None:
     s = asked()
     new, origins = s.apply_verdict(Verdict(2, 50, kept_tree_nodes=(1, 3), next_tree=((60, 61), (-1, 0))))
     assert new == (11, 13, 50)
@@ -161,20 +161,20 @@ def test_surviving_drafts_of_a_tree_are_taken_in_path_order() -> None:
 
 
 @pytest.mark.parametrize(("offline", "origin"), [(False, "device"), (True, "offline")])
-def test_a_draft_stands_and_says_who_wrote_it(offline: bool, origin: str) -> None:
+def test_a_locally_accepted_draft_has_its_origin(offline: bool, origin: str) -> None:
     s = drafted(session())
     s.offline = offline
     assert s.accept_locally() == (DRAFT, (origin,) * 4)
     assert (s.draft, s.draft_cached_len, s.target_cached_len) == ([], 6, 0)
 
 
-def test_a_draft_that_stands_ends_at_the_limit_or_an_end_token() -> None:
+def test_a_locally_accepted_draft_ends_at_the_limit_or_a_stop_token() -> None:
     assert drafted(session(limit=2)).accept_locally()[0] == DRAFT[:2]
     assert drafted(session(), (10, END, 12)).accept_locally()[0] == (10, END)
 
 
 @pytest.mark.parametrize(("draft", "ended"), [((), False), ((10,), False), ((END, 10), False), ((10, END), True)])
-def test_nothing_is_drafted_behind_an_end_token(draft: tuple[int, ...], ended: bool) -> None:
+def test_nothing_is_drafted_after_a_stop_token(draft: tuple[int, ...], ended: bool) -> None:
     assert drafted(session(), draft).draft_hit_stop_token is ended
 
 
@@ -198,7 +198,7 @@ ADOPTED: dict[str, tuple[list[tuple[int, int | None]], Verdict, list[int], Looka
 
 
 @pytest.mark.parametrize("case", ADOPTED)
-def test_what_was_drafted_ahead_survives_only_behind_what_the_target_wrote(case: str) -> None:
+def test_a_branch_survives_only_if_its_assumed_verdict_comes(case: str) -> None:
     guesses, verdict, draft, guess = ADOPTED[case]
     s = asked()
     ahead(s, *guesses)
@@ -211,14 +211,14 @@ def test_what_was_drafted_ahead_survives_only_behind_what_the_target_wrote(case:
         assert len(s.top_candidates) == 2
 
 
-def test_an_adopted_draft_is_not_in_the_drafters_cache() -> None:
+def test_an_adopted_draft_is_not_in_the_draft_models_cache() -> None:
     s = asked()
     ahead(s, (2, 50))
     s.apply_verdict(Verdict(2, 50))
     assert s.draft_cached_len == 5 < len(s.tokens)
 
 
-def test_a_new_question_forgets_the_guesses_of_the_last_one() -> None:
+def test_a_new_request_drops_the_branches_of_the_last_one() -> None:
     s = asked()
     ahead(s, (2, 50))
     s.start_verification(True, "greedy")
@@ -228,7 +228,7 @@ def test_a_new_question_forgets_the_guesses_of_the_last_one() -> None:
 # Luck.
 
 
-def test_luck_depends_on_seed_session_position_and_purpose_only() -> None:
+def test_keyed_random_numbers_depend_on_seed_session_position_and_purpose_only() -> None:
     a, b = session(), session(limit=3)
     assert a.uniform("draft") == b.uniform("draft") == uniform(key(0, "s"), 3, "draft")
     others: list[Any] = [
@@ -240,7 +240,7 @@ def test_luck_depends_on_seed_session_position_and_purpose_only() -> None:
     assert len(draws) == 5
 
 
-def test_luck_is_a_number_that_other_processes_draw_too() -> None:
+def test_keyed_random_numbers_are_equal_in_all_processes() -> None:
     assert (key(0, "r00000"), uniform(key(0, "r00000"), 3, "accept")) == (16603851439083592244, 0.0055091020158380966)
     draws = [uniform(key(7, f"r{i}"), j, "accept") for i in range(40) for j in range(50)]
     assert min(draws) >= 0

@@ -85,7 +85,7 @@ def test_what_does_not_fit_the_roomiest_node_is_refused_before_any_work() -> Non
         over(small, pair=pair(cloud="llama2_70b"), override={"placement": CloudPlacement("nx")})
 
 
-def test_runtimes_that_cannot_play_it_say_so() -> None:
+def test_runtimes_that_do_not_support_tiers_refuse_them() -> None:
     failing = over({"nano": Tier(fleet(NX), outages=ListedOutages(((1.0, 2.0),)))})
     with pytest.raises(ValueError, match=r"nodes fail .* choose runtime=grpc, where they are killed, emulated or simu"):
         Local().check(failing)
@@ -134,7 +134,7 @@ def test_a_node_too_small_for_its_tiers_part_is_left_out() -> None:
     assert mixed["near"].cache_tokens(made.hop_architecture(made.hops[0])) == cast._cache_tokens("near-1") > 0
 
 
-def test_failures_are_those_of_the_named_nodes_each_with_its_own_luck() -> None:
+def test_named_nodes_fail_independently() -> None:
     outages = PeriodicOutages(period_s=50, duration_s=5)
     cast = Topology(over(tiers(3, 1, outages=outages, failing_nodes=(0,))), LAYERS)
     assert next(cast.node_outages("nano-0"))
@@ -165,7 +165,7 @@ def test_watchers_are_the_nodes_of_the_tier_before_where_there_is_a_choice() -> 
     }  # fmt: skip
 
 
-def test_nobody_watches_where_the_dispatch_does_not_ask() -> None:
+def test_without_load_reports_there_are_no_watchers() -> None:
     cast = Topology(over(tiers(2, 2), override={"dispatch": RoundRobin()}), LAYERS)
     assert {node.watchers for name in cast.workers if isinstance(node := cast.create_node(name), Worker)} == {()}
     assert not cast.setup.policy.dispatch.needs_load_reports

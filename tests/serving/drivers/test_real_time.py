@@ -43,7 +43,7 @@ def through_a_transport(w: World) -> World:
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("detour", [False, True])
-def test_by_script_it_is_the_simulators_log(name: str, detour: bool) -> None:
+def test_with_a_scripted_clock_the_log_is_the_simulators(name: str, detour: bool) -> None:
     expected = world(policy(name), calls_each=2).run().log.entries
     live = world(policy(name), calls_each=2, drive=scripted)
     asyncio.run(played(through_a_transport(live) if detour else live))
@@ -52,7 +52,7 @@ def test_by_script_it_is_the_simulators_log(name: str, detour: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_on_the_wall_every_call_is_answered_and_the_log_replays(name: str) -> None:
+def test_on_the_wall_clock_every_request_is_answered_and_the_log_replays(name: str) -> None:
     """Nothing is slept: the work of the fake pair takes no time here, and the link hardly any."""
     w = world(policy(name), drive=lambda observers: RealTimeDriver(WallClock(), observers, "wall"))
     asyncio.run(played(w))
@@ -81,7 +81,7 @@ def test_work_is_stretched_to_the_hardware() -> None:
     assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
 
 
-def test_what_work_raises_ends_the_run() -> None:
+def test_an_error_of_work_ends_the_run() -> None:
     class Broken(FakePair):
         def execute(self, work: Work) -> Any:
             raise ZeroDivisionError("chip on fire")
@@ -93,7 +93,7 @@ def test_what_work_raises_ends_the_run() -> None:
     w.simulator.close()
 
 
-def test_what_is_broken_for_good_ends_it_though_errors_are_told_to_somebody() -> None:
+def test_a_fatal_error_ends_the_run_despite_on_error() -> None:
     """In time: a node that fails all that it is asked looks idle to whoever chooses among nodes."""
     told: list[Exception] = []
 
@@ -112,7 +112,7 @@ def test_what_is_broken_for_good_ends_it_though_errors_are_told_to_somebody() ->
     assert [str(problem) for problem in told] == ["once"]
 
 
-def test_a_message_for_nobody_is_ignored() -> None:
+def test_a_message_for_an_unknown_node_is_ignored() -> None:
     w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: RealTimeDriver(WallClock(), o)))
     w.simulator.receive("nobody", EmitTokens("s", (), ()))  # type: ignore[arg-type]
     assert set(asyncio.run(played(w)).endings().values()) == {"complete"}

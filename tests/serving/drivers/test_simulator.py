@@ -70,7 +70,7 @@ def one(says: dict[int, list[Command]] | None = None) -> tuple[Simulator, Script
     return simulator, node, executor
 
 
-def test_at_one_instant_arrivals_come_before_decisions_and_else_who_was_first() -> None:
+def test_at_one_instant_arrivals_come_before_decisions_in_order_of_posting() -> None:
     simulator, node, _ = one()
     simulator.post(1.0, "a", TimerFired(1), Phase.DECISION)
     for name in "pqr":
@@ -86,7 +86,7 @@ def test_at_one_instant_arrivals_come_before_decisions_and_else_who_was_first() 
     ]
 
 
-def test_a_wake_at_now_comes_after_what_arrives_now() -> None:
+def test_a_timer_due_now_fires_after_messages_that_arrive_now() -> None:
     simulator, node, _ = one({1: [SetTimer(1.0, 7)]})
     simulator.post(1.0, "a", begin("p"))
     simulator.post(1.0, "a", begin("q"))
@@ -101,7 +101,7 @@ def test_nothing_happens_in_the_past() -> None:
     assert node.heard[-1] == (1.0, TimerFired(7))
 
 
-def test_a_busy_chip_runs_one_thing_after_the_other() -> None:
+def test_a_busy_chip_runs_one_job_after_the_other() -> None:
     simulator, node, _ = one({1: [StartWork(1, WORK), StartWork(2, WORK)]})
     simulator.post(0.5, "a", begin())
     simulator.run()
@@ -140,7 +140,7 @@ def test_without_a_link_a_message_arrives_at_once() -> None:
     assert simulator.now == 2.0
 
 
-def test_a_drop_reaches_the_executor_and_an_ending_whoever_listens() -> None:
+def test_dropped_caches_reach_the_executor_and_endings_the_callbacks() -> None:
     simulator, _, executor = one(
         {1: [DropCache("s", None), EmitTokens("s", (1,), ("cloud",)), EmitTokens("s", (), (), "complete")]}
     )
@@ -151,7 +151,7 @@ def test_a_drop_reaches_the_executor_and_an_ending_whoever_listens() -> None:
     assert (executor.dropped, ended) == ([("s", None)], [("s", 3.0)])
 
 
-def test_a_run_can_be_interrupted_and_taken_up() -> None:
+def test_a_run_can_be_interrupted_and_continued() -> None:
     simulator, node, _ = one({1: [StartWork(1, WORK)]})
     simulator.post(0.0, "a", begin())
     simulator.run(until=0.5)
@@ -167,7 +167,7 @@ class Never:
         return float("inf")
 
 
-def test_what_never_arrives_is_never_heard() -> None:
+def test_a_lost_message_is_never_received() -> None:
     simulator, node, _ = one({1: [SendMessage("a", Release("s"), 16)]})
     simulator.connect("a", "a", Never())
     simulator.post(0.0, "a", begin())

@@ -108,9 +108,13 @@ SPLIT: dict[str, list[Any]] = SLOTS | {
 }
 """Of a target whose first layers and head are on the device."""
 TREES = SPLIT | {
-    "draft": [MedusaDraft(MEDUSA)], "verify": [TreeVerify()], "offload": [AlwaysOffload()], "lookahead": [NoLookahead()], "early_exit": [NoEarlyExit()],
+    "draft": [MedusaDraft(MEDUSA)],
+    "verify": [TreeVerify()],
+    "offload": [AlwaysOffload()],
+    "lookahead": [NoLookahead()],
+    "early_exit": [NoEarlyExit()],
     "link_loss": [LinkLoss("wait"), LinkLoss("fail")],
-}  # fmt: skip
+}
 FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES}
 SEEDS = {"whole": 100, "split": 25, "trees": 25}
 """Of each hundred: the machine is the same, hops that are here are few."""
@@ -219,7 +223,7 @@ def nothing_left(w: World) -> None:
 
 @pytest.mark.parametrize("first", range(0, 600, 100))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None:
+def test_any_policy_serves_any_workload(family: str, first: int) -> None:
     served = 0
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
@@ -236,7 +240,7 @@ def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None
 
 @pytest.mark.parametrize("first", range(1000, 1600, 100))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_row_of_choices_survives_mishaps(family: str, first: int) -> None:
+def test_any_policy_survives_losses_and_cancels(family: str, first: int) -> None:
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
         if (p := drawn(r, family)) is None:
@@ -260,7 +264,7 @@ def delivered_once(w: World) -> bool:
 
 @pytest.mark.parametrize("first", range(2000, 2400, 100))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> None:
+def test_any_policy_survives_unreliable_links(family: str, first: int) -> None:
     answered = 0
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)

@@ -92,7 +92,7 @@ def talk(name: str = "sled", **override: Any) -> Talk:
     return Talk(world(policy(name, kv_cache=PrefixCaching(), **override), devices=1, calls_each=0))
 
 
-def test_a_first_turn_starts_from_nothing() -> None:
+def test_a_first_turn_starts_with_empty_caches() -> None:
     first = talk().turn(PROMPT)
     assert (first.asked, first.drafted, first.right) == (0, 0, True)
 
@@ -119,7 +119,7 @@ def test_the_next_turn_starts_where_its_prompt_departs(then: Any, shared: int) -
     assert shared - 1 <= second.drafted <= shared
 
 
-def test_many_turns_go_on() -> None:
+def test_many_turns_continue_one_session() -> None:
     t, prompt = talk(), PROMPT
     for number in range(5):
         turn = t.turn(prompt)
@@ -137,7 +137,7 @@ def test_a_cloud_that_came_back_empty_is_told_everything_again(action: Any) -> N
     assert second.right
 
 
-def test_sessions_do_not_share() -> None:
+def test_sessions_share_no_caches() -> None:
     t = talk()
     first = t.turn(PROMPT, "a")
     other = t.turn(PROMPT + first.text + (5,), "b")
@@ -160,7 +160,7 @@ def test_a_cancelled_turn_can_be_gone_on_from() -> None:
     assert (again.asked or 0) >= len(PROMPT)
 
 
-def test_what_is_forgotten_is_freed_on_both_sides() -> None:
+def test_a_cancelled_idle_session_is_freed_on_device_and_cloud() -> None:
     t = talk()
     t.turn(PROMPT)
     assert t.caches == {"talk"}
@@ -172,13 +172,13 @@ def test_what_is_forgotten_is_freed_on_both_sides() -> None:
     assert cloud.kv_accounting.used_tokens == 0
 
 
-def test_what_nobody_goes_on_from_is_not_kept() -> None:
+def test_caches_are_not_kept_without_keep_cache() -> None:
     t = talk()
     t.say(RequestArrived(GenerationRequest("once", PROMPT, LIMIT)))
     assert (t.caches, dict(t.device.idle_sessions)) == (set(), {})
 
 
-def test_conversations_are_bounded_and_the_oldest_goes() -> None:
+def test_idle_sessions_are_bounded_and_the_oldest_is_released() -> None:
     t = talk()
     for number in range(_MAX_IDLE_SESSIONS + 3):
         t.turn((number, 1, 2), f"talk-{number}")

@@ -93,7 +93,9 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
     ids=repr,
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_the_text_is_the_targets_and_no_token_is_said(name: str, prefill: Any, stages: int, download: str) -> None:
+def test_the_text_is_the_targets_and_no_token_leaves_the_device(
+    name: str, prefill: Any, stages: int, download: str
+) -> None:
     """Sarathi's small chunk cuts what arrives; several sessions at once interleave on one chip."""
     p = shaped(name, stages, download, prefill=prefill, scheduler=ContinuousBatch(chunk_tokens=5))
     w = world(p, at_once=3, calls_each=3, prompt=33, limit=30, ends=ENDS).run()
@@ -113,7 +115,7 @@ def _is_tokens(message: Any, name: str) -> bool:
     return name != "tokens" or bool(message.slice.tokens)
 
 
-def test_a_policy_that_sends_tokens_would_be_noticed() -> None:
+def test_the_check_detects_a_policy_that_sends_tokens() -> None:
     w = world(policy("sled", kv_cache=PrefixCaching()), devices=1).run()
     assert any(name == "tokens" for send in w.log.commands(SendMessage) for name, _ in leaves(send.message))
     assert any(isinstance(send.message, Reply) for send in w.log.commands(SendMessage))
@@ -185,7 +187,7 @@ def test_a_verdict_is_heard_before_anything_is_drafted_ahead_of_it(seed: int, at
             assert len(drafting) == len(set(drafting)), "drafted ahead of a verdict that was there"
 
 
-def test_sessions_at_once_share_the_chip() -> None:
+def test_concurrent_sessions_share_the_chip() -> None:
     w = world(shaped("hat"), devices=1, at_once=3, calls_each=3, prompt=20, limit=30).run()
     texts_are_the_targets(w)
     cloud = [
@@ -221,7 +223,7 @@ def test_a_crowded_cloud_forgets_sessions_and_they_go_on(name: str) -> None:
 
 @pytest.mark.parametrize("at", MOMENTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_user_who_leaves_leaves_nothing_behind(name: str, at: float) -> None:
+def test_a_cancelled_session_leaves_nothing_behind(name: str, at: float) -> None:
     """Also before the first answer, when the device does not know yet who holds its caches."""
     w = world(
         shaped(name, 2, prefill=ChunkedPrefill(5, "first")), devices=1, at_once=2, calls_each=2, prompt=33, limit=40
@@ -234,7 +236,7 @@ def test_a_user_who_leaves_leaves_nothing_behind(name: str, at: float) -> None:
     nothing_is_kept(w)
 
 
-def test_what_a_device_says_to_itself_is_never_a_command() -> None:
+def test_messages_of_a_device_to_itself_are_never_commands() -> None:
     p = shaped("u_shape")
     device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0, hidden_nbytes=8192)
     pair = FakePair()
@@ -247,7 +249,7 @@ def test_what_a_device_says_to_itself_is_never_a_command() -> None:
     assert [held.slice.tokens for held in device.local_worker.retained_requests.values()] == [()]
 
 
-def test_a_question_that_comes_back_unknown_is_a_miss() -> None:
+def test_a_request_without_its_retained_drafts_is_a_cache_miss() -> None:
     """As after a restart of the device: its tokens are gone, and the session asks anew."""
     w = world(shaped("hat"), devices=1, limit=20)
     w.simulator.run(0.1)
@@ -260,7 +262,7 @@ def test_a_question_that_comes_back_unknown_is_a_miss() -> None:
     assert max(m.attempt for m in requests(w)) > 0
 
 
-def test_a_release_goes_on_to_whoever_the_device_does_not_know() -> None:
+def test_a_release_is_forwarded_to_nodes_that_the_device_does_not_know() -> None:
     w = world(shaped("u_shape", 4), devices=1, prompt=33, limit=5)
     w.simulator.run(0.2)  # the prompt is on its way through the cloud
     w.simulator.post(0.2, "device-0", SessionCancelled("s0.0"))

@@ -91,7 +91,7 @@ def guess_of(w: World, chunk: DraftDecision) -> str:
     return "missed" if at != chunk.accepted else "hit" if token == wrote else "position"
 
 
-def test_what_became_of_each_guess_is_told_right() -> None:
+def test_lookahead_outcomes_are_reported_correctly() -> None:
     w = ahead().run()
     judged = [
         c for c in w.chunks() if c.position + len(c.tokens) < 12 + 59
@@ -193,7 +193,7 @@ def test_adopted_drafts_are_weighed_by_a_fill_or_with_the_next_draft(steps: int,
             prefix = extend(prefix, token)
 
 
-def test_without_importance_nothing_is_fed_twice() -> None:
+def test_without_importance_no_token_is_fed_twice() -> None:
     w = ahead(9, override={"offload": policy("sled").offload}).run()
     assert {work.num_adopted_drafts for work in works(w, looking=False)} == {0}
     assert all(work.stop_rule.max_tokens for work in works(w, looking=False))
@@ -204,7 +204,7 @@ def test_without_importance_nothing_is_fed_twice() -> None:
 
 @pytest.mark.parametrize("at", MOMENTS)
 @pytest.mark.parametrize("action", ["wait", "local", "fail"])
-def test_a_link_lost_at_any_moment(at: float, action: Any) -> None:
+def test_lookahead_survives_a_lost_link_at_any_moment(at: float, action: Any) -> None:
     w = ahead(9, limit=24, override={"link_loss": LinkLoss(action)})
     w.simulator.run(at)
     w.simulator.post(at, "device-0", PeerLost("cloud"))
@@ -217,7 +217,7 @@ def test_a_link_lost_at_any_moment(at: float, action: Any) -> None:
 
 
 @pytest.mark.parametrize("at", MOMENTS)
-def test_a_user_who_leaves_at_any_moment(at: float) -> None:
+def test_lookahead_survives_a_cancel_at_any_moment(at: float) -> None:
     w = ahead(9, limit=24)
     w.simulator.run(at)
     w.simulator.post(at, "device-0", SessionCancelled("s0.0"))
@@ -227,7 +227,7 @@ def test_a_user_who_leaves_at_any_moment(at: float) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0.015, 0.03, 0.06])
-def test_a_question_asked_again_looks_ahead_anew(timeout_s: float) -> None:
+def test_a_retried_request_starts_a_new_lookahead(timeout_s: float) -> None:
     w = ahead(9, limit=24, timeout_s=timeout_s)
     w.simulator.run(60.0)
     assert set(w.endings().values()) == {"complete"}
@@ -235,7 +235,7 @@ def test_a_question_asked_again_looks_ahead_anew(timeout_s: float) -> None:
     assert {c.lookahead_outcome for c in w.chunks()} >= {"hit", "missed"}
 
 
-def test_a_look_ahead_that_a_verdict_overtakes_is_void() -> None:
+def test_a_lookahead_job_overtaken_by_the_verdict_is_ignored() -> None:
     """Its outcome comes late: it is no part of the next draft, whose work is fed from where the look-ahead began."""
     override = {"lookahead": SyneraLookahead(THRESHOLDS, 9), "kv_cache": PrefixCaching()}
     p = policy("sled", **override)  # type: ignore[arg-type]
@@ -301,7 +301,7 @@ def test_a_branch_has_room_or_ends(limit: int, accepted: int, token: int, grows:
     assert bool(s.growing_branches(3)) is grows
 
 
-def test_branches_are_fed_from_where_all_of_them_part() -> None:
+def test_branch_inputs_start_at_the_end_of_the_common_prefix() -> None:
     s = in_flight()
     s.draft_cached_len = 6
     s.branches = [Branch(3, 50, [51]), Branch(1, 60)]

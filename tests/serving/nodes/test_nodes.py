@@ -44,11 +44,11 @@ def test_every_policy_answers_every_prompt_shape(name: str, prompt: int, limit: 
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_acceptance_extremes(name: str, alpha: float) -> None:
+def test_every_policy_answers_at_acceptance_0_and_1(name: str, alpha: float) -> None:
     check_whole(world(policy(name), alpha=alpha).run(), name in LOSSLESS or alpha == 1.0)
 
 
-def test_which_rows_claim_the_targets_own_text() -> None:
+def test_which_test_policies_are_lossless() -> None:
     assert LOSSLESS == ["cloud_centric", "sled"]
 
 
@@ -82,7 +82,7 @@ def test_schedulers_and_prefills_go_with_every_policy(name: str, scheduler: obje
 
 
 @pytest.mark.parametrize("name", CLOUD)
-def test_nothing_is_left_behind(name: str) -> None:
+def test_ended_sessions_leave_nothing_on_worker_or_chips(name: str) -> None:
     w = world(policy(name), devices=3, calls_each=2).run()
     worker = w.nodes["cloud"]
     assert not worker.queue
@@ -152,7 +152,7 @@ def lose_cloud(w: World, at: float) -> World:
     return w
 
 
-def test_a_lost_cloud_leaves_the_device_to_finish_and_to_say_so() -> None:
+def test_with_link_loss_local_the_device_finishes_with_origin_offline() -> None:
     w = lose_cloud(world(policy("sled", link_loss=LinkLoss("local")), limit=40), 0.3)
     assert set(w.endings().values()) == {"complete"}
     origins = [o for d in w.log.commands(EmitTokens) for o in d.origins]
@@ -160,12 +160,12 @@ def test_a_lost_cloud_leaves_the_device_to_finish_and_to_say_so() -> None:
     assert origins.count("accepted") > 0
 
 
-def test_a_lost_cloud_fails_what_must_not_go_on_alone() -> None:
+def test_with_link_loss_fail_a_lost_cloud_fails_the_sessions() -> None:
     w = lose_cloud(world(policy("sled", link_loss=LinkLoss("fail")), limit=40), 0.3)
     assert set(w.endings().values()) == {"failed"}
 
 
-def test_a_lost_cloud_is_waited_for() -> None:
+def test_with_link_loss_wait_sessions_wait_for_a_lost_cloud() -> None:
     assert lose_cloud(world(policy("sled"), limit=40), 0.3).endings() == {}
 
 
@@ -181,12 +181,12 @@ def test_cancelling_ends_one_session_only(name: str) -> None:
     assert len(w.endings()) == 6
 
 
-def test_two_runs_are_one() -> None:
+def test_two_runs_have_equal_logs() -> None:
     for name in ROWS:
         assert world(policy(name)).run().log.entries == world(policy(name)).run().log.entries
 
 
-def test_chunks_tell_what_became_of_every_draft() -> None:
+def test_every_verified_draft_has_a_draft_decision() -> None:
     w = world(policy("synera"), devices=4, limit=60).run()
     judged = [c for c in w.log.commands(DraftDecision) if c.accepted is not None]
     kept = [c for c in w.log.commands(DraftDecision) if c.accepted is None]

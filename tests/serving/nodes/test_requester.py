@@ -86,21 +86,21 @@ def prefix_of(text: tuple[int, ...], prompt: list[int], at: int) -> int:
     return prefix
 
 
-def test_nothing_is_sent_behind_the_tail_or_without_budget() -> None:
+def test_nothing_is_sent_after_the_sequence_exit_or_without_budget() -> None:
     none = SyneraOffload(0.0, Thresholds(0.6, 0.7, (0.5,), (0.5,), {}))
     w = world(policy("synera", offload=none), devices=1, limit=30).run()
     assert not [s for s in w.log.commands(SendMessage) if isinstance(s.message, Request)]
 
 
 @pytest.mark.parametrize("limit", [1, 3, 4, 5, 9])
-def test_no_more_is_drafted_than_may_be_written(limit: int) -> None:
+def test_no_draft_is_longer_than_the_rest_of_the_answer(limit: int) -> None:
     w = world(policy("sled", draft=WindowDraft(4)), alpha=1.0, devices=1, limit=limit).run()
     caps = [s.work.stop_rule.max_tokens for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork)]
     assert max(caps) == min(4, limit)
     assert len(w.text("s0.0")) == limit
 
 
-def test_the_prompt_travels_in_parts_and_the_question_whole() -> None:
+def test_the_prompt_is_sent_in_chunks_and_the_drafts_whole() -> None:
     w = world(policy("sled", prefill=ChunkedPrefill(5, "lazy"), kv_cache=PrefixCaching()), devices=1, prompt=12).run()
     asked = [s.message.slice for s in w.log.commands(SendMessage) if isinstance(s.message, Request)]
     assert [(r.start, r.num_tokens, r.num_drafts, r.rule) for r in asked[:3]] == [
@@ -110,7 +110,7 @@ def test_the_prompt_travels_in_parts_and_the_question_whole() -> None:
     ]
 
 
-def test_bytes_are_a_header_and_four_a_token() -> None:
+def test_a_request_has_a_header_and_four_bytes_per_token() -> None:
     w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, prompt=12).run()
     first, second = [s for s in w.log.commands(SendMessage) if isinstance(s.message, Request)][:2]
     assert (first.nbytes, second.nbytes) == (16 + 4 * (12 + 4), 16 + 4 * (1 + 4))
@@ -118,7 +118,7 @@ def test_bytes_are_a_header_and_four_a_token() -> None:
 
 @pytest.mark.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
 @pytest.mark.parametrize("capacity_tokens", [float("inf"), 50])
-def test_an_impatient_device_is_answered_all_the_same(timeout_s: float, capacity_tokens: float) -> None:
+def test_a_short_reply_timeout_still_gets_an_answer(timeout_s: float, capacity_tokens: float) -> None:
     """Each retry makes the one before it void: at a constant timeout below the service time nobody ever gets on."""
     w = world(policy("sled", kv_cache=PrefixCaching()), limit=20, timeout_s=timeout_s, capacity_tokens=capacity_tokens)
     w.simulator.run(60.0)
@@ -151,14 +151,14 @@ def asking(timeout_s: float) -> tuple[Device, float]:
     ("timeout_s", "waited"),
     [(1.0, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]), (40.0, [60.0, 60.0]), (90.0, [90.0, 90.0])],
 )
-def test_patience_doubles_with_every_vain_retry_up_to_a_minute(timeout_s: float, waited: list[float]) -> None:
+def test_the_reply_timeout_doubles_with_each_retry_up_to_a_minute(timeout_s: float, waited: list[float]) -> None:
     device, due = asking(timeout_s)
     device.handle(TimerFired(device.active_requester.timer), 0.5)  # type: ignore[union-attr]  # too early: waits on
     assert due == 1.0 + timeout_s
     assert waits(device, len(waited), due + timeout_s) == pytest.approx(waited)
 
 
-def test_an_answer_restores_patience() -> None:
+def test_a_reply_resets_the_reply_timeout() -> None:
     device, due = asking(1.0)
     assert waits(device, 3, due)[-1] == pytest.approx(8.0)
     device.handle(MessageReceived(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 14.0)
@@ -167,19 +167,19 @@ def test_an_answer_restores_patience() -> None:
     assert [c.due_s for c in out if isinstance(c, SetTimer)] == [15.5]
 
 
-def test_a_session_has_one_timer_under_way_however_often_it_asks() -> None:
+def test_a_session_has_one_timer_however_many_requests_it_sends() -> None:
     w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, limit=60, timeout_s=30.0).run()
     assert len([m for m in w.log.commands(SendMessage) if isinstance(m.message, Request)]) > 10
     assert len([c for n, _, _, said in w.log.entries for c in said if n == "device-0" and isinstance(c, SetTimer)]) == 1
 
 
-def test_a_miss_of_a_later_round_than_ever_asked_is_answered_above_it() -> None:
+def test_a_cache_miss_of_a_later_attempt_is_retried_above_it() -> None:
     device, _ = asking(1.0)
     out = device.handle(MessageReceived(CacheMiss("s", 1024, "cloud")), 1.5)
     assert [c.message.attempt for c in out if isinstance(c, SendMessage) and isinstance(c.message, Request)] == [1025]
 
 
-def test_while_nobody_can_be_asked_nothing_is_asked_in_vain() -> None:
+def test_time_offline_does_not_count_as_failed_attempts() -> None:
     device, due = asking(1.0)
     waits(device, 2, due)  # the first vain attempts
     device.handle(PeerLost("cloud"), 10.0)
@@ -202,7 +202,7 @@ def test_an_ended_conversation_that_was_forgotten_stays_forgotten() -> None:
     assert not device.idle_sessions
 
 
-def test_what_is_left_of_a_promise_travels_with_the_question() -> None:
+def test_a_request_carries_the_remaining_slack() -> None:
     """Eq. 6 of WISP: of the time for the expected tokens, drafting and the network have had theirs."""
     device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)
     call = GenerationRequest("s", tuple(range(9)), 40, slo_tokens_per_s=8.0)
@@ -220,7 +220,7 @@ def test_what_is_left_of_a_promise_travels_with_the_question() -> None:
     assert asked.slack_s == pytest.approx(asked.expected_tokens / 8 - 0.1 - 0.05)
 
 
-def test_a_miss_does_not_start_the_promise_anew() -> None:
+def test_a_cache_miss_does_not_reset_the_slack() -> None:
     device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)
     (start, *_) = device.handle(RequestArrived(GenerationRequest("s", tuple(range(9)), 40, slo_tokens_per_s=8.0)), 0.0)
     (asked,) = _requests(device.handle(WorkFinished(_job(start), _drafted(4, 12)), 0.1))
@@ -228,7 +228,7 @@ def test_a_miss_does_not_start_the_promise_anew() -> None:
     assert again.slack_s == pytest.approx(asked.slack_s - 0.2)
 
 
-def test_the_first_token_has_a_promise_of_its_own() -> None:
+def test_the_first_token_has_its_own_slo() -> None:
     device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)
     (start, *_) = device.handle(
         RequestArrived(GenerationRequest("s", tuple(range(9)), 40, slo_tokens_per_s=8.0, slo_ttft_s=2.0)), 0.0

@@ -80,19 +80,19 @@ def test_what_is_left_shrinks_as_a_request_goes_on() -> None:
     assert seen == pytest.approx([queued_s(*each) for each in left])
 
 
-def test_parts_of_a_prompt_add_up() -> None:
+def test_reservations_add_up_over_chunks() -> None:
     made = book(question(n=6), question(start=6, n=4))
     assert told(made).queued_s == pytest.approx(queued_s(10, 4))
     made.complete("a", 6)
     assert told(made).queued_s == pytest.approx(queued_s(4, 4))
 
 
-def test_a_new_attempt_owes_nothing_of_the_old_one() -> None:
+def test_a_new_attempt_replaces_the_old_reservation() -> None:
     made = book(question(n=6), question(start=6, n=4, round_=1))
     assert told(made).queued_s == pytest.approx(queued_s(4, 4))
 
 
-def test_sessions_add_up_and_a_dropped_one_goes() -> None:
+def test_reservations_add_up_over_sessions() -> None:
     made = book(question("a"), question("b", n=3, budget=1))
     assert told(made).queued_s == pytest.approx(queued_s(10, 4) + queued_s(3, 0))
     assert made.release("a")
@@ -101,14 +101,14 @@ def test_sessions_add_up_and_a_dropped_one_goes() -> None:
     assert len(made) == 1
 
 
-def test_who_is_new_is_said() -> None:
+def test_reserve_returns_true_for_a_new_session() -> None:
     made = Reservations(ESTIMATOR)
     assert made.reserve(question(), SPAN)
     assert not made.reserve(question(start=10, n=1, budget=4), SPAN)
     assert made.reserve(question("b"), SPAN)
 
 
-def test_memory_is_promised_for_all_that_may_be_written() -> None:
+def test_memory_is_reserved_for_the_longest_answer() -> None:
     """In whole blocks, from the first pass on; the last token is never fed."""
     made = book(question("a", n=10, budget=5), question("b", n=3, budget=1))
     assert told(made, capacity=100).free_tokens == 100 - 14 - 3
@@ -167,7 +167,7 @@ def test_as_long_as_sessions_stay_the_same_four_reports_a_second_will_do() -> No
     assert times == [0.3, 0.6, 0.9, 1.2]
 
 
-def test_a_session_that_is_over_is_reported_at_once() -> None:
+def test_a_released_session_is_reported_at_once() -> None:
     w = worker("device-0")
     hear(w, question())
     ((_, backlog),) = hear(w, Release("a"))
@@ -175,7 +175,7 @@ def test_a_session_that_is_over_is_reported_at_once() -> None:
     assert hear(w, Release("a")) == []
 
 
-def test_who_comes_back_is_told_unless_there_is_nothing_to_tell() -> None:
+def test_a_restored_watcher_gets_a_report_if_timing_is_known() -> None:
     w = worker("device-0")
     assert reports(list(w.handle(PeerRestored("device-0"), 0.0))) == []  # it does not know yet how fast it is
     hear(w, question())
@@ -184,14 +184,14 @@ def test_who_comes_back_is_told_unless_there_is_nothing_to_tell() -> None:
     assert reports(list(w.handle(PeerRestored("far-0"), 6.0))) == []
 
 
-def test_where_nobody_watches_nothing_is_said_and_no_book_kept() -> None:
+def test_without_watchers_there_are_no_reports_and_no_reservations() -> None:
     w = worker()
     assert hear(w, question()) == []
     assert run(w, 3.0) == []
     assert not len(w.reservations)
 
 
-def test_what_nobody_comes_back_for_is_owed_no_more() -> None:
+def test_expired_leases_release_reservations() -> None:
     w = worker("device-1")
     hear(w, question())
     run(w, 0.2)
@@ -241,12 +241,12 @@ def test_a_report_takes_the_place_of_what_was_reckoned() -> None:
     assert chooser.choose("near", ROWS, 5) == "near-0"
 
 
-def test_nodes_that_nobody_heard_of_are_dealt_a_burst_evenly() -> None:
+def test_a_burst_is_spread_evenly_over_nodes_without_reports() -> None:
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     assert [chooser.choose("near", ROWS, 5) for _ in range(6)] == ["near-0", "near-1", "near-2"] * 2
 
 
-def test_who_is_lost_is_not_chosen_and_owes_nothing_when_it_is_back() -> None:
+def test_a_lost_node_is_not_chosen_and_has_no_load_when_restored() -> None:
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     spoken(chooser, a=9.0, b=1.0, c=2.0)
     chooser.mark_lost("near-1")
@@ -269,7 +269,7 @@ def test_a_tier_is_reachable_while_one_of_it_lives() -> None:
     assert chooser.choose("near", ROWS, 5) in chooser.lost_nodes  # a node's name, for whoever may still wait for it
 
 
-def test_where_there_is_one_node_nobody_is_asked_and_no_turn_is_taken() -> None:
+def test_a_single_node_is_chosen_without_dispatch() -> None:
     class Unasked(RoundRobin):
         def choose(self, task: Any, backlogs: Any) -> str:
             raise AssertionError("there is nothing to choose")

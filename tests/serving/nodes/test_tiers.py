@@ -136,7 +136,7 @@ def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() 
     assert said == [("device-0", "nano-0", header + 4 * 12), *first, *turn[2:], *turn, *turn[:3]]
 
 
-def test_what_crosses_takes_the_links_time() -> None:
+def test_transfers_take_the_links_time() -> None:
     play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=2)).run()
     asked = [(node, now, m) for node, now, m in heard(play, Request) if m.slice.num_tokens == 12]
     left = [forwards(play, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
@@ -216,7 +216,7 @@ def test_the_first_tiers_node_keeps_its_requests_when_a_later_one_fails() -> Non
 
 @pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_whole_tier_is_gone_and_waited_for(name: str, tier: str) -> None:
+def test_requests_wait_until_a_lost_tier_is_back(name: str, tier: str) -> None:
     made, asked = over(tiers(2, 2, 2), name), queries(5, every_s=0.1)
     down_s, up_s = 0.6, 9.6
     play = Play(made, asked, {node: [(down_s, up_s)] for node in (f"{tier}-0", f"{tier}-1")}).run()
@@ -264,7 +264,7 @@ def test_nodes_behind_one_that_is_lost_forget_what_came_by_way_of_it() -> None:
     is_answered(play)
 
 
-def test_who_chooses_hears_at_once_what_a_loss_has_freed() -> None:
+def test_a_loss_is_reported_at_once_to_the_nodes_that_choose() -> None:
     made, asked = over(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
     calm = Play(made, asked).run()
     _, middle, last = of(calm, "s0")
@@ -366,7 +366,7 @@ def test_a_session_that_lost_its_way_is_released_everywhere() -> None:
     assert {node for node, _, m in heard(play, Release)} == {*play.workers}
 
 
-def test_fresh_nodes_say_the_same() -> None:
+def test_fresh_nodes_replay_the_log() -> None:
     made, asked = over(tiers(2, 2, 2)), queries(4, every_s=0.05)
     play = Play(made, asked).run()
     fresh = {name: play.cast.create_node(name) for name in (*play.cast.workers, *play.cast.devices)}

@@ -72,14 +72,14 @@ def served(w: Worker, event: MessageReceived, verdict: Verdict | None = None) ->
     return started + finish(w, *[verdict or Verdict(0, 7)] * len(batch(started)))
 
 
-def test_it_decides_when_all_that_arrives_at_an_instant_is_there() -> None:
+def test_a_batch_is_formed_after_all_arrivals_of_an_instant() -> None:
     w = worker()
     assert list(w.handle(ask("a"), 0.0)) == [SetTimer(0.0, 1)]
     assert list(w.handle(ask("b"), 0.0)) == []
     assert batch(decide(w)) == [("a", 0, 10), ("b", 0, 10)]
 
 
-def test_what_arrives_while_it_runs_is_decided_on_when_it_is_done() -> None:
+def test_requests_that_arrive_during_a_batch_join_the_next() -> None:
     w = worker()
     w.handle(ask("a"), 0.0)
     decide(w)
@@ -89,7 +89,7 @@ def test_what_arrives_while_it_runs_is_decided_on_when_it_is_done() -> None:
     assert batch(decide(w, 1.0)) == [("b", 0, 10)]
 
 
-def test_a_held_batch_is_looked_at_again_when_somebody_joins() -> None:
+def test_a_waiting_batch_is_reconsidered_on_each_arrival() -> None:
     w = worker(scheduler=StaticBatch(2, 0.5))
     w.handle(ask("a"), 0.0)
     assert decide(w) == [SetTimer(0.5, 2)]
@@ -134,7 +134,7 @@ def test_without_reuse_parts_are_stored_and_the_question_runs_whole() -> None:
     assert said(list(w.handle(ask("b", start=6, n=4), 2.0)), CacheMiss) == [CacheMiss("b", 0, "cloud")]
 
 
-def test_a_release_while_it_runs_is_obeyed_afterwards() -> None:
+def test_a_release_during_a_batch_takes_effect_after_it() -> None:
     w = worker()
     w.handle(ask("a"), 0.0)
     decide(w)
@@ -144,7 +144,7 @@ def test_a_release_while_it_runs_is_obeyed_afterwards() -> None:
     assert not w.kv_accounting.cached_lens
 
 
-def test_idle_caches_make_room_the_longest_unused_first() -> None:
+def test_idle_caches_are_evicted_least_recently_used_first() -> None:
     w = worker(capacity=30)
     for i, session in enumerate("aba"):
         served(w, ask(session, n=10 if i < 2 else 1, start=0 if i < 2 else 10, round_=i))
@@ -172,7 +172,7 @@ def test_a_new_attempt_does_not_count_the_cache_that_it_replaces() -> None:
     assert batch(served(w, ask("a", n=62, round_=1))) == [("a", 0, 62)]
 
 
-def test_what_can_never_fit_is_said() -> None:
+def test_a_sequence_larger_than_the_budget_is_an_error() -> None:
     w = worker(capacity=9)
     w.handle(ask("b", n=9), 0.0)
     with pytest.raises(RuntimeError, match="a needs 10 cached tokens, the budget is 9"):
@@ -189,7 +189,7 @@ def test_a_released_session_is_not_opened_again_by_what_was_on_its_way() -> None
     assert not w.session_registry.owners
 
 
-def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
+def test_released_sessions_are_forgotten_in_time() -> None:
     w = worker()
     for i in range(5000):
         served(w, ask(f"s{i}"))
@@ -199,7 +199,7 @@ def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
     assert not w.kv_accounting.cached_lens
 
 
-def test_a_message_later_than_any_memory_only_misses() -> None:
+def test_a_message_for_a_forgotten_session_is_a_cache_miss() -> None:
     w = worker()
     for i in range(5000):
         w.handle(MessageReceived(Release(f"s{i}")), 0.0)
@@ -218,7 +218,7 @@ def test_a_session_may_be_forgotten_while_its_batch_runs() -> None:
     assert not w.kv_accounting.cached_lens
 
 
-def test_a_released_session_goes_on_in_newer_rounds() -> None:
+def test_a_released_session_reopens_with_a_newer_attempt() -> None:
     w = worker()
     served(w, ask("a"))
     w.handle(MessageReceived(Release("a")), 2.0)
@@ -227,7 +227,7 @@ def test_a_released_session_goes_on_in_newer_rounds() -> None:
     assert w.session_registry.owners == {"a": ("device of a", 0.0)}
 
 
-def test_an_owner_that_starts_again_counts_its_rounds_from_0() -> None:
+def test_a_restarted_owner_counts_attempts_from_0() -> None:
     w = worker()
     served(w, ask("a", round_=7))
     assert list(w.handle(ask("a", n=12), 1.0)) == []  # late, as far as anybody knows
@@ -250,7 +250,7 @@ def test_an_owner_that_was_away_for_too_long_may_still_come_back() -> None:
     assert batch(served(w, ask("a", round_=8))) == [("a", 0, 10)]
 
 
-def test_what_spoils_a_batch_spoils_no_other() -> None:
+def test_sessions_of_a_failed_batch_run_alone() -> None:
     w = worker()
     for session in "abc":
         w.handle(ask(session), 0.0)
@@ -271,7 +271,7 @@ def test_what_spoils_a_batch_spoils_no_other() -> None:
     assert not w.quarantined
 
 
-def test_a_token_that_the_cloud_writes_by_itself_has_the_time_of_one() -> None:
+def test_a_token_within_the_budget_has_the_slack_of_one_token() -> None:
     """The device promised 4 tokens/s; what loops begins with a quarter of a second, whatever the first one had."""
     w = worker()
     rows = SequenceSlice("a", 0, 10, tuple(range(10)), 0, "greedy")

@@ -91,18 +91,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_go_together_is_refused(case: str) -> None:
+def test_combinations_that_do_not_work_are_refused(case: str) -> None:
     name, override, message = REFUSED[case]
     with pytest.raises(ValueError, match=f"policy {name}: .*{message}"):
         policy(name, **override)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_papers_rows_go_together(name: str) -> None:
+def test_the_papers_policies_are_valid(name: str) -> None:
     assert policy(name).name == name
 
 
-def test_probes_are_what_the_slots_need() -> None:
+def test_requested_scores_are_those_that_the_slots_read() -> None:
     assert policy("sled").requested_scores == ()
     assert policy("sled", draft=WindowDraft(4, "entropy", 0.5), lookahead=Ahead()).requested_scores == (
         "entropy",
@@ -122,7 +122,7 @@ def test_probes_are_what_the_slots_need() -> None:
         ("synera", {}, False),
     ],
 )
-def test_what_claims_to_be_the_targets_own_text(name: str, override: dict[str, Any], lossless: bool) -> None:
+def test_which_policies_are_lossless(name: str, override: dict[str, Any], lossless: bool) -> None:
     assert policy(name, **override).lossless is lossless
 
 
@@ -157,7 +157,7 @@ def test_options_out_of_range_are_refused(build: type, message: str) -> None:
         build()
 
 
-def test_no_reuse_has_no_budget_and_handover_no_drafts() -> None:
+def test_no_prefix_caching_has_no_capacity_and_full_offload_no_drafts() -> None:
     assert (NoPrefixCaching().capacity_tokens, NoPrefixCaching().keeps_prefixes, FullOffload().scope) == (
         None,
         False,
@@ -165,7 +165,7 @@ def test_no_reuse_has_no_budget_and_handover_no_drafts() -> None:
     )
 
 
-def test_what_of_the_drafter_is_skipped() -> None:
+def test_early_exit_rules_are_those_of_synera() -> None:
     """Synera, section 4.3: a margin of 0.7 in the last quarter of the layers, and no offloading after 0.8 of all."""
     assert (NoEarlyExit().layer_exit, SequencewiseExit(0.8).layer_exit) == (None, None)
     assert LayerwiseExit().layer_exit == ProgressiveExit().layer_exit == EarlyExitRule("margin", 0.7, 0.25, 0)
@@ -178,7 +178,9 @@ def test_what_of_the_drafter_is_skipped() -> None:
 
 @pytest.mark.parametrize("choice", [SequencewiseExit(0.8), ProgressiveExit()])
 @pytest.mark.parametrize(("written", "over"), [(0, False), (8, False), (9, True), (10, True)])
-def test_the_tail_begins_behind_its_share(choice: SequencewiseExit | ProgressiveExit, written: int, over: bool) -> None:
+def test_the_sequence_exit_is_after_its_fraction(
+    choice: SequencewiseExit | ProgressiveExit, written: int, over: bool
+) -> None:
     s = Session(GenerationRequest("s", (1, 2, 3), 10), 0)
     s.tokens += range(written)
     assert choice.past_sequence_exit(s) is over

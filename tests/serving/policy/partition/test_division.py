@@ -95,7 +95,7 @@ def test_a_testbed_without_tiers_is_refused() -> None:
         division(tiers={})
 
 
-def test_what_nowhere_fits_is_refused() -> None:
+def test_a_model_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="nano"):
         division("llama2_70b").split_points  # noqa: B018 - it is made when asked for
 

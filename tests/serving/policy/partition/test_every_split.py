@@ -127,6 +127,6 @@ def test_one_tier_has_all_blocks(split: PartitionStrategy) -> None:
         (lambda: OptimalSplit(max_utilisation=1.5), "max_utilisation is 1.5; it is a share of the time"),
     ],
 )
-def test_options_that_cannot_be(make: Callable[[], PartitionStrategy], said: str) -> None:
+def test_strategy_options_out_of_range_are_refused(make: Callable[[], PartitionStrategy], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()

@@ -25,7 +25,7 @@ def problem(**changed) -> PartitionProblem:
     return PartitionProblem(**(fields | changed))
 
 
-def test_stages_and_what_they_take():
+def test_times_and_bytes_of_stages():
     made = problem(hidden_transfer_s=(0.25,), token_transfer_s=(0.125,))
     assert made.stage_s((1, 3)) == (1.0, 3.0)
     assert made.single_request_s((1, 3)) == 4.25
@@ -38,7 +38,7 @@ def test_stages_and_what_they_take():
 
 
 @pytest.mark.parametrize("ends", [(1,), (1, 2), (4, 3), (1, 2, 3), (-1, 3)])
-def test_ends_of_no_split(ends):
+def test_split_points_of_no_split_are_refused(ends):
     with pytest.raises(ValueError, match="divide nothing: 2 tiers need as many ends, none below the one before, the "):
         problem().stage_s(ends)
 
@@ -60,7 +60,7 @@ def test_ends_of_no_split(ends):
         ({"token_transfer_s": (float("inf"),)}, "token_transfer_s has inf in place 0"),
     ],
 )
-def test_figures_that_fit_nothing(changed, said):
+def test_figures_of_wrong_shape_or_value_are_refused(changed, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         problem(**changed)
 

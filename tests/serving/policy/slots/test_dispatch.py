@@ -20,7 +20,7 @@ def backlog(node: str, queued_s: float = 0.0, speed: float = 1.0, free: float = 
     return LoadReport(node, queued_s, 0.01 / speed, 0.1 / speed, free)
 
 
-def test_what_a_task_takes_is_its_rows_and_its_passes() -> None:
+def test_a_tasks_compute_time_is_its_tokens_and_its_passes() -> None:
     assert TASK.compute_s(backlog("a")) == pytest.approx(10 * 0.01 + 8 * 0.1)
     assert TASK.compute_s(backlog("a", queued_s=5.0, speed=2.0)) == pytest.approx(0.45)
 
@@ -61,7 +61,7 @@ TABLE: dict[str, tuple[Dispatch, list[LoadReport], str]] = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_who_is_chosen(case: str) -> None:
+def test_each_dispatch_chooses_its_node(case: str) -> None:
     dispatch, backlogs, expected = TABLE[case]
     assert dispatch.choose(TASK, backlogs) == expected
 
@@ -72,7 +72,7 @@ def test_equal_nodes_with_room_are_chosen_alike_by_hypsched_and_earliest_finish(
         assert HypSched().choose(TASK, waits) == EarliestFinish().choose(TASK, waits)
 
 
-def test_round_robin_takes_its_turns() -> None:
+def test_round_robin_takes_the_nodes_in_turn() -> None:
     nodes = [backlog(name, 9.0 * (name == A)) for name in "abc"]
     assert [RoundRobin().choose(TASK._replace(choice_index=i), nodes) for i in range(4, 10)] == [*"bcabca"]
 
@@ -82,17 +82,17 @@ def chances(dispatch: Any, n: int = 3000) -> list[str]:
     return [dispatch.choose(TASK._replace(session=f"s{i}", choice_index=i % 7), nodes) for i in range(n)]
 
 
-def test_random_takes_each_as_often_whatever_it_says() -> None:
+def test_random_dispatch_ignores_load_and_is_uniform() -> None:
     counts = Counter(chances(RandomDispatch(1)))
     assert all(abs(counts[name] - 1000) < 4 * (3000 * 2 / 9) ** 0.5 for name in "abc")
 
 
-def test_random_is_the_same_by_its_seed_alone() -> None:
+def test_random_dispatch_depends_on_its_seed_only() -> None:
     assert chances(RandomDispatch(1)) == chances(RandomDispatch(1))
     assert chances(RandomDispatch(1)) != chances(RandomDispatch(2))
 
 
-def test_the_luck_of_one_tier_is_not_that_of_the_next() -> None:
+def test_random_dispatch_is_independent_between_tiers() -> None:
     """Else a session would meet the same number's node everywhere."""
     near, far = ([backlog(f"{tier}-{i}") for i in range(2)] for tier in ("nano", "agx"))
     tasks = [TASK._replace(session=f"s{i}") for i in range(400)]
@@ -101,7 +101,7 @@ def test_the_luck_of_one_tier_is_not_that_of_the_next() -> None:
     assert uniform(key(1, "s0"), 0, "dispatch to nano-0") != uniform(key(1, "s0"), 0, "dispatch to agx-0")
 
 
-def test_who_asks_nodes_what_waits_in_them() -> None:
+def test_which_dispatches_need_load_reports() -> None:
     assert [each.needs_load_reports for each in (HypSched(), EarliestFinish(), RandomDispatch(), RoundRobin())] == [
         True, True, False, False,
     ]  # fmt: skip

@@ -35,11 +35,11 @@ def knowing(step_s: float = 0.004, up: float = 8.0, down: float = 16.0) -> Devic
 @pytest.mark.parametrize(
     ("k", "wanted"), [(1, ((3, None),)), (2, ((3, None), (2, 22))), (3, ((3, None), (2, 22), (2, 32)))]
 )
-def test_it_is_full_acceptance_or_another_candidate_in_the_last_place(k: int, wanted: Any) -> None:
+def test_assumed_verdicts_are_full_acceptance_or_another_last_token(k: int, wanted: Any) -> None:
     assert HATLookahead(k).assumed_verdicts(in_flight()) == wanted
 
 
-def test_without_drafts_there_is_nothing_to_guess() -> None:
+def test_without_drafts_no_verdict_is_assumed() -> None:
     s = Session(GenerationRequest("s", (1, 2, 3), 20), 0)
     s.start_verification(True, "greedy")
     assert HATLookahead().assumed_verdicts(s) == ()
@@ -75,7 +75,7 @@ def test_a_verdict_that_comes_before_one_step_is_done_leaves_no_time() -> None:
     "monitor",
     [None, knowing(up=0.0), knowing(down=0.0), knowing(step_s=0.0), DeviceMonitor(8000, MovingAverage(0.004))],
 )
-def test_while_something_is_unknown_as_many_as_may_be(monitor: DeviceMonitor | None) -> None:
+def test_lookahead_takes_its_most_steps_until_the_link_is_measured(monitor: DeviceMonitor | None) -> None:
     assert HATLookahead(max_steps=9).num_steps(in_flight(monitor=monitor)) == 9
 
 
@@ -104,7 +104,7 @@ def grown(s: Session, *sure: float, draft: WindowDraft = WINDOW) -> Branch:
     return branch
 
 
-def test_it_ends_with_the_token_that_falls_below_eta() -> None:
+def test_a_branch_ends_with_the_token_below_the_threshold() -> None:
     branch = grown(in_flight(), 0.9, 0.7, 0.5, 0.9)
     assert branch.tokens == [50, 51, 52]
     assert branch.scores == {"confidence": [0.9, 0.7, 0.5]}
@@ -112,7 +112,7 @@ def test_it_ends_with_the_token_that_falls_below_eta() -> None:
     assert branch.stopped
 
 
-def test_that_token_is_dropped_where_it_is_not_kept() -> None:
+def test_the_token_below_the_threshold_is_dropped_without_keep_last() -> None:
     branch = grown(in_flight(), 0.9, 0.7, 0.5, 0.9, draft=WindowDraft(8, "confidence", 0.6, keep_last=False))
     assert branch.tokens == [50, 51]
     assert branch.scores == {"confidence": [0.9, 0.7]}
@@ -120,13 +120,13 @@ def test_that_token_is_dropped_where_it_is_not_kept() -> None:
     assert branch.stopped
 
 
-def test_the_first_one_stays_in_any_case() -> None:
+def test_the_first_token_of_a_branch_is_never_dropped() -> None:
     branch = grown(in_flight(), 0.5, 0.9, draft=WindowDraft(8, "confidence", 0.6, keep_last=False))
     assert branch.tokens == [50]
     assert branch.stopped
 
 
-def test_without_a_stop_rule_it_grows_to_the_limit() -> None:
+def test_a_branch_without_a_stop_rule_grows_to_the_limit() -> None:
     s = in_flight()
     branch = grown(s, *[0.1] * 20, draft=WindowDraft(8))
     assert len(branch.tokens) == 12
@@ -164,7 +164,7 @@ def test_an_adopted_branch_whose_last_token_was_dropped_is_not_drafted_on() -> N
 
 
 @pytest.mark.parametrize("verdict", [Verdict(2, 99), Verdict(3, 22), Verdict(0, 10)])
-def test_what_was_drafted_behind_another_verdict_goes(verdict: Verdict) -> None:
+def test_branches_of_other_verdicts_are_dropped(verdict: Verdict) -> None:
     s = in_flight()
     grown(s, 0.9, 0.5)
     s.apply_verdict(verdict)
@@ -173,7 +173,7 @@ def test_what_was_drafted_behind_another_verdict_goes(verdict: Verdict) -> None:
     assert WINDOW.next_stop(s) is not None
 
 
-def test_no_branch_outgrows_the_answer() -> None:
+def test_no_branch_is_longer_than_the_rest_of_the_answer() -> None:
     """Two drafts, the guessed token, and so many behind it as may still be written."""
     s = in_flight(limit=5)
     assert len(grown(s, *[0.9] * 9).tokens) == 5 - 2 - 1

@@ -61,7 +61,7 @@ def share_sent(offload: Offload, profiled: Thresholds, draws: int = 20) -> float
         (1.0, 1 / (1 + exp(5))),
     ],
 )
-def test_confident_chunks_stay(c: float, expected: float) -> None:
+def test_confident_drafts_are_kept(c: float, expected: float) -> None:
     assert p_confidence(c, c_th=0.7, k=10) == pytest.approx(expected)
 
 
@@ -77,7 +77,7 @@ def test_confident_chunks_stay(c: float, expected: float) -> None:
         (0.41, 1.0),
     ],
 )
-def test_important_chunks_go(i: float, expected: float) -> None:
+def test_important_drafts_are_offloaded(i: float, expected: float) -> None:
     assert p_importance(i, i_th=0.4, theta=-10) == pytest.approx(expected)
 
 
@@ -101,14 +101,14 @@ def test_a_cutoff_of_one_filters_nothing(c: float) -> None:
 
 
 @pytest.mark.parametrize("calibration", ["share", "percentile"])
-def test_a_budget_of_nothing_sends_nothing(calibration: Any) -> None:
+def test_a_budget_of_0_offloads_nothing(calibration: Any) -> None:
     profiled = evenly_spread()
     offload = SyneraOffload(0.0, profiled, calibration)
     assert offload.i_th == INF
     assert share_sent(offload, profiled, draws=2) == 0
 
 
-def test_a_budget_of_all_sends_all() -> None:
+def test_a_budget_of_1_offloads_everything() -> None:
     profiled = evenly_spread()
     offload = SyneraOffload(1.0, profiled)
     assert share_sent(offload, profiled) == 1.0
@@ -194,7 +194,7 @@ def test_by_importance_alone_the_papers_rule_is_the_same_percentile() -> None:
     assert ImportanceOffload(0.2, profiled, "percentile").i_th == 0.8
 
 
-def test_confidence_first_sends_unsure_chunks_where_importance_alone_sends_any() -> None:
+def test_confidence_first_offloads_less_confident_drafts_than_importance_alone() -> None:
     profiled = evenly_spread()
     both, alone = SyneraOffload(0.2, profiled), ImportanceOffload(0.2, profiled)
     assert both.i_th < alone.i_th
@@ -259,7 +259,7 @@ def test_every_plan_is_made_before_the_thresholds_exist() -> None:
     assert (ImportanceOffload(0.5, pending).i_th, ConfidenceOffload(pending, 0.5).c_th) == (INF, 0.0)
 
 
-def test_a_decision_is_the_same_when_it_is_asked_again() -> None:
+def test_an_offload_decision_is_repeatable() -> None:
     for offload in (
         SyneraOffload(0.3, evenly_spread()),
         ImportanceOffload(0.3, evenly_spread()),

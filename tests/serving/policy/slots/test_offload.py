@@ -41,7 +41,7 @@ def asked(w: World) -> list[Request]:
 # Those who look at no score.
 
 
-def test_the_plain_choices() -> None:
+def test_always_never_and_full_offload() -> None:
     s = drafted(0.5, 0.5)
     assert (
         AlwaysOffload().tokens_to_offload(s),
@@ -57,14 +57,14 @@ def test_the_plain_choices() -> None:
 
 
 @pytest.mark.parametrize("budget", SHARES)
-def test_random_chunks_go_as_often_as_the_budget_says(budget: float) -> None:
+def test_random_offload_sends_the_budgets_share_of_drafts(budget: float) -> None:
     offload = RandomOffload(budget)
     sent = [offload.tokens_to_offload(drafted(0.5, name=f"s{i}", written=at)) for i in range(100) for at in range(20)]
     assert sum(sent) / 2000 == pytest.approx(budget, abs=0.03)
     assert offload.requested_scores == ()
 
 
-def test_random_selection_has_a_luck_of_its_own() -> None:
+def test_random_offload_is_independent_of_other_decisions() -> None:
     """The same chunks as another purpose's luck would choose are no random baseline."""
     sessions = [drafted(0.5, name=f"s{i}") for i in range(400)]
     both = sum(RandomOffload(0.5).tokens_to_offload(s) and s.uniform("offload_importance") < 0.5 for s in sessions)
@@ -75,7 +75,7 @@ def test_random_selection_has_a_luck_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("budget", SHARES)
-def test_the_least_sure_drafts_go_and_they_are_the_budgets_share(budget: float) -> None:
+def test_hybrid_offloads_the_least_confident_share_of_drafts(budget: float) -> None:
     profiled = spread()
     offload = HybridOffload(budget, profiled)
     sent = [c for c in profiled.confidence if offload.tokens_to_offload(drafted(c))]
@@ -123,7 +123,7 @@ def test_perplexity_is_the_inverse_geometric_mean() -> None:
 
 
 @pytest.mark.parametrize("budget", SHARES)
-def test_the_budgets_share_of_samples_goes_as_a_whole(budget: float) -> None:
+def test_edgefm_offloads_the_budgets_share_of_answers(budget: float) -> None:
     profiled = spread()
     offload = EdgeFMOffload(budget, profiled)
     budgets = [offload.tokens_to_offload(drafted(1 / ppl)) for ppl in profiled.first_chunk_perplexities]
@@ -131,7 +131,7 @@ def test_the_budgets_share_of_samples_goes_as_a_whole(budget: float) -> None:
     assert budgets.count(20) / 400 == pytest.approx(budget, abs=1 / 400)
 
 
-def test_a_sample_is_decided_on_once() -> None:
+def test_edgefm_decides_once_for_an_answer() -> None:
     offload = EdgeFMOffload(0.5, spread())
     assert offload.tokens_to_offload(drafted(0.01)) == 20
     assert offload.tokens_to_offload(drafted(0.01, written=1)) == 0
@@ -159,7 +159,7 @@ def test_edgefm_hands_the_whole_sample_over_or_none_of_it() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 9])
-def test_an_opening_is_no_longer_than_the_answer_and_ends_at_an_end_token(limit: int) -> None:
+def test_an_initial_draft_ends_with_the_answer_or_a_stop_token(limit: int) -> None:
     opening = InitialDraft(4)
     s = Session(GenerationRequest("s", (1, 2), limit, (9,)), 0)
     stop = opening.next_stop(s)
@@ -196,6 +196,6 @@ def test_without_profiled_chunks_nothing_breaks() -> None:
     assert HybridOffload(0.5, none).tokens_to_offload(drafted(0.1)) == 0
 
 
-def test_an_opening_has_a_token() -> None:
+def test_an_initial_draft_has_at_least_one_token() -> None:
     with pytest.raises(ValueError, match=r"policy.draft.k is 0; an opening has at least 1 token"):
         InitialDraft(0)

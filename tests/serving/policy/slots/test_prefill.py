@@ -22,7 +22,7 @@ def session(known: PathStats | None, prompt: int = 500, limit: int = 20) -> Sess
 
 
 @given(TIME, TIME, TIME, st.floats(0.0, 1000.0), NODES)
-def test_a_part_takes_as_long_to_send_as_the_cloud_takes_for_two_batches(
+def test_the_upload_of_a_chunk_takes_as_long_as_two_batches(
     upload_row_s: float, base_s: float, row_s: float, mu: float, nodes: int
 ) -> None:
     """Eq. 3, by substitution: X A / beta = (g(mu) + g(mu + X)) / P."""
@@ -39,20 +39,20 @@ def test_a_part_takes_as_long_to_send_as_the_cloud_takes_for_two_batches(
 
 
 @given(TIME, TIME, TIME, st.floats(0.0, 1000.0), NODES)
-def test_there_is_none_where_a_row_takes_the_cloud_longer_than_the_link(
+def test_eq_3_has_no_root_if_the_cloud_is_slower_per_token_than_the_link(
     upload_row_s: float, base_s: float, row_s: float, mu: float, nodes: int
 ) -> None:
     slow = row_s / nodes >= upload_row_s
     assert (overlapped_chunk_tokens(upload_row_s, base_s, row_s, mu, nodes) is None) == slow
 
 
-def test_by_hand() -> None:
+def test_the_chunk_size_of_eq_3_by_hand() -> None:
     """1 ms up a row; a batch takes 10 ms and 0.5 ms a row, 20 rows in the mean: X = 40 + 0.5 X for one node."""
     assert overlapped_chunk_tokens(0.001, 0.010, 0.0005, 20, 1) == pytest.approx(80.0)
     assert overlapped_chunk_tokens(0.001, 0.010, 0.0005, 20, 2) == pytest.approx(20 / 0.75)
 
 
-def test_parts_are_eq_3s_rounded_up() -> None:
+def test_chunk_sizes_are_those_of_eq_3_rounded_up() -> None:
     """A = 8,192 bytes at 60 Mbit/s are 1.092 ms a row; g(4) = 8.04 ms."""
     x = 2 * 0.00804 / (8192 * 8 / 60e6 - 1e-5)
     assert 14 < x < 15
@@ -72,15 +72,15 @@ def test_parts_are_eq_3s_rounded_up() -> None:
 
 
 @pytest.mark.parametrize("known", [None, replace(KNOWN, uplink_mbps=0.0)])
-def test_as_long_as_link_or_cloud_is_unknown_parts_have_a_size_of_their_own(known: PathStats | None) -> None:
+def test_chunks_have_the_initial_size_until_link_and_cloud_are_measured(known: PathStats | None) -> None:
     assert OverlappedPrefill(initial_chunk_tokens=48).max_chunk_tokens(session(known)) == 48
 
 
-def test_no_part_is_smaller_than_the_least() -> None:
+def test_no_chunk_is_smaller_than_the_minimum() -> None:
     assert OverlappedPrefill(min_chunk_tokens=32).max_chunk_tokens(session(KNOWN)) == 32
 
 
-def test_a_prompt_travels_whole_where_the_cloud_is_slower_than_the_link() -> None:
+def test_a_prompt_is_sent_whole_if_the_cloud_is_slower_than_the_link() -> None:
     s = session(replace(KNOWN, per_token_s=0.002), prompt=500)
     assert OverlappedPrefill().max_chunk_tokens(s) >= 500
     assert (

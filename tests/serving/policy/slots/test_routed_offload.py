@@ -137,9 +137,7 @@ def test_the_score_is_of_the_hidden_state_that_the_token_is_written_from(
         assert [chunk.scores[ROUTE][0] for chunk in record.draft_decisions] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_call_brings_its_own_threshold_or_wants_the_device_alone(
-    pair: tuple[Path, Path], router: TokenRouter
-) -> None:
+def test_a_request_may_set_its_threshold_or_small_only(pair: tuple[Path, Path], router: TokenRouter) -> None:
     models, rows = opened(pair, router), policy(RoutedOffload(router))
 
     def routed(routing: RoutingOptions | None) -> int:
@@ -221,12 +219,12 @@ def test_kept_caches_are_fed_what_is_new_and_others_everything(
     ({"num_cloud_tokens": 0}, "num_cloud_tokens is 0"), ({"mode": "both"}, "'both'"), ({"threshold": 1.2}, "1.2"),
     ({"share": 2.0}, "share is 2.0"), ({"share": 0.1, "threshold": 0.2}, "name one"),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_routed_offload_options_out_of_range_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RoutedOffload(made(4), **fields)
 
 
-def test_a_share_stands_for_its_threshold() -> None:
+def test_a_share_selects_its_threshold() -> None:
     router = made(4, heldout_scores=tuple(np.linspace(0.0, 0.99, 100).tolist()))
     session = Session(GenerationRequest("s", (1, 2), 8), 0)
     session.add_draft(DraftOutcome((3,), {ROUTE: (0.05,)}, ((3, 4, 5),), False, 2))

@@ -94,7 +94,7 @@ def test_tasks_are_ordered_by_when_they_came_or_by_what_is_left_of_them(schedule
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_what_is_picked(case: str) -> None:
+def test_each_scheduler_picks_its_batch(case: str) -> None:
     scheduler, waiting, expected = TABLE[case]
     assert picked(scheduler, items(waiting)) == expected
 
@@ -106,7 +106,7 @@ def test_a_static_batch_waits_until_it_is_full_or_due() -> None:
     assert picked(scheduler, [*waiting, item("c", 5, 4)], now=0.02) == {"a": 5, "b": 5, "c": 5}
 
 
-def test_a_prefill_in_parts_ends_with_its_question() -> None:
+def test_the_last_chunk_of_a_prefill_holds_the_drafts() -> None:
     """Chunk by chunk as a worker does it: every row once, the verdict's rows last and together."""
     scheduler, one, sizes = VerificationAware(chunk_tokens=32), item("a", 104, check=4), []
     while one.remaining_tokens:
@@ -121,7 +121,7 @@ def test_a_prefill_in_parts_ends_with_its_question() -> None:
 @pytest.mark.parametrize("left", range(1, 45))
 @pytest.mark.parametrize("check", [0, 4])
 @pytest.mark.parametrize("chunk", [1, 5, 32])
-def test_parts_never_split_a_question(left: int, check: int, chunk: int) -> None:
+def test_chunks_never_split_the_drafts(left: int, check: int, chunk: int) -> None:
     one = item("a", max(left, check + 1), check)
     while one.remaining_tokens:
         n = one.chunk_size(chunk)
@@ -131,7 +131,7 @@ def test_parts_never_split_a_question(left: int, check: int, chunk: int) -> None
         one.done_tokens, one.remaining_tokens = one.done_tokens + n, rest
 
 
-def test_hidden_states_are_cut_as_tokens_are() -> None:
+def test_hidden_states_are_narrowed_like_tokens() -> None:
     whole = item("a", 100, blob=TensorRef("h", 800))
     assert whole.chunk_size(32) == 32
     chunks = (whole.slice.narrow(0, 32), whole.slice.narrow(32, 100))
@@ -153,6 +153,6 @@ def test_hidden_states_are_cut_as_tokens_are() -> None:
         (lambda: VerificationAware(chunk_tokens=0), "policy.scheduler.chunk_tokens is 0"),
     ],
 )
-def test_sizes_are_at_least_one(build: type, message: str) -> None:
+def test_scheduler_sizes_below_1_are_refused(build: type, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()

@@ -37,7 +37,7 @@ def picked(*items: QueuedRequest, now: float = 0.0, by: SloAware = scheduler, ro
     return [i.slice.session for i, _ in batch]
 
 
-def test_requests_join_while_all_members_are_in_time() -> None:
+def test_requests_join_a_batch_while_all_deadlines_are_kept() -> None:
     """50 + 5 x 50 ms is too late for who needs its answer in 290 ms, and 50 + 4 x 50 is not."""
     waiting = [item(name, 0.290) for name in "abcdef"]
     assert picked(*waiting) == ["a", "b", "c", "d"]
@@ -57,26 +57,26 @@ def test_a_request_becomes_critical_a_guard_before_its_latest_start() -> None:
     assert picked(rival, item("due", 0.130), now=0.015)[0] == "due"
 
 
-def test_who_is_late_stops_nobody_and_joins_where_it_harms_nobody() -> None:
+def test_late_requests_join_only_if_no_other_deadline_is_missed() -> None:
     late, strict, calm = item("late", 0.020), item("strict", 0.140), item("calm", 9.0)
     assert picked(late, strict) == ["strict"]
     assert picked(late, calm) == ["calm", "late"]
     assert picked(late, item("also", 0.0)) == ["late", "also"]
 
 
-def test_whoever_waited_too_long_leads() -> None:
+def test_a_request_that_waited_max_wait_s_leads_the_batch() -> None:
     old, critical = item("old", -1.0, rows=40), item("critical", 0.110, arrived=1.0)
     assert picked(old, critical, now=1.0) == ["old"]
     assert picked(old, critical, now=1.0, by=replace(scheduler, max_wait_s=2.0)) == ["critical"]
     assert picked(item("unpromised", INF), critical, now=1.0, by=scheduler)[0] == "unpromised"
 
 
-def test_by_default_the_others_go_by_deadline() -> None:
+def test_requests_that_are_not_critical_are_ordered_by_deadline_by_default() -> None:
     waiting = [item("later", 9.0, value=9.0), item("sooner", 5.0, value=1.0), item("unpromised", INF, value=99.0)]
     assert picked(*waiting, by=SloAware()) == ["sooner", "later", "unpromised"]
 
 
-def test_nobody_is_saved_by_a_batch_of_one_where_many_wait() -> None:
+def test_under_overload_no_request_is_saved_by_a_batch_of_its_own() -> None:
     """Alone `brink` would be in time, in a batch half of which is the constant; with all the others it is late. Where
     somebody is late already, it is not worth it.
     """
@@ -88,7 +88,7 @@ def test_nobody_is_saved_by_a_batch_of_one_where_many_wait() -> None:
     assert picked(brink, late, by=careful) == ["brink", "late"]
 
 
-def test_the_batch_keeps_to_its_size_and_to_the_memory() -> None:
+def test_a_batch_keeps_to_max_num_seqs_and_memory() -> None:
     waiting = [item(name, 9.0) for name in "abc"]
     assert picked(*waiting, by=replace(scheduler, max_num_seqs=2)) == ["a", "b"]
     ledger = KVAccounting(48.0, keep_caches=True)
@@ -100,7 +100,7 @@ def test_the_batch_keeps_to_its_size_and_to_the_memory() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(-1, 3), st.integers(1, 60), st.floats(0.5, 9)), min_size=1, max_size=40))
-def test_every_member_that_could_be_in_time_is(drawn: list[tuple[float, int, float]]) -> None:
+def test_every_request_of_a_batch_that_can_be_in_time_is(drawn: list[tuple[float, int, float]]) -> None:
     """Of a batch without anybody who leads by patience: who is late was late alone already."""
     waiting = [item(f"{i}", slack_s, rows, value=value) for i, (slack_s, rows, value) in enumerate(drawn)]
     batch = scheduler.pick(waiting, 0.0, FREE, TENTH)
@@ -112,7 +112,7 @@ def test_every_member_that_could_be_in_time_is(drawn: list[tuple[float, int, flo
         assert ends_s <= member.deadline_s + 1e-9 or alone_s > member.deadline_s - 1e-9
 
 
-def test_nobody_starves_under_a_load_that_never_ends() -> None:
+def test_no_request_starves_under_continuous_load() -> None:
     """Two fresh requests of high value arrive for each batch; a late, a dear and an unpromised one wait among them."""
     names, dice = count(), Random(0)
     waiting = [item("late", -1.0), item("dear", 2.0, rows=60, value=1.0), item("unpromised", INF, value=0.1)]
@@ -144,7 +144,7 @@ def test_an_estimate_is_a_sum_of_shares_and_what_the_batch_takes() -> None:
     assert ZERO_ESTIMATOR.batch_s(work) == 0.0
 
 
-def test_the_share_of_what_is_left_is_asked_anew() -> None:
+def test_the_cost_of_a_partly_computed_request_is_recomputed() -> None:
     one = item("a", 1.0, rows=50)
     whole_s = TENTH.marginal_s(one)
     one.advance(40)
@@ -155,6 +155,6 @@ def test_the_share_of_what_is_left_is_asked_anew() -> None:
     ("field", "value"),
     [("max_num_seqs", 0), ("guard_s", -0.1), ("max_wait_s", -1.0), ("order", "age"), ("max_overhead_share", 0.0)],
 )
-def test_refused(field: str, value: object) -> None:
+def test_slo_aware_options_out_of_range_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"policy.scheduler.{field} is {value!r}"):
         SloAware(**{field: value})  # type: ignore[arg-type]

@@ -84,14 +84,14 @@ def test_confidence_moves_the_rejection_to_the_unsure_token() -> None:
     ("alpha", "confidence", "at"),
     [(1.0, [0.5] * 4, 4), (0.0, [0.5] * 4, 0), (1.0, [0.0] * 4, 4), (0.5, [1.0] * 4, 4), (0.0, [1.0] * 4, 4)],
 )
-def test_the_ends(alpha: float, confidence: list[float], at: int) -> None:
+def test_rejection_weights_at_alpha_0_and_1(alpha: float, confidence: list[float], at: int) -> None:
     weights = rejection_weights(confidence, alpha, allow_full_acceptance=True)
     assert {sample_index(weights, luck) for luck in (0.0, 0.3, 0.999999)} == {at}
 
 
 @given(st.lists(SHARE, min_size=1, max_size=8), st.floats(0.0, 1.0, exclude_max=True))
 @settings(deadline=None)
-def test_what_has_no_weight_is_not_drawn(weights: list[float], luck: float) -> None:
+def test_an_index_without_weight_is_not_drawn(weights: list[float], luck: float) -> None:
     at = sample_index(weights, luck)
     if sum(weights) > 0:
         assert weights[at] > 0
@@ -107,7 +107,7 @@ def test_positions_are_drawn_as_often_as_their_weights_say(weights: tuple[float,
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_guesses_fall_as_the_distribution_says(full: bool) -> None:
+def test_assumed_verdicts_follow_the_distribution(full: bool) -> None:
     choice, confidence = lookahead(0.6, allow_full_acceptance=full), (0.9, 0.4, 0.7)
     found = Counter(choice.assumed_verdicts(in_flight(confidence, f"s{i}"))[0][0] for i in range(DRAWS))
     for at, share in enumerate(normalised(rejection_weights(confidence, 0.6, full))):
@@ -137,28 +137,28 @@ def test_a_drawn_token_outside_the_three_leaves_all_three() -> None:
 
 
 @pytest.mark.parametrize("replacement", ["sampled", "likeliest"])
-def test_without_another_candidate_there_is_no_guess(replacement: Any) -> None:
+def test_without_another_candidate_no_verdict_is_assumed(replacement: Any) -> None:
     assert lookahead(0.0, replacement=replacement).assumed_verdicts(in_flight((0.5,), tops=((10,),))) == ()
 
 
-def test_behind_full_acceptance_comes_the_drafters_own_token() -> None:
+def test_full_acceptance_assumes_the_draft_models_own_token() -> None:
     assert lookahead(1.0).assumed_verdicts(in_flight((0.5, 0.5))) == ((2, None),)
     assert lookahead(1.0, allow_full_acceptance=False).assumed_verdicts(in_flight((1.0, 1.0)))[0][0] == 1
 
 
-def test_a_question_without_drafts_needs_no_guess() -> None:
+def test_a_request_without_drafts_has_no_assumed_verdict() -> None:
     s = Session(GenerationRequest("s", (1, 2, 3), 20), 0)
     s.start_verification(True, "greedy")
     assert lookahead().assumed_verdicts(s) == NoLookahead().assumed_verdicts(s) == ()
 
 
-def test_a_guess_is_the_same_when_it_is_asked_again() -> None:
+def test_an_assumed_verdict_is_repeatable() -> None:
     for i in range(50):
         s = in_flight((0.6, 0.6, 0.6), f"s{i}")
         assert lookahead().assumed_verdicts(s) == lookahead().assumed_verdicts(s)
 
 
-def test_position_and_token_are_drawn_apart() -> None:
+def test_position_and_replacement_are_drawn_independently() -> None:
     """One luck for both would tie the alternative to the position."""
     found = {lookahead(0.5).assumed_verdicts(in_flight((0.1,) * 3, f"s{i}"))[0] for i in range(400)}
     assert found == {(3, None), *((at, 10 + at + more) for at in range(3) for more in (10, 20))}
