@@ -30,7 +30,7 @@ _CHIP_HEADER = """\
 
 
 def chip_yaml(source: str, profiles: Sequence[ModelProfile], memory_nbytes: int | None = None) -> str:
-    """YAML of a chip without peaks, whose coefficients are a fitted set called `profiles`."""
+    """YAML of a chip without peak rates, with the coefficients as the fitted set `FITTED_SET`."""
     import yaml
 
     name = slug(inside[1] if (inside := re.search(r"\((.*)\)", source)) else source)
@@ -56,7 +56,7 @@ def _latencies(profiles: Sequence[ModelProfile]) -> dict[str, Any]:
 
 
 def slug(text: str) -> str:
-    """A text as a name: small letters, digits and underscores."""
+    """The text in lower case with underscores for all but letters and digits."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
@@ -68,8 +68,8 @@ MachineInfo = Mapping[str, str | int | float | bool]
 def write_profile(
     out: Path, source: str, profiles: Sequence[ModelProfile], machine: MachineInfo, memory_nbytes: int | None = None
 ) -> None:
-    """Writes latency.json, which `serving.hardware.latency.load_fitted_latencies` reads; profile.json with all that was
-    measured, profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
+    """Writes latency.json, which `serving.hardware.latency.load_fitted_latencies` reads; profile.json with all
+    measurements; profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
     """
     latencies = {each.architecture.name: asdict(each.latency) for each in profiles}
     _write_json(out / PROFILE_FILE, {"source": source, "latencies": latencies})
@@ -87,7 +87,7 @@ def write_profile(
 
 
 def model_report(profile: ModelProfile) -> dict[str, Any]:
-    """All of one model, for programs."""
+    """One model's part of profile.json."""
     return {
         "architecture": profile.architecture.name,
         "measured_on": profile.measured_on,
@@ -107,7 +107,7 @@ def model_report(profile: ModelProfile) -> dict[str, Any]:
 
 
 def model_metrics(profile: ModelProfile) -> dict[str, float]:
-    """The figures of one model that a run is compared by."""
+    """One model's metrics."""
     fit, plain = profile.fit, profile.ordinary_fit
     found: dict[str, float | None] = {
         **fit.coefficients,
@@ -152,17 +152,17 @@ COMPONENTS = {
     "sessions": ("session_s",),
     "lm_head": ("head_token_s", "head_c_s"),
 }
-"""Coefficients by the part of a forward that they time."""
+"""Coefficients by the component of a forward that they time."""
 
 
 @dataclass(frozen=True)
 class TimingPoints:
-    """Some configurations: `terms` of shape (configurations, coefficients), `seconds` of (configurations)."""
+    """Configurations: `terms` (configurations, coefficients) and `seconds` (configurations)."""
 
     terms: Array
     seconds: Array
     regimes: Sequence[str]
-    """compute-bound, memory-bound or mixed; whatever a file of one's own says."""
+    """compute-bound, memory-bound or mixed; or the categories of the user's CSV file."""
 
     def select(self, chosen: NDArray[np.bool_]) -> TimingPoints:
         regimes = [regime for regime, kept in zip(self.regimes, chosen, strict=True) if kept]
@@ -175,12 +175,12 @@ class TimingPoints:
 
 @dataclass(frozen=True)
 class LoadedProfile:
-    """One model of a profile: `report` is its part of the report, `sets` its configurations."""
+    """One model of a profile: `report` is its part of profile.json, `sets` its configurations."""
 
     name: str
     report: Mapping[str, Any]
     sets: Mapping[str, TimingPoints]
-    """training set, on which was fitted, and test set, which was held out."""
+    """training set (fitted) and test set (held out)."""
 
     @property
     def coefficients(self) -> Array:
@@ -192,7 +192,7 @@ class LoadedProfile:
 
 
 def read_profile(profile: Path) -> list[LoadedProfile]:
-    """The models of a profile's artifact. Raises ValueError for a folder without a report."""
+    """Reads the models of a profile's artifact. Raises ValueError for a folder without profile.json."""
     file = profile / REPORT_FILE
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
@@ -202,13 +202,13 @@ def read_profile(profile: Path) -> list[LoadedProfile]:
 
 
 def components(terms: Array, coefficients: Array) -> dict[str, Array]:
-    """Seconds of each part, by `PARTS`, each of shape (configurations)."""
+    """Seconds of each of `COMPONENTS`, each of shape (configurations)."""
     seconds = dict(zip(COEFFICIENTS, (terms * coefficients).T, strict=True))
     return {part: np.sum([seconds[name] for name in names], axis=0) for part, names in COMPONENTS.items()}
 
 
 def regime(category: str) -> str:
-    """A category of WISP, appendix C without how it was drawn."""
+    """A category of WISP, appendix C, without "deterministic" or "random"."""
     return category.removesuffix(" deterministic").removesuffix(" random")
 
 

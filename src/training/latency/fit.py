@@ -1,10 +1,5 @@
-"""From timings to the coefficients of a latency, and how far they can be trusted.
-
-Timings as equations: what each coefficient is multiplied with, and the seconds that came of it.
-
-Least squares: the two ways in which coefficients are found.
-
-How well coefficients tell measured times, by the measures of WISP, appendix C.
+"""Fits latency coefficients to timings by least squares, with intervals, scores and cross-validation (WISP,
+appendix C).
 """
 
 from __future__ import annotations
@@ -25,13 +20,13 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def design_matrix(timings: Sequence[Timing]) -> tuple[Array, Array]:
-    """Terms, of shape (configurations, coefficients) as `COEFFICIENTS` are ordered, and median seconds."""
+    """Terms (configurations, coefficients) in the order of `COEFFICIENTS`, and median seconds (configurations)."""
     x = np.array([terms(timing.loads) for timing in timings], dtype=np.float64)
     return x, np.array([timing.median_s for timing in timings])
 
 
 def terms(loads: Sequence[ForwardLoad]) -> tuple[float, ...]:
-    """What each coefficient is multiplied with, summed over the passes of one piece of work, all of full depth."""
+    """The factor of each coefficient, summed over the forwards of one piece of work, all of full depth."""
     heads = [load.head_tokens for load in loads if load.head_tokens]
     return (
         sum(load.num_tokens for load in loads),
@@ -49,25 +44,24 @@ Solver: TypeAlias = Callable[[Array, Array], Array]
 """(terms, seconds) -> coefficients; shapes (n, k), (n), (k)."""
 
 SLOPE_TOLERANCE = 1e-10
-"""Of the target's length: below it a slope is rounding."""
+"""Relative to the norm of the target; a smaller slope is rounding error."""
 
 NUM_PAPER_TERMS = 4
-"""Terms that WISP, Eq. 19 has, the first ones; the rest are ours."""
+"""The first terms, which are those of WISP, Eq. 19; the others are ours."""
 
 
 def relative_least_squares(x: Array, y: Array) -> Array:
-    """The coefficients >= 0 with the least squares of the relative error: what is used.
+    """The coefficients >= 0 with the least squares of the relative error. This is the fit that is used.
 
-    Each equation is weighted by its time, which makes a lone decode as important as a long prefill; and time is never
-    negative, however few rows there are.
+    Relative errors make a lone decode as important as a long prefill. No predicted time is negative.
     """
     return non_negative_least_squares(x / y[:, None], np.ones(len(y)))
 
 
 def ordinary_least_squares(x: Array, y: Array) -> Array:
-    """Plain least squares of the seconds on WISP's own terms, signs free: appendix C, for comparison.
+    """Plain least squares of the seconds on WISP's own terms with any sign: appendix C, for comparison.
 
-    Its constant is charged to each pass, which for a batch is the paper's intercept.
+    Its constant counts once per forward, which for a batch is the paper's intercept.
     """
     found = np.zeros(x.shape[1])
     scale = _column_norms(x[:, :NUM_PAPER_TERMS])
@@ -78,22 +72,20 @@ def ordinary_least_squares(x: Array, y: Array) -> Array:
 def non_negative_least_squares(x: Array, y: Array) -> Array:
     """The b >= 0 with the least |x b - y|, exactly. Shapes: x (equations, columns), y (equations), b (columns).
 
-    Columns of zeros get nothing, and of equal columns the first gets all.
+    Columns of zeros get 0, and of equal columns only the first is not 0.
     """
     scale, columns = _column_norms(x), _informative_columns(x)
     q, r = np.linalg.qr(x / scale)  # the same problem with as few equations as columns
     target = q.T @ y
     found = _drop_negative_columns(r, target, columns)
     slopes = r[:, columns].T @ (target - r @ found)
-    if slopes.max(initial=0) > SLOPE_TOLERANCE * float(
-        np.linalg.norm(target)
-    ):  # a column that was left out would still help
+    if slopes.max(initial=0) > SLOPE_TOLERANCE * float(np.linalg.norm(target)):  # an omitted column would still help
         found = _best_subset(r, target, columns)
     return found / scale
 
 
 def _drop_negative_columns(x: Array, y: Array, columns: list[int]) -> Array:
-    """The plain solution on the columns that are left when the lowest one below 0 goes, again and again."""
+    """The plain solution after removing the column with the lowest negative coefficient until none is negative."""
     left, found = list(columns), np.zeros(x.shape[1])
     while left:
         tried = np.linalg.lstsq(x[:, left], y)[0]
@@ -105,8 +97,9 @@ def _drop_negative_columns(x: Array, y: Array, columns: list[int]) -> Array:
 
 
 def _best_subset(x: Array, y: Array, columns: list[int]) -> Array:
-    """The best of the plain solutions on every choice of columns: at the optimum those with b > 0 solve the plain
-    problem among themselves, so one of the choices is it; of seven columns there are 127.
+    """The best non-negative one of the plain solutions on all subsets of columns.
+
+    At the optimum the columns with b > 0 solve the plain problem among themselves, so one subset is the optimum.
     """
     best, least = np.zeros(x.shape[1]), float("inf")
     for chosen in _column_subsets(columns):
@@ -124,7 +117,7 @@ def _column_norms(x: Array) -> Array:
 
 
 def _informative_columns(x: Array) -> list[int]:
-    """Columns that are neither nothing nor the same as one before."""
+    """Columns that are not all 0 and do not equal an earlier column."""
     first = {column.tobytes(): i for i, column in reversed(list(enumerate(x.T.copy())))}
     return sorted(i for i in first.values() if x[:, i].any())
 
@@ -135,13 +128,13 @@ def _column_subsets(columns: Sequence[int]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class FitScore:
-    """Of `configurations` that may have been fitted on, or not."""
+    """Errors of a fit on `configurations` configurations."""
 
     configurations: int
     r2: float
-    """Coefficient of determination; may be below 0 where the mean would be the better guess."""
+    """Coefficient of determination; below 0 if the mean would be the better prediction."""
     adjusted_r2: float | None
-    """For the number of coefficients; None of so few configurations that it has no meaning."""
+    """Adjusted for the number of coefficients; None for too few configurations."""
     rmse_s: float
     mae_s: float
     mape: float
@@ -163,7 +156,7 @@ def score_fit(x: Array, y: Array, b: Array) -> FitScore:
 
 
 def mape_by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) -> dict[str, float]:
-    """MAPE of each category that is there."""
+    """MAPE of each category."""
     off = np.abs(x @ b - y) / y
     names = [timing.shape.category for timing in timings]
     return {name: float(np.mean(off[[name == other for other in names]])) for name in dict.fromkeys(names)}
@@ -171,7 +164,7 @@ def mape_by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) ->
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Cross-validation on the fitted configurations: means over the folds, and what they scatter by."""
+    """Cross-validation on the fitted configurations: mean and standard deviation over the folds."""
 
     r2: float
     r2_deviation: float
@@ -181,7 +174,7 @@ class CrossValidation:
 
 @dataclass(frozen=True)
 class LatencyFit:
-    """Coefficients by name; how they do on what they were made from and on what they were not."""
+    """Coefficients by name, with their scores on the fitted and on the held-out configurations."""
 
     coefficients: dict[str, float]
     intervals: dict[str, tuple[float, float]]
@@ -197,15 +190,15 @@ class LatencyFit:
 def fit_latency(
     timings: Sequence[Timing], options: ProfilingOptions, solver: Solver = relative_least_squares
 ) -> LatencyFit:
-    """Coefficients of WISP, Eq. 19, and of ours, from medians of the timings that are not held out.
+    """Fits the coefficients of WISP, Eq. 19, and ours to the medians of the timings that are not held out.
 
     Raises ValueError for fewer timings than `MIN_FITTED`, or fewer than two that are held out.
     """
-    known = [timing for timing in timings if not timing.shape.held_out]
-    unseen = [timing for timing in timings if timing.shape.held_out]
-    _check_counts(len(known), len(unseen))
-    x, y = design_matrix(known)
-    x_new, y_new = design_matrix(unseen)
+    fitted = [timing for timing in timings if not timing.shape.held_out]
+    held_out = [timing for timing in timings if timing.shape.held_out]
+    _check_counts(len(fitted), len(held_out))
+    x, y = design_matrix(fitted)
+    x_new, y_new = design_matrix(held_out)
     found, generator = solver(x, y), np.random.default_rng(options.seed)
     return LatencyFit(
         coefficients=_by_name(found),
@@ -213,13 +206,13 @@ def fit_latency(
         fitted=score_fit(x, y, found),
         held_out=score_fit(x_new, y_new, found),
         folds=_cross_validate(x, y, solver, options.folds, generator),
-        fitted_mape=mape_by_category(known, x, y, found),
-        held_out_mape=mape_by_category(unseen, x_new, y_new, found),
+        fitted_mape=mape_by_category(fitted, x, y, found),
+        held_out_mape=mape_by_category(held_out, x_new, y_new, found),
     )
 
 
 def fit_ordinary(timings: Sequence[Timing], options: ProfilingOptions) -> LatencyFit:
-    """The paper's own fit of the same timings: reported, never used."""
+    """The paper's own fit of the same timings; reported, not used."""
     return fit_latency(timings, options, ordinary_least_squares)
 
 

@@ -1,8 +1,5 @@
-"""The configurations that a profile is made of: fixed grids and seeded draws, in WISP's five categories.
-
-A configuration: the shape of one piece of work that is timed.
-
-How much is measured of each model, and how the fit is tried.
+"""The configurations of a profile: shapes of work from fixed grids and seeded samples, in WISP's five categories; and
+the options of a profile.
 """
 
 from __future__ import annotations
@@ -21,13 +18,13 @@ COMPUTE_RANDOM = "compute-bound random"
 MEMORY_RANDOM = "memory-bound random"
 MIXED = "mixed"
 CATEGORIES = (COMPUTE_GRID, MEMORY_GRID, COMPUTE_RANDOM, MEMORY_RANDOM, MIXED)
-"""As WISP, appendix C names them."""
+"""The names of WISP, appendix C."""
 
 
 class SessionShape(NamedTuple):
-    """One session's share: `new_tokens` tokens behind `cached_tokens` ones.
+    """One session's part of a work: `new_tokens` tokens behind `cached_tokens` ones.
 
-    `num_outputs` is what comes of it: rows through the head in a forward, tokens written in a draft.
+    `num_outputs`: rows through the LM head in a forward, written tokens in a draft.
     """
 
     cached_tokens: int
@@ -37,13 +34,13 @@ class SessionShape(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkShape:
-    """`kind` is what it is in serving: a prefill, a chunk of one, a decode, a verification, a draft."""
+    """The shape of one piece of work; `kind` is a prefill, a chunk of one, a decode, a verification or a draft."""
 
     category: str
     kind: str
     sessions: tuple[SessionShape, ...] = ()
     held_out: bool = False
-    """Is it left out of the fit, to test it?"""
+    """True if the fit is tested on it."""
 
 
 MAX_CHUNK_TOKENS = 64
@@ -53,11 +50,11 @@ FITTED_BY_CATEGORY = {COMPUTE_GRID: 25, MEMORY_GRID: 48, COMPUTE_RANDOM: 15, MEM
 """Configurations that WISP, appendix C fits on, by category."""
 
 HELD_OUT_BY_CATEGORY = {COMPUTE_RANDOM: 15, MEMORY_RANDOM: 15, MIXED: 20}
-"""What is tested on is drawn with another seed, which a fixed grid cannot be; the paper's 50 come without shares."""
+"""Test configurations are random, so they have no fixed grids. The paper gives no shares for its 50."""
 
 
 class LogUniformSampler:
-    """Sizes drawn evenly over their logarithm: small ones are as frequent as large ones."""
+    """Samples sizes uniformly over their logarithm."""
 
     def __init__(self, max_session_tokens: int, seed: int) -> None:
         self.max_session_tokens, self._generator = max_session_tokens, np.random.default_rng(seed)
@@ -75,7 +72,7 @@ class LogUniformSampler:
         return self.sample(1, MAX_SESSIONS)
 
     def subset(self, shapes: Sequence[WorkShape], count: int) -> list[WorkShape]:
-        """`count` of the shapes: each once before any comes again."""
+        """`count` of the shapes in random order, each once before any repeats."""
         return [shapes[i] for i in np.resize(self._generator.permutation(len(shapes)), count).tolist()]
 
 
@@ -85,19 +82,21 @@ ShapeGrid: TypeAlias = Callable[[int], list[WorkShape]]
 
 @dataclass(frozen=True)
 class WorkGrid:
-    """What one side of the link runs: grids (of the longest session's length) and draws, by category."""
+    """The work of one side of the link: grids (for a longest session) and samplers, by category."""
 
     grids: Mapping[str, ShapeGrid]
     samplers: Mapping[str, Mapping[str, ShapeSampler]]
     """By category and kind; the kinds of a category take turns."""
 
     def shapes(self, fitted: int, held_out: int, max_session_tokens: int, seed: int) -> list[WorkShape]:
-        """So many of each use, in an order of which every first part has its share of each category and use."""
-        known = self._shapes_for(apportion(fitted, FITTED_BY_CATEGORY), LogUniformSampler(max_session_tokens, seed))
-        unseen = self._shapes_for(
+        """Shapes to fit and to hold out, ordered so that any first part has its share of each category and use."""
+        fitted_shapes = self._shapes_for(
+            apportion(fitted, FITTED_BY_CATEGORY), LogUniformSampler(max_session_tokens, seed)
+        )
+        held_out_shapes = self._shapes_for(
             apportion(held_out, HELD_OUT_BY_CATEGORY), LogUniformSampler(max_session_tokens, seed + 1)
         )
-        return _interleaved([*known, *(replace(shape, held_out=True) for shape in unseen)])
+        return _interleaved([*fitted_shapes, *(replace(shape, held_out=True) for shape in held_out_shapes)])
 
     def _shapes_for(self, counts: Mapping[str, int], sampler: LogUniformSampler) -> list[WorkShape]:
         return [
@@ -114,7 +113,7 @@ class WorkGrid:
 
 
 def apportion(count: int, shares: Mapping[str, int]) -> dict[str, int]:
-    """`count` in proportion to `shares`: the whole parts, then one more where the most was cut off."""
+    """Integers in proportion to `shares` that sum to `count` (largest remainder method)."""
     exact = {name: count * share / sum(shares.values()) for name, share in shares.items()}
     found = {name: int(value) for name, value in exact.items()}
     for name in sorted(exact, key=lambda name: found[name] - exact[name])[: count - sum(found.values())]:
@@ -134,31 +133,33 @@ def _interleaved(shapes: Sequence[WorkShape]) -> list[WorkShape]:
 
 
 MIN_FITTED = 12
-"""Configurations to fit on: two for each coefficient that every profile has. A device's has no further sessions, and a
-cloud's no second forward that would tell waking up from the constant."""
+"""Configurations to fit on: two for each of the six coefficients that every profile has. A device has no further
+sessions; a cloud has no second forward that would separate the wake-up time from the constant.
+"""
 MIN_HELD_OUT = 6
 
 
 @dataclass(frozen=True)
 class ProfilingOptions:
-    """WISP, appendix C, by default, but for the repeats.
+    """How much is measured of each model. The defaults are those of WISP, appendix C, except for the repeats.
 
-    The paper takes the mean of 3 runs on a GPU of its own. Here the median of those of 7 counts that nobody disturbed,
-    because of three runs on a shared machine often none is left.
+    The paper takes the mean of 3 runs on its own GPU. Here the median of the undisturbed ones of 7 runs counts, because
+    on a shared machine often none of three runs is undisturbed.
     """
 
     configurations: int = 123
     held_out: int = 50
     repeats: int = 7
     warmup_runs: int = 10
-    """Runs before the first that counts, over all categories. The paper warms up every configuration, whose kernels
-    its engine prepares; the engine here prepares none, and what a shape's first run costs more is reported."""
+    """Warm-up runs in all. The paper warms up every configuration, because its engine prepares kernels by shape. The
+    engine here prepares none; the profile reports how much longer first runs take.
+    """
     max_session_tokens: int = 256
-    """Tokens of the longest session; longer ones are extrapolated."""
+    """Tokens of the longest session; longer sessions are extrapolated."""
     budget_s: float = 540.0
-    """Of all models together, fitting and plots aside; what does not fit into it is left out, and said."""
+    """For all models together, without fitting and plots. What does not fit into it is left out and reported."""
     pause_ms: float = 0.0
-    """Idle before each run, as between two pieces of work of a served model."""
+    """Idle time before each run."""
     bootstraps: int = 1000
     folds: int = 5
     seed: int = 0

@@ -1,7 +1,4 @@
-"""Verification interference: a short request that shares a batch with a long one waits for it (WISP, section 3.4).
-
-Times the batches of an interference experiment on a pair's large model.
-"""
+"""Verification interference: a short request that shares a batch with a long one waits for it (WISP, section 3.4)."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ LONG_ALONE, SHORT_ALONE, BATCHED = "solo A", "solo B", "batched A+B"
 
 @dataclass(frozen=True)
 class InterferenceOptions:
-    """A: an uncached request of each of `long_tokens` tokens; B: `num_drafts` new tokens behind `cached_tokens` cached
-        ones.
+    """A is an uncached request of each of `long_tokens` tokens; B has `num_drafts` new tokens behind `cached_tokens`.
 
-    Of both the last `num_drafts` tokens are verified. Every run has prompts of its own.
+    The last `num_drafts` tokens of both are verified. Every run has its own prompts.
     """
 
     long_tokens: tuple[int, ...] = (32, 64, 96, 128, 160, 192, 224)
@@ -48,7 +44,7 @@ class InterferenceOptions:
                 raise ValueError(f"interference: {name}={getattr(self, name)} must be at least 1.")
 
     def batches(self, length: int) -> dict[str, tuple[SessionShape, ...]]:
-        """Sessions of the three batches."""
+        """The sessions of the three batches for one length of A."""
         long, short = (
             SessionShape(0, length, self.num_drafts),
             SessionShape(self.cached_tokens, self.num_drafts, self.num_drafts),
@@ -56,7 +52,7 @@ class InterferenceOptions:
         return {LONG_ALONE: (long,), SHORT_ALONE: (short,), BATCHED: (long, short)}
 
     def shapes(self) -> list[WorkShape]:
-        """All three of each length, in the order of `long_tokens`."""
+        """The three shapes of each length, in the order of `long_tokens`."""
         return [WorkShape(MIXED, kind, parts) for n in self.long_tokens for kind, parts in self.batches(n).items()]
 
 
@@ -67,9 +63,9 @@ def label(length: int) -> str:
 def measured_rows(
     options: InterferenceOptions, timings: Sequence[Timing], latency: LatencyModel | None
 ) -> dict[str, dict[str, Any]]:
-    """Rows by A's length; lists have a number a round, so that the three batches of one round are paired.
+    """Rows by A's length. Lists have one number per round, so that the three batches of a round are paired.
 
-    `timings` are those of `options.shapes()`; `latency` adds what a profile predicts of the batch.
+    `timings` are those of `options.shapes()`; `latency` adds a profile's prediction for the batch.
     """
     found = {}
     for place, length in enumerate(options.long_tokens):
@@ -87,7 +83,7 @@ def measured_rows(
 
 
 def predicted_rows(options: InterferenceOptions, latency: LatencyModel) -> dict[str, dict[str, Any]]:
-    """The same rows by coefficients alone."""
+    """The same rows, predicted by coefficients alone."""
     found = {}
     for length in options.long_tokens:
         of = _predictor(latency, options, length)
@@ -114,7 +110,7 @@ def _predictor(latency: LatencyModel, options: InterferenceOptions, length: int)
 
 
 def _seconds(runs: Sequence[TimedRun]) -> list[float]:
-    """Wall time of quiet runs; of others, what they had of the processor."""
+    """Wall time of undisturbed runs, CPU time of others."""
     return [run.wall_s if run.undisturbed or run.cpu_s is None else run.cpu_s for run in runs]
 
 
@@ -123,7 +119,7 @@ def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[
 
 
 def time_batches(pair: ModelPair, options: InterferenceOptions, accelerator: str, progress: Progress) -> list[Timing]:
-    """Timings of `options.shapes()`, in rounds: every shape once a round."""
+    """Timings of `options.shapes()` in rounds, every shape once per round."""
     from serving.deployment.model_loading import load_models
 
     models, shapes = load_models(pair.device, pair.cloud, accelerator), options.shapes()

@@ -1,4 +1,4 @@
-"""What is known of one model's times: timings, the fit that is used, and the paper's beside it."""
+"""One model's timings with the fit that is used and the paper's own fit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from training.latency.grid import ProfilingOptions
 from training.latency.timing import STEADY_VARIATION, Timing
 
 QUOTED_TOKENS = 128
-"""Tokens at which a prefill and a token behind a cache are quoted."""
+"""Tokens of the prefill and of the cache for which times are quoted."""
 
 
 @dataclass(frozen=True)
 class PlannedRuns:
-    """What was to be measured; what was is among the timings."""
+    """The planned number of configurations and repeats; the timings show what was measured."""
 
     configurations: int
     repeats: int
@@ -27,7 +27,7 @@ class PlannedRuns:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """`name` is the model's in the report: its side of a pair, or its architecture; `measured_on` says on what."""
+    """`name` is the model's name in the report: its side of a pair, or its architecture."""
 
     name: str
     architecture: Architecture
@@ -35,9 +35,9 @@ class ModelProfile:
     options: ProfilingOptions
     timings: Sequence[Timing]
     planned: PlannedRuns | None = None
-    """None where somebody else measured."""
+    """None for timings from a file."""
     warmup_runs: int | None = None
-    """Runs that were thrown away; None: not known."""
+    """Warm-up runs; None if unknown."""
 
     @cached_property
     def fit(self) -> LatencyFit:
@@ -49,18 +49,18 @@ class ModelProfile:
 
     @property
     def latency(self) -> LatencyModel:
-        stands = "" if self.name == self.architecture.name else f" under the name of {self.architecture.name}"
-        source = f"measured: {self.measured_on}: {self.name}{stands}, off by {self.fit.held_out.mape:.0%} in the mean"
+        alias = "" if self.name == self.architecture.name else f" under the name of {self.architecture.name}"
+        source = f"measured: {self.measured_on}: {self.name}{alias}, off by {self.fit.held_out.mape:.0%} in the mean"
         return LatencyModel(**self.fit.coefficients, layers=self.architecture.layers, source=source)
 
     @property
     def prefill_s(self) -> float:
-        """Of a prompt of `POINT` tokens, by the fit."""
+        """Fitted seconds of a prompt of `QUOTED_TOKENS` tokens."""
         return self.latency.seconds(batch_load(self.architecture.layers, [(0, QUOTED_TOKENS)], 1))
 
     @property
     def decode_s(self) -> float:
-        """Of one token behind `POINT` cached ones, by the fit: drafting, on a device."""
+        """Fitted seconds of one token behind `QUOTED_TOKENS` cached ones."""
         return self.latency.seconds(batch_load(self.architecture.layers, [(QUOTED_TOKENS, 1)], 1))
 
     @property
@@ -69,7 +69,7 @@ class ModelProfile:
 
     @property
     def omitted(self) -> str:
-        """What the budget left out; empty where nothing was."""
+        """What the budget left out; empty if nothing."""
         if self.planned is None:
             return ""
         parts = {
@@ -81,7 +81,7 @@ class ModelProfile:
 
     @property
     def undisturbed_share(self) -> float | None:
-        """Near 1: nobody else wanted this machine meanwhile; near 0, the times are not its own. None: not known."""
+        """Share of the runs that no other process disturbed. None if unknown."""
         runs = [run for timing in self.timings for run in timing.runs]
         if any(run.cpu_s is None for run in runs):
             return None
@@ -89,19 +89,17 @@ class ModelProfile:
 
     @property
     def num_disturbed(self) -> int:
-        """Configurations of which no run was quiet."""
+        """Configurations without an undisturbed run."""
         return sum(timing.is_disturbed for timing in self.timings)
 
     @property
     def steady_share(self) -> float | None:
-        """Of the configurations with two runs that count: variation below the 5 % of WISP, appendix C."""
+        """Share of the configurations with a variation below 5 % (WISP, appendix C), of those with two counted runs."""
         known = [timing.variation for timing in self.timings if timing.variation is not None]
         return sum(variation < STEADY_VARIATION for variation in known) / len(known) if known else None
 
     @property
     def first_run_share(self) -> float | None:
-        """A first run over its configuration's median, in the middle of those that nobody disturbed: near 1 where
-        each is warm from the start.
-        """
+        """Median over configurations of first / median run time, undisturbed first runs only; near 1 if they are warm."""
         shares = [t.runs[0].wall_s / t.median_s for t in self.timings if len(t.runs) > 1 and t.runs[0].undisturbed]
         return median(shares) if shares else None

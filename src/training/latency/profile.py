@@ -1,7 +1,4 @@
-"""The profile of this machine: how long the engine takes here, for the models of a pair or of published shapes.
-
-What it costs to hand work to another thread and hear of it: no fit of the engine holds that.
-"""
+"""The profile of this machine: how long the engine takes for the models of a pair or for published shapes."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ HANDOFFS = 200
 
 
 def thread_handoff_s() -> float:
-    """Median seconds from an asyncio loop to a worker thread and back, without any work."""
+    """Median seconds from an asyncio loop to a worker thread and back without work; the fits do not include it."""
     return asyncio.run(_measure_handoff())
 
 
@@ -43,15 +40,15 @@ async def _measure_handoff() -> float:
 
 
 MAX_TOKEN_IDS = 256
-"""Different tokens that runs are made of: any do, but padded vocabularies end early."""
+"""Token ids of runs are below this; padded vocabularies have no tokens at their end."""
 
 WARMUP_SHARE = 0.1
-"""Of a model's budget, at most."""
+"""Share of a model's budget, at most."""
 
 
 @dataclass(frozen=True)
 class ProfilingTarget:
-    """One model, and the work that its side of the link gives it; opened when its turn comes."""
+    """One model with the work of its side of the link. The engine is opened only when the model is profiled."""
 
     name: str
     architecture: Architecture
@@ -64,9 +61,9 @@ class ProfilingTarget:
 def profile_pair(
     out: Path, progress: Progress, pair: ModelPair, accelerator: Accelerator, options: ProfilingOptions
 ) -> None:
-    """The device's model drafts and the cloud's verifies; both under the names of what they are timed as.
+    """Profiles the device's model drafting and the cloud's model verifying, under their timed architectures' names.
 
-    Raises ValueError when both are timed as one architecture, by whose name a profile is looked up.
+    Raises ValueError if both have the same timed architecture.
     """
     from serving.deployment.model_loading import load_models
 
@@ -74,13 +71,13 @@ def profile_pair(
     models = load_models(pair.device, pair.cloud, accelerator.device)
     device, cloud = pair.device, pair.cloud
     works = forward_work_builder(models.cloud_layers)
-    subjects = [
+    targets = [
         ProfilingTarget(
             "device", device.timed_architecture, device.dtype, lambda: models.device, draft_work, DRAFT_GRID
         ),
         ProfilingTarget("cloud", cloud.timed_architecture, cloud.dtype, lambda: models.cloud, works, FORWARD_GRID),
     ]
-    _profile_all(out, progress, subjects, accelerator, options)
+    _profile_all(out, progress, targets, accelerator, options)
 
 
 def profile_architectures(
@@ -92,24 +89,24 @@ def profile_architectures(
     accelerator: Accelerator,
     options: ProfilingOptions,
 ) -> None:
-    """Models of published shapes with random weights, one at a time in memory.
+    """Profiles models of published shapes with random weights, one at a time in memory.
 
-    Raises ValueError, before anything is measured, for no architecture, one that is named twice, one whose layers the
-    engine does not have, or one that does not fit.
+    Raises ValueError, before anything is measured, for no architecture, a repeated one, one whose layers the engine
+    does not have, or one that does not fit into memory.
     """
     _check_names([*draft_architectures, *target_architectures])
     for architecture in (*draft_architectures, *target_architectures):
         check_layers(architecture)
         check_memory(architecture, dtype, options.max_session_tokens, accelerator.free_nbytes())
-    subjects = [
+    targets = [
         _random_weights_target(each, dtype, accelerator, options, draft_work, DRAFT_GRID)
         for each in draft_architectures
     ]
-    subjects += [
+    targets += [
         _random_weights_target(each, dtype, accelerator, options, forward_work_builder(each.layers), FORWARD_GRID)
         for each in target_architectures
     ]
-    _profile_all(out, progress, subjects, accelerator, options)
+    _profile_all(out, progress, targets, accelerator, options)
 
 
 def _random_weights_target(
@@ -120,10 +117,10 @@ def _random_weights_target(
     build_work: WorkBuilder,
     work_grid: WorkGrid,
 ) -> ProfilingTarget:
-    def opened() -> Engine:
+    def open_engine() -> Engine:
         return published_engine(architecture, dtype, options.max_session_tokens, accelerator)
 
-    return ProfilingTarget(architecture.name, architecture, dtype, opened, build_work, work_grid)
+    return ProfilingTarget(architecture.name, architecture, dtype, open_engine, build_work, work_grid)
 
 
 def _check_names(architectures: Sequence[Architecture]) -> None:
@@ -148,14 +145,14 @@ def _profile_all(
     accelerator: Accelerator,
     options: ProfilingOptions,
 ) -> None:
-    """Each model has an equal part of what is left of the budget, opening it included."""
-    began, measured = time.perf_counter(), []
-    for place, subject in enumerate(targets):
+    """Every model gets an equal part of the remaining budget, which includes opening it."""
+    began, profiles = time.perf_counter(), []
+    for place, target in enumerate(targets):
         left_s = options.budget_s - (time.perf_counter() - began)
-        ends = time.perf_counter() + left_s / (len(targets) - place)
-        measured.append(_profile_model(subject, accelerator, options, ends, progress))
+        deadline_s = time.perf_counter() + left_s / (len(targets) - place)
+        profiles.append(_profile_model(target, accelerator, options, deadline_s, progress))
     machine = {**accelerator.machine_info(), "thread_handoff_s": thread_handoff_s()}
-    write_profile(out, f"profile of this machine ({accelerator.name})", measured, machine, accelerator.memory_nbytes())
+    write_profile(out, f"profile of this machine ({accelerator.name})", profiles, machine, accelerator.memory_nbytes())
 
 
 def _profile_model(
@@ -163,14 +160,14 @@ def _profile_model(
 ) -> ModelProfile:
     shapes = target.work_grid.shapes(options.configurations, options.held_out, options.max_session_tokens, options.seed)
     runs, vocabulary = options.repeats * len(shapes), min(MAX_TOKEN_IDS, target.architecture.vocab_size)
-    watch = WorkTimer(
+    timer = WorkTimer(
         target.open_engine(), target.build_work, accelerator, vocabulary, options.seed, pause_s=options.pause_ms / 1e3
     )
-    warm_ups = watch.warm_up(shapes[: options.warmup_runs], WARMUP_SHARE * (deadline_s - time.perf_counter()))
-    timings = watch.time_shapes(
+    warmup_runs = timer.warm_up(shapes[: options.warmup_runs], WARMUP_SHARE * (deadline_s - time.perf_counter()))
+    timings = timer.time_shapes(
         shapes, options.repeats, deadline_s - time.perf_counter(), lambda done: progress(done, runs, target.name)
     )
     threads = "" if accelerator.is_gpu else ", 1 thread"
     place = f"here ({accelerator.name}{threads}, {target.dtype})"
     planned = PlannedRuns(len(shapes), options.repeats)
-    return ModelProfile(target.name, target.architecture, place, options, timings, planned, warm_ups)
+    return ModelProfile(target.name, target.architecture, place, options, timings, planned, warmup_runs)

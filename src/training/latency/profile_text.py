@@ -1,7 +1,4 @@
-"""profile.txt: what was measured and how far it can be trusted, for people.
-
-The plots of a profile: predicted against measured, and what is left over, by category.
-"""
+"""profile.txt and the plots of a profile: what was measured, the fit and its errors, for people."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ if TYPE_CHECKING:
 WIDTH = 120
 
 _LIMITATIONS = (
-    "Not in these times: handing work to another thread ({ms:.2f} ms a time here), the nodes' own decisions and "
-    "records, two models that want the processor at once, scores that a policy asks of drafts, and a cache's growth, "
-    "once a session. The engine's own work for each token is in them."
+    "Not in these times: handing work to another thread ({ms:.2f} ms each time here), the nodes' own decisions and "
+    "records, two models that compute at once, scores that a policy requests of drafts, and a cache's growth, "
+    "once in a session. The engine's own work for each token is included."
 )
 
 
 def profile_text(source: str, profiles: Sequence[ModelProfile], machine: Mapping[str, object]) -> str:
-    """The whole text; lines of at most 120 columns."""
+    """The whole text, in lines of at most 120 characters."""
     facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "thread_handoff_s")
     lines = [source, *wrap(facts, WIDTH)]
     for each in profiles:
         lines += ["", *_model_lines(each)]
-    hop_s = machine.get("thread_handoff_s")
-    if isinstance(hop_s, float):  # else somebody else measured, who knows what is in it
-        lines += ["", *wrap(_LIMITATIONS.format(ms=1e3 * hop_s), WIDTH)]
+    handoff_s = machine.get("thread_handoff_s")
+    if isinstance(handoff_s, float):  # unknown for timings from a file
+        lines += ["", *wrap(_LIMITATIONS.format(ms=1e3 * handoff_s), WIDTH)]
     return "\n".join([*lines, ""])
 
 

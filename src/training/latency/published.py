@@ -1,4 +1,4 @@
-"""Models of published shapes with random weights: what a forward takes does not depend on the values."""
+"""Models of published shapes with random weights; the time of a forward does not depend on the values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WEIGHT_STD = 0.02
 def published_engine(
     architecture: Architecture, dtype: Dtype, max_session_tokens: int, accelerator: Accelerator
 ) -> TorchEngine:
-    """An engine with a model of that shape, in `dtype`, for sessions of `max_session_tokens` tokens.
+    """An engine with a random model of that shape, in `dtype`, for sessions of `max_session_tokens` tokens.
 
-    Raises ValueError for a shape that the engine has no layers for, or that does not fit into memory.
+    Raises ValueError for a shape that the engine cannot run or that does not fit into memory.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -32,10 +32,8 @@ def published_engine(
 
     torch.set_num_threads(1)
     check_memory(architecture, dtype, max_session_tokens, accelerator.free_nbytes())
-    config, from_config = (
-        transformers_config(architecture, max_session_tokens),
-        _untyped(AutoModelForCausalLM.from_config),
-    )
+    config = transformers_config(architecture, max_session_tokens)
+    from_config = _untyped(AutoModelForCausalLM.from_config)
     with torch.device(accelerator.device), no_init_weights():
         causal = from_config(config, dtype=DTYPES[dtype])
     generator = torch.Generator(accelerator.device).manual_seed(0)
@@ -47,11 +45,11 @@ def published_engine(
 
 
 def check_memory(architecture: Architecture, dtype: Dtype, max_session_tokens: int, free_nbytes: int) -> None:
-    """Raises ValueError with each term when weights, caches and one forward need more than is free."""
+    """Raises ValueError with each term if weights, caches and one forward need more memory than is free."""
     precision: Precision = "fp32" if dtype == "fp32" else "fp16"
     sessions = MAX_SESSIONS + 1  # verifications and a prefill beside them
     weights = architecture.weights_nbytes(precision)
-    cache = 2 * sessions * max_session_tokens * architecture.kv_nbytes_per_token(precision)  # slots grow by doubling
+    cache = 2 * sessions * max_session_tokens * architecture.kv_nbytes_per_token(precision)  # caches grow by doubling
     activations = architecture.activation_nbytes(
         sessions * max_session_tokens, precision, head_tokens=sessions * max_session_tokens
     )
@@ -65,7 +63,7 @@ def check_memory(architecture: Architecture, dtype: Dtype, max_session_tokens: i
 
 
 def check_layers(architecture: Architecture) -> None:
-    """Raises ValueError for a shape that no model of the engine has."""
+    """Raises ValueError for a shape that the engine cannot run."""
     if not architecture.gated_mlp or architecture.norms_per_block != 2 or architecture.norm_bias:
         raise ValueError(
             f"latency profile: the engine has no layers of the kind of {architecture.name} (an MLP without a gate, "
@@ -100,7 +98,7 @@ def transformers_config(architecture: Architecture, max_session_tokens: int) -> 
 
 
 def _untyped(function: Any) -> Any:
-    """`transformers` types only some of its functions."""
+    """Hides a function from the type checker, because `transformers` types only some of its functions."""
     return function
 
 

@@ -29,8 +29,8 @@ def profile_latency(
 ) -> None:
     """Times both models of a pair on this machine and fits WISP, Eq. 19 (section 4.4 and appendix C).
 
-    Writes latency.json, the coefficients; profile.json, what they are made of; profile.txt, metrics.json, figures and
-    chip.yaml, a chip to keep. `machine` only names it, so that outputs shared by two machines keep a profile of each.
+    Writes latency.json (coefficients), profile.json (all measurements), profile.txt, metrics.json, figures and
+    chip.yaml, a chip to keep. `machine` is part of the artifact's identity only: two machines can share outputs.
     """
     from training.latency.profile import profile_pair
     from training.latency.timing import Accelerator
@@ -49,7 +49,7 @@ def profile_published(
     accelerator: str = "cpu",
     machine: str = "",  # noqa: ARG001
 ) -> None:
-    """Times models of published shapes with random weights, as devices draft or as a cloud verifies; the same artifact.
+    """Times models of published shapes with random weights, drafting or verifying; writes the same artifact.
 
     Raises ValueError, with the arithmetic, for a model that does not fit into memory.
     """
@@ -69,9 +69,10 @@ def profile_from_csv(
     measured_on: str,
     options: ProfilingOptions = ProfilingOptions(),  # noqa: B008
 ) -> None:
-    """Fits timings that somebody else measured, on `measured_on`; the columns are in `training.latency.timings_file`.
+    """Fits the user's own timings from a CSV file, measured on `measured_on`; writes the same artifact.
 
-    Writes the same artifact. Of `options` only bootstraps, folds and the seed count. Raises ValueError by line.
+    The columns are in `training.latency.timings_file`. Only bootstraps, folds and seed of `options` are used. Raises
+    ValueError that names the line.
     """
     from training.latency.artifact import write_profile
     from training.latency.model_profile import ModelProfile
@@ -99,7 +100,7 @@ def coefficients(out: Path, *, profile: Path, chip: Chip, architecture: Architec
 
 
 def residuals(out: Path, *, profile: Path) -> None:
-    """Fig. 9: predicted against measured times, and what is left over; rows.json and figures."""
+    """Fig. 9: predicted against measured times, and residuals; rows.json and figures."""
     from training.latency import tables
     from training.latency.artifact import read_profile
 
@@ -111,9 +112,9 @@ def residuals(out: Path, *, profile: Path) -> None:
 def regimes(
     out: Path, *, profile: Path, chip: Chip, architecture: Architecture, max_session_tokens: int = 2000
 ) -> None:
-    """Fig. 11 and the component analysis of appendix C: errors by regime, and the parts of a prediction.
+    """Fig. 11 and the component analysis of appendix C: errors by regime, and the components of a prediction.
 
-    Groups of their own show what the chip's sets for `architecture` say of the deterministic configurations, of
+    Further groups show the same for the chip's fitted sets of `architecture`, on the deterministic configurations with
     sessions of up to `max_session_tokens` tokens.
     """
     from training.latency import tables
@@ -144,8 +145,8 @@ def interference(
 ) -> None:
     """Fig. 4: a long request, a short cached one, and both in a batch; the pair's large model, timed on this machine.
 
-    `published` is what `fleet` takes for `architecture`; `profile` predicts the batches that are measured. `machine`
-    only names it, so that outputs shared by two machines keep figures of each.
+    `published` is predicted for `architecture` on `fleet`; `profile` predicts the measured batches. `machine` is part
+    of the artifact's identity only: two machines can share outputs.
     """
     from serving.hardware.latency import load_fitted_latencies
     from training.latency.interference import measured_rows, predicted_rows, time_batches

@@ -1,10 +1,5 @@
-"""WISP, Fig. 9 of our own profile: predicted against measured times, and how errors are spread.
-
-Coefficients with their intervals beside those that WISP prints, and what each would mean for the chip (Table 12).
-
-What is left over of a fit: residuals of training and test set (WISP, Fig. 9), and errors by regime (Fig. 11).
-
-How good a fit is, as WISP's Table 7 says it: the paper's own fit, and the one that is used.
+"""WISP's tables and figures for our own profile: scores (Table 7), residuals (Fig. 9), errors and components by regime
+(Fig. 11), and coefficients beside the published ones (Table 12).
 """
 
 from __future__ import annotations
@@ -27,13 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FIT_KEYS = {"Eq. 19, least squares": "ordinary_least_squares", "as used": ""}
-"""The paper's form and solution, and ours: further terms, least relative error, nothing below 0."""
+"""The paper's terms and solution; and ours, with more terms, least relative error and no negative coefficient."""
 
 TableGroups = dict[str, dict[str, dict[str, Any]]]
 
 
 def scores(models: Sequence[LoadedProfile]) -> TableGroups:
-    """Rows by model and fit: training set, test set, and what cross-validation says."""
+    """Rows by model and fit: training set, test set and cross-validation."""
     return {
         f"{model.name}: {name}": _scores(model.report[key] if key else model.report)
         for model in models
@@ -57,11 +52,11 @@ def _scores(fit: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 ERROR_BAND = 0.1
-"""Relative error within which WISP, Fig. 9a has most of its samples."""
+"""Relative error within which most samples of WISP, Fig. 9a lie."""
 
 
 def residuals(models: Sequence[LoadedProfile]) -> TableGroups:
-    """Rows by model: the fit that is used on its training and its test set; lists have a number a configuration."""
+    """Rows by model: the used fit on its training and test set; lists have one number per configuration."""
     return {
         model.name: {name: _residuals(points, model.coefficients) for name, points in model.sets.items()}
         for model in models
@@ -86,7 +81,7 @@ def _residuals(points: TimingPoints, b: Array) -> dict[str, Any]:
 
 
 def regimes(models: Sequence[LoadedProfile]) -> TableGroups:
-    """Rows by model and set: errors by regime, each part's share of the prediction, which part is the largest."""
+    """Rows by model and set: errors by regime, each component's share of the prediction, the largest component."""
     return {
         f"{model.name}: {name}": {
             kind: _error_row(own, model.coefficients) | _component_shares(own.terms, model.coefficients)
@@ -120,7 +115,7 @@ def _component_shares(x: Array, b: Array) -> dict[str, Any]:
 
 
 def implied_shares(latency: LatencyModel, work_grid: WorkGrid, max_session_tokens: int) -> dict[str, dict[str, Any]]:
-    """By regime, what coefficients that somebody else printed say of the catalogue's whole grids, head left out."""
+    """Component shares by regime that published coefficients imply for the whole grids, without the LM head."""
     rows = {
         regime(name): [_shape_terms(shape) for shape in grid(max_session_tokens)]
         for name, grid in work_grid.grids.items()
@@ -188,7 +183,7 @@ def _plot_errors(axes: Axes, model: LoadedProfile) -> None:
 def coefficients(models: Sequence[LoadedProfile], chip: Chip, architecture: Architecture) -> TableGroups:
     """Rows by coefficient: every fitted set of the chip for that architecture, its roofline, and this profile's models.
 
-    A row is left out where the coefficient is 0 and no interval says otherwise.
+    A row is left out if the coefficient and the upper end of its interval are 0.
     """
     known = {fits.source: fits.latencies.get(architecture.name) for fits in chip.fitted.values()}
     drawn = {f"roofline of {chip.name}": roofline(chip, None, architecture, "fp16")}
@@ -214,9 +209,9 @@ def _measured_row(name: str, model: LoadedProfile) -> dict[str, Any]:
 
 
 def _published_row(name: str, latency: LatencyModel, chip: Chip, architecture: Architecture) -> dict[str, Any]:
-    """With the rate at which the chip would have to compute or read, and its share of what the datasheet says.
+    """The coefficient with the compute or memory rate that it implies, and the rate's share of the chip's peak.
 
-    Of a row: the blocks' linear layers alone. Of the constant: were it nothing but the reading of the blocks' weights.
+    A token is taken to cost the blocks' linear layers alone, the constant to be the reading of the blocks' weights.
     """
     seconds, mode = getattr(latency, name), chip.mode(None)
     row: dict[str, Any] = {"value_s": seconds}

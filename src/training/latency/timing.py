@@ -1,9 +1,4 @@
-"""What was measured of one configuration.
-
-Times an engine's work on the wall clock, and keeps what the work consisted of.
-
-The torch device that computes: what it is called, when it is done, and what room it has.
-"""
+"""Times an engine's work on the wall clock: the timer, the timings of one configuration, and the device."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ STEADY_VARIATION = 0.05
 class TimedRun(NamedTuple):
     wall_s: float
     cpu_s: float | None = None
-    """What this process had of the processor meanwhile; None where another computes."""
+    """CPU time of this process in the run; None if a GPU computes."""
 
     @property
     def cpu_share(self) -> float:
@@ -39,13 +34,13 @@ class TimedRun(NamedTuple):
 
     @property
     def undisturbed(self) -> bool:
-        """Did nobody else take the processor away for a while?"""
+        """True if this process had the CPU for nearly the whole run."""
         return self.cpu_share >= MIN_CPU_SHARE
 
 
 @dataclass
 class Timing:
-    """One configuration's passes, as the engine counts them, and its runs."""
+    """One configuration's forwards, as the engine counts them, and its runs."""
 
     shape: WorkShape
     loads: tuple[ForwardLoad, ...] = ()
@@ -53,13 +48,14 @@ class Timing:
 
     @property
     def is_disturbed(self) -> bool:
-        """Was no run quiet?"""
+        """True if no run was undisturbed."""
         return not any(run.undisturbed for run in self.runs)
 
     @property
     def counted_s(self) -> list[float]:
-        """Wall times of the quiet runs. Where none was: what each run had of the processor, which one thread that
-        computes would have needed of the wall clock too, but for caches that others emptied.
+        """Wall times of the undisturbed runs; if there is none, the CPU time of every run.
+
+        The CPU time is the wall time that one computing thread needs, apart from caches that other processes evicted.
         """
         if self.is_disturbed:
             return [run.cpu_s for run in self.runs if run.cpu_s is not None]
@@ -71,11 +67,11 @@ class Timing:
 
     @property
     def variation(self) -> float | None:
-        """Standard deviation of the counted runs over their mean; None of a single one."""
+        """Standard deviation over mean of the counted runs; None for a single run."""
         return pstdev(self.counted_s) / fmean(self.counted_s) if len(self.counted_s) > 1 else None
 
     def statistics(self) -> dict[str, float]:
-        """Of the counted runs."""
+        """Statistics of the counted runs."""
         counted = self.counted_s
         return {
             "mean_s": fmean(counted),
@@ -88,7 +84,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """`device` is a torch device, cpu or cuda. Raises ValueError for a GPU that is not there."""
+    """The torch device that computes, cpu or cuda. Raises ValueError for a missing GPU."""
 
     device: str
 
@@ -103,7 +99,7 @@ class Accelerator:
         return self.device.startswith("cuda")
 
     def machine_info(self) -> dict[str, str | int | bool]:
-        """What a measured time depends on: processor, versions, one thread, and the GPU if it computes."""
+        """Facts that measured times depend on: processor, versions, one thread, and the GPU if it computes."""
         import torch
 
         from training.fitting.machine import machine_info
@@ -115,26 +111,26 @@ class Accelerator:
 
     @property
     def name(self) -> str:
-        """The GPU's or the processor's."""
+        """Name of the GPU or the processor."""
         found = self.machine_info()
         return str(found.get("gpu", found["processor"]))
 
     def synchronize(self) -> None:
-        """Waits until all that was asked of a GPU is done: its work is only queued by then."""
+        """Waits until a GPU has finished its queued work."""
         import torch
 
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
     def free_nbytes(self) -> int:
-        """Memory that a model may take: the GPU's free, or what the system calls available."""
+        """Memory that a model may take: the GPU's free memory, or the system's available memory."""
         import gc
 
         import torch
 
         if self.is_gpu:
             gc.collect()
-            torch.cuda.empty_cache()  # what torch keeps of an earlier model counts as taken
+            torch.cuda.empty_cache()  # memory that torch caches counts as taken
             return int(torch.cuda.mem_get_info(self.device)[0])
         return _available_nbytes()
 
@@ -154,14 +150,14 @@ def _available_nbytes() -> int:
 
 
 FIRST_ROUND_SHARE = 0.3
-"""Of the budget, for the first round: the three runs of WISP, appendix C, come before any configuration more."""
+"""Share of the budget for the first round, so that three runs (WISP, appendix C) come before more configurations."""
 
 
 @dataclass
 class WorkTimer:
-    """Every run has sessions and random tokens of its own, so that nothing of an earlier one is reused.
+    """Times shapes. Every run has its own sessions and random tokens, so that nothing of an earlier run is reused.
 
-    WISP, appendix C found 60 % of artificial speed-up where prompts came twice.
+    WISP, appendix C found an artificial speed-up of 60 % for repeated prompts.
     """
 
     engine: Engine
@@ -171,8 +167,8 @@ class WorkTimer:
     seed: int
     clock: Callable[[], float] = time.perf_counter
     pause_s: float = 0.0
-    """Idle before each run, as a served model is between two pieces of work: caches and clock of a processor that never
-    rests make a run some 10 % faster than one that had to wait for the network.
+    """Idle time before each run, as a served model has between two pieces of work. Without it, warm caches and a high
+    clock make a run some 10 % faster than a served one.
     """
     _runs: int = field(default=0, init=False)
 
@@ -180,7 +176,7 @@ class WorkTimer:
         self._generator = np.random.default_rng(self.seed)
 
     def warm_up(self, shapes: Sequence[WorkShape], budget_s: float) -> int:
-        """Runs that do not count: all of them, or as many as begin within the budget; how many."""
+        """Runs shapes without counting them, as many as begin within the budget; returns their number."""
         began = self.clock()
         for done, shape in enumerate(shapes):
             if done and self.clock() - began > budget_s:
@@ -191,20 +187,20 @@ class WorkTimer:
     def time_shapes(
         self, shapes: Sequence[WorkShape], repeats: int, budget_s: float, on_run: Callable[[int], None]
     ) -> list[Timing]:
-        """All shapes, `repeats` times over: a disturbance of the machine meets few runs of any one shape.
+        """Times all shapes in `repeats` rounds, so that a disturbance of the machine meets few runs of any one shape.
 
-        The budget cuts whole rounds, and the first one where it would leave no time for others. What is left is a
-        first part of `shapes`, whose order is their owner's.
+        The budget cuts whole rounds, and the first round if it would leave no time for others. The timings are then
+        those of the first part of `shapes`.
         """
         began = self.clock()
         timings = self._first_round(shapes, began + FIRST_ROUND_SHARE * budget_s, on_run)
-        done, a_round_s = 1, self.clock() - began
-        while done < repeats and self.clock() + a_round_s <= began + budget_s:
+        done, round_s = 1, self.clock() - began
+        while done < repeats and self.clock() + round_s <= began + budget_s:
             round_began = self.clock()
             for place, timing in enumerate(timings):
                 self._run(timing)
                 on_run(done * len(timings) + place + 1)
-            done, a_round_s = done + 1, self.clock() - round_began
+            done, round_s = done + 1, self.clock() - round_began
         return timings
 
     def _first_round(
@@ -227,11 +223,11 @@ class WorkTimer:
         self.accelerator.synchronize()
         if self.pause_s:
             time.sleep(self.pause_s)
-        began, had = self.clock(), time.process_time()
+        began, cpu_began = self.clock(), time.process_time()
         _, timing.loads = self.engine.execute(work)
         self.accelerator.synchronize()
-        wall_s, processor_s = self.clock() - began, time.process_time() - had
-        timing.runs.append(TimedRun(wall_s, None if self.accelerator.is_gpu else processor_s))
+        wall_s, cpu_s = self.clock() - began, time.process_time() - cpu_began
+        timing.runs.append(TimedRun(wall_s, None if self.accelerator.is_gpu else cpu_s))
         self._drop_caches(work)
 
     def _random_tokens(self, count: int) -> tuple[int, ...]:
@@ -241,8 +237,8 @@ class WorkTimer:
         if isinstance(work, DraftWork):
             self.engine.drop(work.session, None)
         else:
-            for rows in work.slices:
-                self.engine.drop(rows.session, work.span.start_layer)
+            for each in work.slices:
+                self.engine.drop(each.session, work.span.start_layer)
 
 
 def _is_enough(timings: Sequence[Timing]) -> bool:

@@ -1,13 +1,13 @@
-"""A CSV of somebody's own timings: a line a run, with what the run consisted of.
+"""Reads a CSV file of the user's own timings: one line per run, with the work of the run.
 
     model         name of an architecture of the library (conf/model/architecture)
     num_tokens    new tokens, summed over the batch: N_linear of WISP, Eq. 19
     interactions  (cached + new) x new, summed over the batch's sessions: N_interactions, WISP, Eq. 18
     cached_tokens cached tokens, summed over the batch: N_cached
     latency_s     seconds of the whole forward
-    head_tokens   optional: tokens that met the LM head; without it the head's time is part of the rest
-    sessions      optional: whose rows these are, 1 without it; each further one has a coefficient of its own
-    category      optional: what errors are reported by; without it compute-bound, memory-bound or mixed
+    head_tokens   optional: tokens that met the LM head; without it the head's time is part of the other terms
+    sessions      optional: sessions in the batch, default 1; further sessions have their own coefficient
+    category      optional: errors are reported by it; default compute-bound, memory-bound or mixed
 
 Lines that agree in all but the latency are runs of one configuration.
 """
@@ -42,7 +42,7 @@ class _TimingLine(NamedTuple):
 
 
 def read_timings(file: Path, architectures: Sequence[Architecture], seed: int) -> dict[str, list[Timing]]:
-    """Timings by architecture, some of them held out by lot.
+    """Timings by architecture, a random part of them held out.
 
     Raises ValueError that names the line for a malformed one, and for fewer configurations than a fit needs.
     """
@@ -75,7 +75,7 @@ def _check_header(file: Path, names: Sequence[str]) -> None:
     if missing or unknown or len(set(names)) < len(names):
         wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown) or 'a column twice'}"
         raise ValueError(
-            f"{file.name}, line 1: the header {wrong}; the columns are {', '.join(REQUIRED_COLUMNS)} and, if you like, "
+            f"{file.name}, line 1: the header {wrong}; the columns are {', '.join(REQUIRED_COLUMNS)} and, optionally, "
             f"{', '.join(OPTIONAL_COLUMNS)}."
         )
 
@@ -137,7 +137,7 @@ def _regime(load: ForwardLoad) -> str:
 
 
 def _with_held_out(file: Path, name: str, timings: Sequence[Timing], seed: int) -> list[Timing]:
-    """Some held out, drawn by lot."""
+    """The timings with a random part held out."""
     least = MIN_FITTED + MIN_HELD_OUT
     if len(timings) < least:
         raise ValueError(

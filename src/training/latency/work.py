@@ -1,8 +1,6 @@
-"""What the engine is given to make a configuration: work that fills the caches, and the work that is timed.
+"""Turns shapes into engine work: work that fills the caches, and the work that is timed.
 
-What a device runs: its configurations, and the drafts that they are.
-
-What a cloud's worker runs: its configurations, and the forwards that they are.
+`DRAFT_GRID` has the configurations of a device, `FORWARD_GRID` those of a cloud's worker.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ from training.latency.grid import (
 )
 
 TokenSource: TypeAlias = Callable[[int], tuple[int, ...]]
-"""So many tokens that no run had before."""
+"""Returns so many random tokens."""
 
 EngineWork: TypeAlias = DraftWork | ForwardWork
 
 WorkBuilder: TypeAlias = Callable[[WorkShape, str, TokenSource], tuple[list[EngineWork], EngineWork]]
-"""(shape, name of the run, source of tokens) -> what fills the caches, what is timed."""
+"""(shape, run name, token source) -> (work that fills the caches, work that is timed)."""
 
 
 _PROMPTS = 25
@@ -38,13 +36,13 @@ _DRAFT_SESSION_SHARES, _INPUT_TOKENS, _DRAFT_TOKENS = (0.25, 0.5, 0.75, 1.0), (1
 
 
 def _prompt_grid(max_session_tokens: int) -> list[WorkShape]:
-    """Prefills without writing, up to the longest session."""
+    """Prefills without drafting, up to the longest session."""
     sizes = [max(1, round(max_session_tokens * (i + 1) / _PROMPTS)) for i in range(_PROMPTS)]
     return [WorkShape(COMPUTE_GRID, "prompt", (SessionShape(0, size, 0),)) for size in sizes]
 
 
 def _draft_grid(max_session_tokens: int) -> list[WorkShape]:
-    """Drafts of 1 to 8 tokens, after 1 to 4 that the cache lacks."""
+    """Drafts of 1 to 8 tokens, after 1 to 4 input tokens that are not cached."""
     return [
         WorkShape(
             MEMORY_GRID, "draft", (SessionShape(round(max_session_tokens * quarter) - fed - written, fed, written),)
@@ -79,19 +77,19 @@ DRAFT_GRID = WorkGrid(
         MIXED: {"first draft": _first_draft},
     },
 )
-"""The paper profiles no device; its categories here: prompts, drafts, and prompts with the draft that follows."""
+"""The paper profiles no device. Its categories here are prompts, drafts, and prompts followed by a draft."""
 
 
 def draft_work(shape: WorkShape, run: str, tokens: TokenSource) -> tuple[list[EngineWork], EngineWork]:
-    """One session's greedy draft; the scores that a policy may ask for are not among it."""
-    (part,) = shape.sessions
-    return _fill_cache(part.cached_tokens, run, tokens), DraftWork(
-        run, part.cached_tokens, tokens(part.new_tokens), DraftStopRule(part.num_outputs)
+    """One session's greedy draft, without the scores that a policy may request."""
+    (session,) = shape.sessions
+    return _fill_cache(session.cached_tokens, run, tokens), DraftWork(
+        run, session.cached_tokens, tokens(session.new_tokens), DraftStopRule(session.num_outputs)
     )
 
 
 def _fill_cache(cached: int, run: str, tokens: TokenSource) -> list[EngineWork]:
-    """All but the last cached token, then that one, so that the slot has grown before it is timed."""
+    """Fills all but the last cached token, then that one, so that the cache has grown before the timed work."""
     starts = ((0, cached - 1), (cached - 1, cached))
     return [
         DraftWork(run, first, tokens(last - first), DraftStopRule(0)) for first, last in starts if last > first >= 0
@@ -106,7 +104,7 @@ _PREFILL_SPLITS = {
     "varied-4": (0.5, 0.25, 0.125, 0.125),
 }
 _PREFILL_SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)
-"""Of the longest session, as the paper's 1,200 to 2,000 tokens are of 2,000."""
+"""Shares of the longest session, like the paper's 1,200 to 2,000 of 2,000 tokens."""
 _NEW_TOKENS, _SESSION_SHARES, _BATCHES = (1, 5, 10, 20, 50, 100), (0.25, 0.5, 0.75, 1.0), (1, 4)
 
 
@@ -124,8 +122,9 @@ def _prefill_grid(max_session_tokens: int) -> list[WorkShape]:
 
 
 def _verification_grid(max_session_tokens: int) -> list[WorkShape]:
-    """The paper's 48: 1 to 100 new tokens, of totals up to the longest session; fewer new ones where the total is
-    below 200, so that most of it stays cached.
+    """The paper's 48: 1 to 100 new tokens, totals up to the longest session.
+
+    A total below 200 has fewer new tokens, so that most of it stays cached.
     """
     return [
         WorkShape(MEMORY_GRID, "verify", (_verification_session(round(max_session_tokens * quarter), new),) * batch)
@@ -146,7 +145,7 @@ def _prefill(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
 
 
 def _chunk(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    """A part of a prompt that nobody asks about yet."""
+    """A part of a prompt without output."""
     return (SessionShape(sampler.cached_tokens(), sampler.sample(1, MAX_CHUNK_TOKENS), 0),)
 
 
@@ -155,7 +154,7 @@ def _decode(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
 
 
 def _verify(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    """Each session sends the last settled token and its drafts, all of which meet the head."""
+    """Each session sends its last settled token and its drafts; all go through the head."""
     return tuple(
         SessionShape(sampler.cached_tokens(), 1 + k, 1 + k)
         for k in (sampler.num_drafts() for _ in range(sampler.num_sessions()))
@@ -178,29 +177,31 @@ FORWARD_GRID = WorkGrid(
         MIXED: {"verify and prefill": _verify_with_prefill, "verify and chunk": _verify_with_chunk},
     },
 )
-"""Prefills alone or sharing a batch, chunks, decodes, verifications, and verifications beside uncached requests."""
+"""Prefills alone or batched, chunks, decodes, verifications, and verifications batched with uncached requests."""
 
 
 def forward_work_builder(layers: int) -> WorkBuilder:
-    """Batches through all layers of a model of that depth, with greedy verdicts where something is asked."""
+    """Batches through all `layers` layers, with greedy verdicts for sessions that have outputs."""
     span = Span(0, layers, embedding=True, lm_head=True)
 
-    def works(shape: WorkShape, run: str, tokens: TokenSource) -> tuple[list[EngineWork], EngineWork]:
-        parts = [(f"{run}/{i}", part) for i, part in enumerate(shape.sessions)]
-        rows = [
-            SequenceSlice(name, cached, new, tokens(new), max(0, asked - 1), "greedy" if asked else "")
-            for name, (cached, new, asked) in parts
+    def build(shape: WorkShape, run: str, tokens: TokenSource) -> tuple[list[EngineWork], EngineWork]:
+        sessions = [(f"{run}/{i}", session) for i, session in enumerate(shape.sessions)]
+        slices = [
+            SequenceSlice(name, cached, new, tokens(new), max(0, outputs - 1), "greedy" if outputs else "")
+            for name, (cached, new, outputs) in sessions
         ]
-        return [_forward_work(span, each) for each in _fill_caches(parts, tokens) if each], _forward_work(span, rows)
+        return [_forward_work(span, each) for each in _fill_caches(sessions, tokens) if each], _forward_work(
+            span, slices
+        )
 
-    return works
+    return build
 
 
 def _fill_caches(
     sessions: Sequence[tuple[str, SessionShape]], tokens: TokenSource
 ) -> tuple[list[SequenceSlice], list[SequenceSlice]]:
-    """All but the last cached token, then that one: a slot grows by doubling when it is first outgrown, once in a
-    session, and should not while it is timed.
+    """Fills all but the last cached token, then that one: a cache grows by doubling at most once in a session, and must
+    not grow during the timed work.
     """
     prompts = [
         SequenceSlice(name, 0, part.cached_tokens - 1, tokens(part.cached_tokens - 1))
