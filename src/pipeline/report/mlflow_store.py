@@ -101,8 +101,8 @@ class Tracking:
         if self.uri not in (None, OFF) and not str(self.uri).startswith(_SCHEMES):
             raise ValueError(
                 f"tracking.uri is {mask_secrets(self.uri)!r}; allowed are null (SQLite below outputs), {OFF} (log "
-                "nothing), the http(s) address of an MLflow server, or a database as sqlite:///FILE, postgresql://, mysql://, "
-                "mssql://. MLflow no longer has a store of plain files."
+                "nothing), the http(s) address of an MLflow server, or a database as sqlite:///FILE, postgresql://, "
+                "mysql://, mssql://. MLflow no longer has a store of plain files."
             )
         if not self.experiment.strip():
             raise ValueError("tracking.experiment is empty; name the MLflow experiment that the runs go to.")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from serving.engines.remote.server import RemoteServer
 from serving.engines.tensor_parallel.commands import check_divisible_heads
-from serving.engines.torch.model import ARCHITECTURES
+from serving.engines.torch import ARCHITECTURES
 from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization
 
 Dtype = Literal["fp32", "bf16", "fp16"]

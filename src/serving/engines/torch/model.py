@@ -12,14 +12,11 @@ from typing import Any, NoReturn, get_args
 import torch
 from torch import nn
 
+from serving.engines.torch import ARCHITECTURES
 from serving.engines.torch.attention import ATTENTION_NAME as ATTENTION
 from serving.engines.torch.attention import register_attention
 from serving.hardware.architecture import Quantization
 from serving.messages import Span
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox")
-"""`model_type` in a checkpoint's config.json."""
-
 
 _MIN_POSITIONS = 256
 
