@@ -106,10 +106,14 @@ def load_side(
         (hop.span.end_layer for hop in hops if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer),
         default=0,
     )
-    target = _load_model(pair.cloud, accelerator, num_held) if num_held else None
+    device_part = _load_model(pair.cloud, accelerator, num_held) if num_held else None
     drafts = setup.policy.draft.source == "model"
-    drafter = factory.drafter_engine(pair.device, pair.cloud, target, accelerator) if drafts else UNAVAILABLE_ENGINE
-    device_target = factory.torch_engine(target, factory.medusa_heads(target)) if target else UNAVAILABLE_ENGINE
+    drafter = (
+        factory.drafter_engine(pair.device, pair.cloud, device_part, accelerator) if drafts else UNAVAILABLE_ENGINE
+    )
+    device_target = (
+        factory.torch_engine(device_part, factory.medusa_heads(device_part)) if device_part else UNAVAILABLE_ENGINE
+    )
     return LoadedModels(drafter, small, UNAVAILABLE_ENGINE, layers, tokenizer, device_target)
 
 

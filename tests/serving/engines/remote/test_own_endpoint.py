@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from engines.remote.conftest import counting, server
 from frontend.openai.fake_gateway import FakeGateway
-from remote.conftest import counting, server
 
 from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer

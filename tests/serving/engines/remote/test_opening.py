@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from catalogue import architecture
+from engines.remote.conftest import counting, server
+from engines.remote.fake_server import FakeServer
 from fake_setup import setup
 from frontend.openai.tiny_tokenizers import byte_level, words
-from remote.conftest import counting, server
-from remote.fake_server import FakeServer
 
 from serving.core.decoding import Decoding
 from serving.deployment.model_loading import load_models, load_side, load_tokenizer, num_layers

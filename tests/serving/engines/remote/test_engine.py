@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines.remote.conftest import counting, server
+from engines.remote.fake_server import FakeServer
 from frontend.openai.tiny_tokenizers import byte_level
-from remote.conftest import counting, server
-from remote.fake_server import FakeServer
 
 from serving.engines.remote.engine import RemoteEngine, remote_sampling
 from serving.engines.remote.errors import RemoteError

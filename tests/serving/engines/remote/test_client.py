@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from certificates import certified
+from engines.remote.conftest import Clock, counting, server
+from engines.remote.fake_server import FakeServer
 from frontend.openai.tiny_tokenizers import byte_level
-from remote.conftest import Clock, counting, server
-from remote.fake_server import FakeServer
 
 from serving.engines.remote.client import RemoteClient
 from serving.engines.remote.dialect import DIALECTS, parse_token_id

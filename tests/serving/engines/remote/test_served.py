@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from catalogue import architecture
+from engines.remote.conftest import Clock, server
+from engines.remote.fake_server import FakeServer
 from fake_setup import Questions, setup
 from frontend.openai.tiny_tokenizers import byte_level
-from remote.conftest import Clock, server
-from remote.fake_server import FakeServer
 
 from serving.deployment.model_loading import load_models
 from serving.deployment.queries import Query

@@ -10,9 +10,9 @@ from typing import Any
 
 import openai
 import pytest
+from engines.remote.conftest import counting
+from engines.remote.fake_server import FakeServer
 from frontend.openai.tiny_tokenizers import byte_level
-from remote.conftest import counting
-from remote.fake_server import FakeServer
 
 from serving.engines.tokenizer import Tokenizer
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote.conftest import server
-from remote.test_served import HYBRID, queries, served
-from remote.test_served import made as setup_of
+from engines.remote.conftest import server
+from engines.remote.test_served import HYBRID, queries, served
+from engines.remote.test_served import made as setup_of
 
 from serving.engines.remote.engine import RemoteEngine
 from serving.engines.remote.opening import connect_remote

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from engines.remote.conftest import server
+from engines.remote.fake_server import FakeServer
 from frontend.openai.tiny_tokenizers import byte_fallback, byte_level, words
 from hypothesis import given
 from hypothesis import strategies as st
-from remote.conftest import server
-from remote.fake_server import FakeServer
 
 from serving.engines.remote.client import RemoteClient
 from serving.engines.remote.dialect import DIALECTS, RemoteSampling
