@@ -30,7 +30,8 @@ def message(cls: type[T]) -> type[T]:
     """A slotted dataclass, compared by value, that is immutable to the type checker.
 
     It is frozen at run time only with TANDEM_FROZEN=1, as in the tests: a frozen dataclass takes three to four times as
-    long to create, and a simulation creates some twenty messages a round. Equality and hash are the same either way.
+    long to create, and a simulation creates some twenty messages for each verification. Equality and hash do not
+    differ.
     """
     if FROZEN:
         return dataclass(frozen=True, slots=True)(cls)

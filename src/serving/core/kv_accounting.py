@@ -162,26 +162,26 @@ def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue)
     used = kv_accounting.used_tokens
     fit: PickedBatch = []
     evicted: list[CacheKey] = []
-    for item, rows in picked:
-        if not has_required_cache(item, kv_accounting):
+    for queued, num_tokens in picked:
+        if not has_required_cache(queued, kv_accounting):
             continue
-        need = kv_accounting.extra_tokens(item.slice, item.span, rows, item.done_tokens)
-        over = used + need - kv_accounting.capacity_tokens
-        if over > 0:
+        need = kv_accounting.extra_tokens(queued.slice, queued.span, num_tokens, queued.done_tokens)
+        excess = used + need - kv_accounting.capacity_tokens
+        if excess > 0:
             gone, freed = _evict_until(
-                over,
+                excess,
                 kv_accounting,
-                kv_accounting.idle_caches(queue) + ([] if fit else _queued_caches(item, kv_accounting, queue)),
+                kv_accounting.idle_caches(queue) + ([] if fit else _queued_caches(queued, kv_accounting, queue)),
             )
             used -= freed
             evicted += gone
         if used + need <= kv_accounting.capacity_tokens:
             used += need
-            fit.append((item, rows))
+            fit.append((queued, num_tokens))
         elif not fit:
-            whole = kv_accounting.round_up_to_blocks(item.cached_len + rows)
+            whole = kv_accounting.round_up_to_blocks(queued.cached_len + num_tokens)
             raise RuntimeError(
-                f"{item.slice.session} needs {whole} cached tokens, the budget is {kv_accounting.capacity_tokens}"
+                f"{queued.slice.session} needs {whole} cached tokens, the budget is {kv_accounting.capacity_tokens}"
             )
     return fit, evicted
 
@@ -189,7 +189,10 @@ def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue)
 def _extra_tokens(picked: PickedBatch, kv_accounting: KVAccounting) -> int:
     """Tokens of blocks that the batch allocates, without what roll-backs free."""
     return sum(
-        [max(0, kv_accounting.extra_tokens(item.slice, item.span, rows, item.done_tokens)) for item, rows in picked]
+        [
+            max(0, kv_accounting.extra_tokens(queued.slice, queued.span, num_tokens, queued.done_tokens))
+            for queued, num_tokens in picked
+        ]
     )
 
 

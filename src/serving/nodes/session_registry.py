@@ -64,9 +64,9 @@ class SessionRegistry:
     def expire_lease(self, timer: int) -> list[str]:
         """The sessions for which the lost owner sent nothing since. They are reset, not released."""
         peer, since = self.leases.pop(timer)
-        left = [session for session, (owner, asked) in self.owners.items() if owner == peer and asked <= since]
-        self.reset(left)
-        return left
+        expired = [session for session, (owner, last_s) in self.owners.items() if owner == peer and last_s <= since]
+        self.reset(expired)
+        return expired
 
     def stranded_sessions(self, peer: str, own_name: str) -> list[str]:
         """The sessions that the lost node forwarded here for other owners."""

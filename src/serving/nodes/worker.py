@@ -141,7 +141,7 @@ class Worker:
         return [self._released_miss(m)] if status == "released" else []
 
     def _released_miss(self, m: Request) -> SendMessage:
-        """Names the newest attempt, so that a device whose session goes on continues above it; else it is ignored."""
+        """Names the newest attempt: a device whose session is still running continues above it, others ignore it."""
         session = m.slice.session
         return SendMessage(
             m.reply_to, CacheMiss(session, self.session_registry.newest_attempt[session], self.name), HEADER_NBYTES

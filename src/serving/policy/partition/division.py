@@ -110,7 +110,7 @@ class ModelPartition:
     def _profiled_s(self, fleet: Fleet, include_embed_head: bool) -> tuple[float, ...]:
         """By the latency's own terms: a prefill, and passes of one token behind what is cached.
 
-        While a plan is made whose first stage is the profile nobody knows them: all blocks count alike.
+        Before the profile exists (while a plan is made), all blocks count alike.
         """
         if fleet.timing == "profile" and not isinstance(fleet.chip.profile, Path):
             return (1.0,) * self.architecture.layers
