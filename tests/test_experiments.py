@@ -28,50 +28,96 @@ TOY = (
 EFFORT = "hardware.stages.local_latency.options"
 SMALL = (f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100")
 SHORT = (
-    "model=qwen3", "capacity_search.max_devices=2", "capacity_search.window_s=1", "capacity_search.warmup_s=5", "workload.max_new_tokens=8",
+    "model=qwen3",
+    "capacity_search.max_devices=2",
+    "capacity_search.window_s=1",
+    "capacity_search.warmup_s=5",
+    "workload.max_new_tokens=8",
     "stages.capacity._resources_.processes=1",
-)  # fmt: skip
+)
 FEW = (
-    "model=qwen3", "stages.load.device_counts=[2]", "stages.load.seeds=[0]", "load_test.answers=1", "load_test.window_s=1",
-    "load_test.warmup_s=5", "workload.max_new_tokens=8", "stages.load._resources_.processes=1",
-)  # fmt: skip
+    "model=qwen3",
+    "stages.load.device_counts=[2]",
+    "stages.load.seeds=[0]",
+    "load_test.answers=1",
+    "load_test.window_s=1",
+    "load_test.warmup_s=5",
+    "workload.max_new_tokens=8",
+    "stages.load._resources_.processes=1",
+)
 HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.num_prompts=12")
 ROUTES = "policy.artifacts.routes_1"
-ROUTED = ("training.seed=0", f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.artifacts.router_1.mlp.epochs=2")
+ROUTED = (
+    "training.seed=0",
+    f"{ROUTES}.prompt_factor=2",
+    f"{ROUTES}.max_comparisons=1",
+    "policy.artifacts.router_1.mlp.epochs=2",
+)
 FIRST = (*ROUTED, "policy.offload.router.path=${stage:router_1}")
 TIERS = ("model=llama3_8b", "workload.seed=0", "workload.arrivals.tasks_per_episode=3", "workload.max_new_tokens=4")
 LESS = {
     "validate": (
-        f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100",
+        f"{EFFORT}.configurations=12",
+        f"{EFFORT}.held_out=6",
+        f"{EFFORT}.repeats=1",
+        f"{EFFORT}.bootstraps=100",
         'stages.validate.real={local: ["${stage:local_1}"], grpc: ["${stage:grpc_1}"]}',
     ),
     "synera/table4": ("training.seed=0", "+variant/shared/model_pair=1b_13b", "+variant/synera/method=edgefm,hybrid"),
     "synera/table5": ("training.seed=0", "+variant/synera/method=edge_centric,edge_centric_early_exit"),
     "synera/table6": ("training.seed=0", "+variant/synera/method=edge_centric", "model.device.quantization=none,nf4"),
     "synera/fig11": ("+variant/shared/model_pair=1b_13b_15w", "+variant/synera/method=edge_centric,no_lookahead"),
-    "synera/fig12": ("training.seed=0", "+variant/shared/model_pair=1b_13b", "+variant/synera/method=synera,cloud_centric"),
+    "synera/fig12": (
+        "training.seed=0",
+        "+variant/shared/model_pair=1b_13b",
+        "+variant/synera/method=synera,cloud_centric",
+    ),
     "synera/fig13": ("network=mbps_0_1", "+variant/synera/method=synera,no_compression"),
     "synera/fig14": ("training.seed=0", "policy.offload.budget=0,0.2"),
     "synera/fig16": ("training.seed=0", "policy.offload.budget=0.2", "+variant/synera/method=importance,random"),
     "synera/fig17": ("training.seed=0", "policy.early_exit.margin=0.7,1.0"),
     "synera/fig18": ("policy.offload.budget=0.2,0.8",),
     "synera/fig15": ("policy.offload.budget=0.3", "workload.arrivals.rate_per_s=1,80"),
-    "synera/stalls": ("policy.offload.budget=0.2", "+variant/synera/bottleneck=kbps_50,verify_400ms", "+variant/synera/method=compression_only"),
+    "synera/stalls": (
+        "policy.offload.budget=0.2",
+        "+variant/synera/bottleneck=kbps_50,verify_400ms",
+        "+variant/synera/method=compression_only",
+    ),
     "synera/lookahead": ("training.seed=0", "policy.offload.budget=0.2", "+variant/synera/lookahead=default,published"),
-    "synera/early_exit": ("training.seed=0", "+variant/shared/model_pair=1b_13b", "+variant/synera/early_exit=none,at_half"),
-    "synera/frontier": ("training.seed=0", "+variant/shared/model_pair=1b_13b", "policy.offload.budget=0.1", "+variant/synera/method=edgefm,synera"),
-    "wisp/table1": FEW, "wisp/table3": FEW, "wisp/table6": FEW, "wisp/fig1": FEW, "wisp/fig7": FEW, "wisp/fig8": FEW,
+    "synera/early_exit": (
+        "training.seed=0",
+        "+variant/shared/model_pair=1b_13b",
+        "+variant/synera/early_exit=none,at_half",
+    ),
+    "synera/frontier": (
+        "training.seed=0",
+        "+variant/shared/model_pair=1b_13b",
+        "policy.offload.budget=0.1",
+        "+variant/synera/method=edgefm,synera",
+    ),
+    "wisp/table1": FEW,
+    "wisp/table3": FEW,
+    "wisp/table6": FEW,
+    "wisp/fig1": FEW,
+    "wisp/fig7": FEW,
+    "wisp/fig8": FEW,
     "wisp/table2": (*SHORT, "capacity_search.seeds=[0]", "capacity_search.answers=1"),
     "wisp/sensitivity": (*SHORT, "~stages.capacity.variants"),
     "wisp/embedded_pair": (*FEW[1:], "workload.profiling.num_prompts=24"),
     "wisp/table5": ("training.seed=0", "+variant/shared/model_pair=1b_13b"),
-    "wisp/table7": SMALL, "wisp/table12": SMALL, "wisp/fig9": SMALL, "wisp/fig11": SMALL,
+    "wisp/table7": SMALL,
+    "wisp/table12": SMALL,
+    "wisp/fig9": SMALL,
+    "wisp/fig11": SMALL,
     "wisp/fig4": (*SMALL, "stages.interference.local.repeats=2", "stages.interference.local.long_tokens=[32,224]"),
     "wisp/table9": ("hydra.sweeper.n_trials=2", "stages.searched_predictor.family.epochs=2"),
     "wisp/table11": ("stages.predictor_latency.num_calls=20",),
     "wisp/theorem1": ("stages.waste.recalls=[0.95]",),
     "wisp/slo": (
-        "training.seed=0", "policy/scheduler=continuous,slo_aware", "runtime.device_processes=1", "workload.num_prompts=4",
+        "training.seed=0",
+        "policy/scheduler=continuous,slo_aware",
+        "runtime.device_processes=1",
+        "workload.num_prompts=4",
         "workload.max_new_tokens=6",
     ),
     **{f"token_routing/{name}": (*FIRST, "policy.offload.threshold=0,0.9") for name in ("fig6", "fig7", "fig8")},
@@ -81,20 +127,43 @@ LESS = {
     "token_routing/kv_cache": (*ROUTED, "+variant/token_routing/router=citer,no_cache"),
     "token_routing/spans": (*ROUTED, "+variant/token_routing/router=citer,span_2", "routed_share=0.2"),
     "token_routing/commonsense_qa": (
-        *FIRST[1:], "policy.offload.threshold=0,0.9", f"workload.path={Path(__file__).with_name('questions.jsonl')}",
-        "workload.max_prompt_tokens=160", "workload.max_new_tokens=6", "workload.dataset.shots=0",
+        *FIRST[1:],
+        "policy.offload.threshold=0,0.9",
+        f"workload.path={Path(__file__).with_name('questions.jsonl')}",
+        "workload.max_prompt_tokens=160",
+        "workload.max_new_tokens=6",
+        "workload.dataset.shots=0",
     ),
-    "hat/table4": ("training.seed=0", "model.cloud.timed_architecture=vicuna_7b"), "hat/hidden_inversion": ("stages.inversion.probe.steps=20",),
+    "hat/table4": ("training.seed=0", "model.cloud.timed_architecture=vicuna_7b"),
+    "hat/hidden_inversion": ("stages.inversion.probe.steps=20",),
     "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"),
     "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
-    **{f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", "+variant/hat/method=u_shape,link_bound", *HAT) for n in (6, 7)},
-    **{f"hat/fig{n}": ("seed=0", f"+variant/hat/method=u_shape,{name}", *HAT) for n, name in ((9, "hat"), (10, "u_sarathi"))},
+    **{
+        f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", "+variant/hat/method=u_shape,link_bound", *HAT)
+        for n in (6, 7)
+    },
+    **{
+        f"hat/fig{n}": ("seed=0", f"+variant/hat/method=u_shape,{name}", *HAT)
+        for n, name in ((9, "hat"), (10, "u_sarathi"))
+    },
     "hat/fig8": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/method=u_shape,u_medusa", *HAT),
-    **{f"hat/fig{n}": ("seed=0", "policy.placement.pipeline_stages=3", "+variant/hat/method=u_shape,hat", *HAT) for n in (11, 12)},
+    **{
+        f"hat/fig{n}": ("seed=0", "policy.placement.pipeline_stages=3", "+variant/hat/method=u_shape,hat", *HAT)
+        for n in (11, 12)
+    },
     "hat/table5": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/ablation=none,sd_pd", *HAT),
-    "validate_grpc_pacing": ('stages.validate_grpc_pacing.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
-    **{f"hyperion/fig{n}": (*TIERS, "network=lan_1gbps", "+variant/hyperion/orchestrator=hyperion,heft") for n in (5, 6)},
-    "hyperion/fig7": (*TIERS, "+variant/hyperion/orchestrator=hyperion,heft_nearest_first"), "hyperion/fig8": TIERS, "hyperion/fig10": TIERS,
+    "validate_grpc_pacing": (
+        'stages.validate_grpc_pacing.real={grpc: ["${stage:grpc_1}"]}',
+        "workload.devices=1",
+        "workload.max_new_tokens=12",
+    ),
+    **{
+        f"hyperion/fig{n}": (*TIERS, "network=lan_1gbps", "+variant/hyperion/orchestrator=hyperion,heft")
+        for n in (5, 6)
+    },
+    "hyperion/fig7": (*TIERS, "+variant/hyperion/orchestrator=hyperion,heft_nearest_first"),
+    "hyperion/fig8": TIERS,
+    "hyperion/fig10": TIERS,
     "hyperion/fig9": (*TIERS, "+variant/hyperion/orchestrator=hyperion,least_latency"),
     "hyperion/fig11": (*TIERS[:-1], "workload.max_new_tokens=4,5"),
     "hyperion/fig12": (*TIERS, "hardware=hyperion_2_tiers,hyperion_4_tiers"),
@@ -104,7 +173,7 @@ LESS = {
     "hyperion/node_failures": (*TIERS, "+variant/hyperion/node_failures=none,all_tiers"),
     "hyperion/batching": (*TIERS, "+variant/hyperion/orchestrator=most_throughput", "workload.arrivals.rate_per_s=0.4"),
     "hyperion/drafting": ("training.seed=0", "+variant/hyperion/drafting=sled,hat", "workload.max_new_tokens=6"),
-}  # fmt: skip
+}
 """What makes an experiment smaller still."""
 SAID = {
     **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},

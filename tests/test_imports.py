@@ -25,8 +25,8 @@ LAYERS = {
 }  # fmt: skip
 """The children of each package, from the bottom up: each imports only those before it, for type checking too."""
 CORE = (
-    "messages", "core", "workload", "learned", "network", "hardware", "policy", "drivers/simulator", "nodes", "deployment",
-    "metrics", "log", "runtimes/emulated", "runtimes/simulated", "studies",
+    "messages", "core", "workload", "learned", "network", "hardware", "policy", "drivers/simulator", "nodes",
+    "deployment", "metrics", "log", "runtimes/emulated", "runtimes/simulated", "studies/capacity",
 )  # fmt: skip
 """The packages and modules of `serving` that a simulation runs, beside its source of tokens."""
 HEAVY = {
