@@ -1,4 +1,4 @@
-"""Batches of the cloud as they were expected and as they ran: is the estimator to be relied on while it serves?"""
+"""Times of the cloud's batches, against what the estimator expected."""
 
 from collections.abc import Callable, Sequence
 from math import sqrt
@@ -9,7 +9,7 @@ from serving.messages import Command, Event, ForwardWork, Message, Outcome, Work
 
 
 class BatchTiming(NamedTuple):
-    """One forward of a node of the cloud; seconds of the run's clock."""
+    """One forward pass of a cloud node; seconds of the run's clock."""
 
     node: str
     work: ForwardWork
@@ -33,7 +33,7 @@ class BatchObserver:
 
 
 def batch_rows(batches: Sequence[BatchTiming], estimator: Callable[[str], Estimator]) -> list[dict[str, Any]]:
-    """One a batch: what was in it, how long it took, and how long it was expected to take."""
+    """A row per batch: its content, its time and the expected time."""
     estimators = {node: estimator(node) for node in {batch.node for batch in batches}}
     return [
         {
@@ -50,23 +50,23 @@ def batch_rows(batches: Sequence[BatchTiming], estimator: Callable[[str], Estima
 
 
 def estimator_errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """R2, mean absolute percentage error and bias (expected minus measured) over batches (WISP, section 5.5); how long
-    they took and how many rows they had, on average, and the deviation of the time (HAT, Fig. 8).
+    """R2, mean absolute percentage error and bias (expected minus measured) over batches (WISP, section 5.5); means of
+    batch time and batch tokens, and the standard deviation of the time (HAT, Fig. 8).
     """
-    took = [row["end_s"] - row["begin_s"] for row in rows]
-    off = [row["expected_s"] - took_s for row, took_s in zip(rows, took, strict=True)]
-    known = [(o, t) for o, t in zip(off, took, strict=True) if t > 0]
+    batch_s = [row["end_s"] - row["begin_s"] for row in rows]
+    errors = [row["expected_s"] - seconds for row, seconds in zip(rows, batch_s, strict=True)]
+    known = [(error, seconds) for error, seconds in zip(errors, batch_s, strict=True) if seconds > 0]
     if not known:
         return {}
-    mean_s = sum(took) / len(took)
-    spread = sum((t - mean_s) ** 2 for t in took)
+    mean_s = sum(batch_s) / len(batch_s)
+    spread = sum((seconds - mean_s) ** 2 for seconds in batch_s)
     found = {
         "batches": float(len(rows)),
-        "mape": sum(abs(o) / t for o, t in known) / len(known),
-        "mae_s": sum(map(abs, off)) / len(off),
-        "bias_s": sum(off) / len(off),
+        "mape": sum(abs(error) / seconds for error, seconds in known) / len(known),
+        "mae_s": sum(map(abs, errors)) / len(errors),
+        "bias_s": sum(errors) / len(errors),
         "batch_s": mean_s,
-        "batch_std_s": sqrt(spread / len(took)),
+        "batch_std_s": sqrt(spread / len(batch_s)),
         "batch_tokens": sum(row["num_tokens"] for row in rows) / len(rows),
     }
-    return found | ({"r2": 1 - sum(o * o for o in off) / spread} if spread else {})
+    return found | ({"r2": 1 - sum(error * error for error in errors) / spread} if spread else {})

@@ -1,4 +1,4 @@
-"""What deciding costs beside computing, in wall seconds of this machine."""
+"""The time of decisions against that of computation, in wall seconds of this machine."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ from serving.messages import Command, Event, Node, Outcome, Work
 
 
 class OverheadTimer:
-    """Stands before a driver while its stage is set: every node and chip added through it is timed.
+    """A proxy of a driver that times every node and chip added through it.
 
-    A node's time is all of `handle`: the policy's slots, bookkeeping, queues and batches. A chip's is `execute`, scores
-    included.
+    Decisions are a node's `handle`: the policy's slots, bookkeeping, queues and batches. Computation is a chip's
+    `execute`, including scores.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -33,13 +33,13 @@ class OverheadTimer:
         self._driver.post(at, node, event)
 
     def metrics(self, devices: Iterable[str], workers: Sequence[str], tokens: int) -> dict[str, float]:
-        """`device_ms_per_token`: of the text, all devices together; `cloud_share`: of deciding beside computing there,
-        absent without a cloud that computed.
+        """`device_ms_per_token`: decisions of all devices per token of text. `cloud_share`: decisions over computation
+        in the cloud; absent if the cloud computed nothing.
         """
         found = {"device_ms_per_token": 1e3 * sum(self.decision_s[name] for name in devices) / max(1, tokens)}
-        computed_s = sum(self.compute_s[name] for name in workers)
-        if computed_s:
-            found["cloud_share"] = sum(self.decision_s[name] for name in workers) / computed_s
+        compute_s = sum(self.compute_s[name] for name in workers)
+        if compute_s:
+            found["cloud_share"] = sum(self.decision_s[name] for name in workers) / compute_s
         return found
 
 

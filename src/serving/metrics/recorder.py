@@ -1,6 +1,4 @@
-"""What happened to each session, seen from outside: tokens and when the user got them, bytes, busy and waiting
-seconds.
-"""
+"""Records each session from outside the nodes: tokens and their times, bytes, busy and waiting seconds."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -31,7 +29,7 @@ from serving.messages import (
 )
 
 TimelineInterval = tuple[str, float, float, int]
-"""(lane, begin_s, end_s, tokens): one piece of a session's time line."""
+"""(lane, begin_s, end_s, tokens or bytes): one interval of a session's time line."""
 
 
 @dataclass(slots=True)
@@ -43,65 +41,67 @@ class SessionRecord:
     prompt_tokens: int
     arrived_s: float
     started_s: float | None = None
-    """When the device turned to it: later than it arrived where the device was busy with another."""
+    """When the device started on it: after the arrival if the device was busy with another session."""
     ended_s: float | None = None
     ending: str = ""
     tokens: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
-    """Per token, when the user saw it."""
+    """When the user got each token."""
     draft_decisions: list[DraftDecision] = field(default_factory=list)
     num_decisions: int = 0
-    """Draft chunks that were judged, or kept unasked."""
+    """Draft chunks that were verified or kept without verification."""
     num_offloaded: int = 0
     drafts_verified: int = 0
-    """Drafts that were judged."""
+    """Drafted tokens that the cloud verified."""
     drafts_accepted: int = 0
     drafted: int = 0
     discarded_tokens: int = 0
-    """Tokens that a stop rule looked at and dropped: drafted in time, and never sent."""
+    """Tokens that a stop rule dropped: they took time to draft and were not sent."""
     draft_s: float = 0.0
-    """How long the device wrote drafts."""
+    """Seconds of drafting on the device."""
     lookahead_attempts: int = 0
-    """Verdicts that were prepared for, rightly in position, rightly in position and token."""
+    """Verdicts for which the device drafted ahead."""
     lookahead_position_hits: int = 0
+    """Of these, the ones with the assumed position."""
     lookahead_hits: int = 0
+    """Of these, the ones with the assumed position and token."""
     early_exit_tokens: int = 0
-    """Drafts that were read off before the last layer."""
+    """Drafted tokens that exited before the last layer."""
     layer_share_sum: float = 0.0
-    """Of all drafts the share of the layers that had run, summed."""
+    """The sum over drafted tokens of the share of layers that ran."""
     cloud_forward_tokens: int = 0
+    """Tokens that the cloud ran for it: prompt, uncached tokens and drafts."""
     node_busy_s: dict[str, float] = field(default_factory=dict)
-    """Of `cloud_busy_s`, each node's."""
-    """Rows that the cloud ran for it: prompt, uncached tokens and drafts."""
+    """Each node's part of `cloud_busy_s`."""
     uplink_nbytes: int = 0
     downlink_nbytes: int = 0
     uplink_messages: int = 0
     device_busy_s: float = 0.0
     cloud_busy_s: float = 0.0
-    """Its share, by rows, of the batches it was in."""
+    """Its share, by tokens, of the time of its batches."""
     cloud_queue_s: float = 0.0
     """Between a request's arrival at a worker and the start of its batch."""
     timeline: list[TimelineInterval] = field(default_factory=list)
 
 
 class _WorkerState:
-    """What one worker has: sessions that wait, and the batch on its chip."""
+    """The waiting sessions of one worker, and the batch on its chip."""
 
     __slots__ = ("arrived", "running", "waiting_since_s")
 
     def __init__(self) -> None:
         self.waiting_since_s: dict[str, float] = {}
-        """Since when each session waits."""
+        """The time since which each session waits."""
         self.arrived: set[str] = set()
-        """Those that asked, and were in no batch since."""
+        """Sessions with a request that was in no batch yet."""
         self.running: tuple[SequenceSlice, ...] = ()
 
 
 class Recorder:
-    """An observer of a driver; `devices` are the names of its device nodes.
+    """An observer that records sessions; `devices` are the names of the device nodes.
 
-    Without `detail` a record keeps no time line and no chunks, which are most of its bytes.
+    Without `detail` records have no time line and no draft decisions, which are most of their bytes.
     """
 
     def __init__(self, devices: Sequence[str], detail: bool = True) -> None:
@@ -111,14 +111,14 @@ class Recorder:
         self._workers: dict[str, _WorkerState] = defaultdict(_WorkerState)
 
     def forget(self, session: str) -> None:
-        """For who records without an end: nothing of it is kept, and what still happens to it waits nowhere."""
+        """Forgets a session, so that a recorder can run without end; later events of it are ignored."""
         self.records.pop(session, None)
-        for desk in self._workers.values():
-            desk.waiting_since_s.pop(session, None)
-            desk.arrived.discard(session)
+        for worker in self._workers.values():
+            worker.waiting_since_s.pop(session, None)
+            worker.arrived.discard(session)
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
-        """By exact type: a `match` costs three times as much, and this is called for every event."""
+        """Compares exact types: this is called for every event, and `match` takes three times as long."""
         if type(event) is MessageReceived:
             if type(event.message) is Request and node not in self._devices:
                 self._request_arrived(node, event.message.slice.session, now)
@@ -176,19 +176,19 @@ class Recorder:
             record.timeline.append(("draft", begin_s, end_s, tokens))
 
     def _forwarded(self, node: str, work: ForwardWork, begin_s: float, end_s: float) -> None:
-        """Each session's share of a batch, by rows."""
+        """Gives each session its share of a batch, by tokens."""
         records, detail, on_device = self.records, self._detail, node in self._devices
-        row_s = (end_s - begin_s) / sum([rows.num_tokens for rows in work.slices])
-        for rows in work.slices:
-            record, n = records[rows.session], rows.num_tokens
+        token_s = (end_s - begin_s) / sum([seq.num_tokens for seq in work.slices])
+        for seq in work.slices:
+            record, n = records[seq.session], seq.num_tokens
             if on_device:
-                record.device_busy_s += row_s * n
+                record.device_busy_s += token_s * n
             else:
-                record.cloud_busy_s += row_s * n
-                record.node_busy_s[node] = record.node_busy_s.get(node, 0.0) + row_s * n
+                record.cloud_busy_s += token_s * n
+                record.node_busy_s[node] = record.node_busy_s.get(node, 0.0) + token_s * n
                 record.cloud_forward_tokens += n
             if detail:
-                lane = "verify" if rows.num_drafts else "decode" if n == 1 else "prefill"
+                lane = "verify" if seq.num_drafts else "decode" if n == 1 else "prefill"
                 record.timeline.append((lane, begin_s, end_s, n))
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
@@ -217,33 +217,33 @@ class Recorder:
             return
         if node in self._devices:
             return
-        desk = self._workers[node]
-        desk.running = work.slices
-        since_s, arrived = desk.waiting_since_s, desk.arrived
-        for rows in work.slices:
-            session = rows.session
+        worker = self._workers[node]
+        worker.running = work.slices
+        since_s, arrived = worker.waiting_since_s, worker.arrived
+        for seq in work.slices:
+            session = seq.session
             since = since_s.pop(session, now)
             arrived.discard(session)
             if now > since:
                 record = self.records[session]
                 record.cloud_queue_s += now - since
                 if self._detail:
-                    record.timeline.append(("queue", since, now, rows.num_tokens))
+                    record.timeline.append(("queue", since, now, seq.num_tokens))
 
     def _request_arrived(self, node: str, session: str, now: float) -> None:
-        """A later part of a request that waits already does not begin its wait anew."""
-        desk = self._workers[node]
-        if session not in desk.arrived and session in self.records:
-            desk.arrived.add(session)
-            desk.waiting_since_s[session] = now
+        """A later part of a request that already waits does not restart its wait."""
+        worker = self._workers[node]
+        if session not in worker.arrived and session in self.records:
+            worker.arrived.add(session)
+            worker.waiting_since_s[session] = now
 
     def _batch_finished(self, node: str, now: float) -> None:
-        """A batch is done: what is left of its requests, or their next token, waits from here."""
-        desk = self._workers[node]
-        for rows in desk.running:
-            if rows.session in self.records:
-                desk.waiting_since_s[rows.session] = now
-        desk.running = ()
+        """The rest of the batch's requests, or their next tokens, wait from now on."""
+        worker = self._workers[node]
+        for seq in worker.running:
+            if seq.session in self.records:
+                worker.waiting_since_s[seq.session] = now
+        worker.running = ()
 
     def _tokens_emitted(self, emit: EmitTokens, now: float) -> None:
         record = self.records[emit.session]
@@ -256,7 +256,7 @@ class Recorder:
 
 
 def _has_discarded(stop: DraftStopRule, drafted: DraftOutcome) -> bool:
-    """Did the stop rule drop the token that it stopped at? If it was kept, its score is the last one."""
+    """True if the stop rule dropped the token at which it stopped. A kept token has the last score."""
     return (
         drafted.stopped
         and not stop.keep_last
@@ -271,6 +271,6 @@ def _session(message: Message) -> str:
 
 
 def count_origins(record: SessionRecord) -> Mapping[Origin, int]:
-    """How many of a session's tokens each writer wrote."""
+    """The number of a session's tokens by origin."""
     kinds: tuple[Origin, ...] = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
     return {kind: record.origins.count(kind) for kind in kinds}

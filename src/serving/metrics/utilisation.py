@@ -1,7 +1,4 @@
-"""How busy and how full the nodes of each tier were.
-
-How long a session's device stood still, and for whom (Synera, section 3.3).
-"""
+"""How busy and how full the nodes of each tier were, and how long devices stalled (Synera, section 3.3)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -24,12 +21,12 @@ from serving.metrics.recorder import SessionRecord
 
 
 class UtilisationObserver:
-    """An observer of the nodes of a cloud."""
+    """An observer of busy time and cached tokens of the cloud's nodes."""
 
     def __init__(self) -> None:
         self.busy_s: dict[str, float] = defaultdict(float)
         self.peak_cache_tokens: dict[str, int] = defaultdict(int)
-        """Per node, the most tokens that its caches held at one time, of whichever sessions."""
+        """Per node, the most tokens that its caches held at one time."""
         self._session_tokens: dict[str, dict[str, int]] = defaultdict(dict)
         self._cached_tokens: dict[str, int] = defaultdict(int)
 
@@ -41,7 +38,7 @@ class UtilisationObserver:
                 self._drop_session(node, command.session)
 
     def node_created(self, node: str, at_s: float) -> None:  # noqa: ARG002
-        """Whatever was there before it holds nothing any more."""
+        """A restarted node has empty caches."""
         self._session_tokens[node].clear()
         self._cached_tokens[node] = 0
 
@@ -53,40 +50,40 @@ class UtilisationObserver:
             return
         self.busy_s[node] += end_s - begin_s
         tokens = self._session_tokens[node]
-        for rows in work.slices:
-            length = rows.start + rows.num_tokens
-            self._cached_tokens[node] += length - tokens.get(rows.session, 0)
-            tokens[rows.session] = length
+        for seq in work.slices:
+            length = seq.start + seq.num_tokens
+            self._cached_tokens[node] += length - tokens.get(seq.session, 0)
+            tokens[seq.session] = length
         self.peak_cache_tokens[node] = max(self.peak_cache_tokens[node], self._cached_tokens[node])
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
     def by_tier(self, topology: Topology, records: Iterable[SessionRecord]) -> dict[str, dict[str, float]]:
-        """For each tier: `busy`, the share of the time in which any request was under way, its nodes' mean; `memory`,
-        weights and the fullest caches over what a node has, their mean; `blocks` of the timed model; `nodes`.
+        """Per tier: `utilisation`, busy time over the time with any session, mean over its nodes; `memory_share`,
+        weights and peak caches over a node's memory, mean; `blocks` of the timed model; `nodes`.
         """
         open_s = covered_s((record.arrived_s, record.ended_s) for record in records)
         return {tier: self._tier_metrics(topology, tier, nodes, open_s) for tier, nodes in topology.tiers.items()}
 
     def _tier_metrics(self, topology: Topology, tier: str, nodes: tuple[str, ...], open_s: float) -> dict[str, float]:
-        held = [(hop.span, topology.setup.hop_architecture(hop)) for hop in topology.setup.hops if hop.node == tier]
+        parts = [(hop.span, topology.setup.hop_architecture(hop)) for hop in topology.setup.hops if hop.node == tier]
         found = {
             "nodes": float(len(nodes)),
-            "blocks": float(sum(span.end_layer - span.start_layer for span, _ in held)),
+            "blocks": float(sum(span.end_layer - span.start_layer for span, _ in parts)),
         }
         if open_s > 0:
             found["utilisation"] = sum(self.busy_s[node] for node in nodes) / len(nodes) / open_s
         shares = []
         for node in nodes:
             fleet = topology.cloud_fleets[node]
-            for _, part in held if fleet.memory_nbytes else ():
+            for _, part in parts if fleet.memory_nbytes else ():
                 cache = self.peak_cache_tokens[node] * part.kv_nbytes_per_token(fleet.precision)
                 shares.append((part.weights_nbytes(fleet.precision) + cache) / (fleet.memory_nbytes or 1.0))
         return found | ({"memory_share": sum(shares) / len(shares)} if shares else {})
 
 
 def covered_s(spans: Iterable[tuple[float, float | None]]) -> float:
-    """How long any of these spans of time lasted; one without an end is none."""
+    """The seconds that these spans cover together; a span without an end is ignored."""
     total_s, until_s = 0.0, float("-inf")
     for begin_s, end_s in sorted((a, b) for a, b in spans if b is not None):
         total_s += max(0.0, end_s - max(begin_s, until_s))
@@ -100,7 +97,7 @@ _LINK_LANES, _CLOUD_LANES, _DEVICE_LANES = ("uplink", "downlink"), ("queue", "pr
 
 
 class StallTimes(NamedTuple):
-    """Seconds, and how long its questions were in the cloud, stood still or not."""
+    """Seconds that a device stalled for the link and for the cloud, and that its requests were in the cloud."""
 
     link_s: float
     cloud_s: float
@@ -108,10 +105,11 @@ class StallTimes(NamedTuple):
 
 
 def stall_times(timeline: Sequence[tuple[str, float, float, int]], ended_s: float = INF) -> StallTimes:
-    """From a session's time line: while a message is under way, or the cloud has it, and the device does not draft.
+    """Stalls in a session's time line: a message is in transit or the cloud has the request, and the device does not
+    draft.
 
-    Where a message overlaps with work in the cloud, as a prompt in parts does, the cloud counts. Nobody waits any more
-    from `ended_s` on: the cloud is told then that it may forget the session.
+    Where a message overlaps with work in the cloud, as with a chunked prompt, the stall is the cloud's. Time after
+    `ended_s` does not count: only the session's release is sent then.
     """
     until = [(lane, begin, min(end, ended_s)) for lane, begin, end, _ in timeline if begin < ended_s]
     own, cloud, link = (
@@ -133,7 +131,7 @@ def _merged(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
 
 
 def _subtracted(spans: Sequence[TimeSpan], others: Sequence[TimeSpan]) -> list[TimeSpan]:
-    """What of the spans no other covers; both in order and apart."""
+    """The parts of `spans` that `others` do not cover; both are sorted and disjoint."""
     found, i = [], 0
     for begin, end in spans:
         while i < len(others) and others[i][1] <= begin:

@@ -177,7 +177,7 @@ def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
 def _sample_answers(
     answers: Sequence[Sequence[bool]], probabilities: MatchProbabilities, pools: ScorePools, seed: int
 ) -> tuple[list[list[bool]], list[float]]:
-    """Sampled answers of the same lengths, repeated until there is little noise, and the confidence at each position."""
+    """Sampled answers of the same lengths, repeated to reduce noise, and the confidence at each position."""
     found: list[list[bool]] = []
     confidence: list[float] = []
     repeats = 1 + SAMPLED_POSITIONS // max(1, sum(map(len, answers)))

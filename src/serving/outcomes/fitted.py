@@ -125,10 +125,8 @@ HEADER_FILE, TENSORS_FILE, ACCEPTED_NODES = "fitted.json", "pools.safetensors", 
 
 @dataclass(frozen=True)
 class FittedAcceptance:
-    """Whether a draft is right depends on whether the one before was; scores, and after how many layers a draft is read
-    off, are resampled from the trace.
-
-    Raises ValueError for chances that are none, or pools with nothing in them.
+    """A model of acceptance: a draft is right with a probability that depends on the draft before. Scores and exit
+    layers are resampled from the trace. Raises ValueError for missing lengths or empty pools.
     """
 
     probabilities: MatchProbabilities
@@ -169,7 +167,7 @@ class FittedAcceptance:
         return list(numbered_queries(requests, decoding, seed, [self._request_lengths(one, seed) for one in requests]))
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines that draw outcomes. Raises ValueError for another rule of early exit, other heads or another router."""
+        """Engines that draw outcomes. Raises ValueError for another early-exit rule, other heads or another router."""
         check_exit(self.exit_rule, policy, "the trace that acceptance was fitted to")
         check_medusa_tree(self.medusa_tree, policy.draft.medusa)
         check_router(self.router_digest, policy)

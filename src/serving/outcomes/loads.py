@@ -16,9 +16,7 @@ class DraftLoads:
         self._cache: dict[tuple[int, int, int], tuple[ForwardLoad, ...]] = {}
 
     def pass_loads(self, start: int, num_inputs: int, passes: int) -> tuple[ForwardLoad, ...]:
-        """`num_inputs` tokens after `start` cached ones, then one token for each further pass; each pass uses the LM head
-        once.
-        """
+        """`num_inputs` tokens after `start` cached ones, then one token per pass; each pass uses the head once."""
         return self._cache.get((start, num_inputs, passes)) or self._make_loads(start, num_inputs, passes)
 
     def draft(self, session: str, start: int, num_inputs: int, exit_layers: Sequence[int]) -> tuple[ForwardLoad, ...]:  # noqa: ARG002
@@ -30,7 +28,7 @@ class DraftLoads:
         return (batch_load(self._layers, [(start, num_inputs)]),) if num_inputs else ()
 
     def branch(self, session: str, start: int, num_inputs: int, exit_layers: Sequence[int]) -> tuple[ForwardLoad, ...]:  # noqa: ARG002
-        """The loads of one token after each branch, of `num_inputs` tokens in all; `exit_layers` has one entry per branch."""
+        """The loads of one token after each of several branches, which have `num_inputs` tokens in all."""
         return (batch_load(self._layers, [(start, num_inputs)], float(len(exit_layers))),)
 
     def drop(self, session: str) -> None:

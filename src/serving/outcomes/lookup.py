@@ -1,4 +1,4 @@
-"""Reads a trace's tables: what follows a place in a session."""
+"""Reads a trace's tables: the drafts, verdicts and scores that follow a position in a session."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,8 +8,8 @@ from serving.messages import DraftStopRule, Verdict
 from serving.outcomes.trace import NUM_TOP_CANDIDATES, RecordedSession, TraceTables, triangle_size
 
 TracePosition = tuple[int, int]
-"""(base, length): the text up to `base`, then the recorded continuation from there, `length` tokens in all. `base` is
-as large as it can be.
+"""(base, length): the text up to `base`, then the recorded continuation from there, `length` tokens in all; with the
+largest possible `base`.
 """
 
 
@@ -20,13 +20,13 @@ class RecordedDraft(NamedTuple):
     indices: list[int]
     stopped: bool
     pass_indices: list[int]
-    """The same of the tokens that were read off, one a forward pass: of the one that a stop rule dropped, too."""
+    """Indices of all decoded tokens, one per forward pass, including one that a stop rule dropped."""
     num_unrecorded: int
-    """How many tokens lay beyond the record."""
+    """The number of tokens beyond the record."""
 
 
 class TraceLookup:
-    """Finds drafts, verdicts and scores in a trace by place; it holds no state of any session."""
+    """Finds drafts, verdicts and scores in a trace by position; it has no state of sessions."""
 
     def __init__(self, tables: TraceTables, scorers: Scorers = NO_SCORERS) -> None:
         self.max_draft_len = tables.max_draft_len
@@ -44,7 +44,7 @@ class TraceLookup:
     def advance(
         self, session: RecordedSession, position: TracePosition, tokens: tuple[int, ...]
     ) -> tuple[TracePosition, int]:
-        """The place after these tokens, and how many of them are off all that was recorded.
+        """The position after these tokens, and how many of them were not recorded.
 
         Raises ValueError for a prompt that is not the session's.
         """
@@ -53,35 +53,35 @@ class TraceLookup:
         if base == length and session.token_ids[length:end] == tokens:
             return (end, end), 0
         check_prompt(session, length, tokens)
-        strange = 0
+        off_path = 0
         for token in tokens:
-            on = self._step(session, position, token)
-            strange += on is None
-            position = on or (position[1] + 1, position[1] + 1)
-        return position, strange
+            following = self._step(session, position, token)
+            off_path += following is None
+            position = following or (position[1] + 1, position[1] + 1)
+        return position, off_path
 
     def find_divergence(
         self, session: RecordedSession, position: TracePosition, tokens: Sequence[int]
     ) -> tuple[TracePosition, int | None]:
-        """The place before the first of these tokens that is off all that was recorded, and which of them that is."""
+        """The position before the first token that was not recorded, and the token's index; None: all were."""
         for i, token in enumerate(tokens):
-            on = self._step(session, position, token)
-            if on is None:
+            following = self._step(session, position, token)
+            if following is None:
                 return position, i
-            position = on
+            position = following
         return position, None
 
     def branch_token(
         self, session: RecordedSession, position: TracePosition, branch: tuple[int, ...]
     ) -> tuple[int, bool]:
-        """Where the token behind a branch is; and is it recorded, or does another stand in for it?"""
+        """The index of the token after a branch; and False if it is a substitute, that of the same position."""
         last, off = self.find_divergence(session, position, branch)
         if off is None:
-            at, deep = self.next_indices(session, last, 1)
-            return at[0], not deep
-        aside, rest = (*last, branch[off]), branch[off + 1 :]
-        if aside in session.lookahead_branches:
-            row = session.first_row + session.num_positions + session.lookahead_branches.index(aside)
+            indices, unrecorded = self.next_indices(session, last, 1)
+            return indices[0], not unrecorded
+        recorded, rest = (*last, branch[off]), branch[off + 1 :]
+        if recorded in session.lookahead_branches:
+            row = session.first_row + session.num_positions + session.lookahead_branches.index(recorded)
             first = row * self.max_draft_len
             if len(rest) < self._continuation_lens[row] and tuple(self._drafts[first : first + len(rest)]) == rest:
                 return first + len(rest), True
@@ -90,25 +90,25 @@ class TraceLookup:
     def draft(
         self, session: RecordedSession, position: TracePosition, stop: DraftStopRule, stop_tokens: tuple[int, ...]
     ) -> RecordedDraft:
-        """What the drafter writes from here until the stop rule says enough."""
+        """The drafter's tokens from here until the stop rule ends the draft."""
         if not stop.max_tokens:
             return RecordedDraft((), [], False, [], 0)
-        reach, deep = self.next_indices(session, position, stop.max_tokens)
+        indices, unrecorded = self.next_indices(session, position, stop.max_tokens)
         scores = self._scores[stop.score] if stop.score else None
         tokens: list[int] = []
         passes, stopped = 0, False
-        for i in reach:
+        for i in indices:
             passes += 1
             stopped = scores is not None and scores[i] < stop.threshold
             if not stopped or stop.keep_last or len(tokens) < stop.min_tokens:
                 tokens.append(self._drafts[i])
             if stopped or tokens[-1] in stop_tokens:
                 break
-        deep = max(0, deep - (len(reach) - passes))
-        return RecordedDraft(tuple(tokens), reach[: len(tokens)], stopped, reach[:passes], deep)
+        unrecorded = max(0, unrecorded - (len(indices) - passes))
+        return RecordedDraft(tuple(tokens), indices[: len(tokens)], stopped, indices[:passes], unrecorded)
 
     def verdict(self, session: RecordedSession, prefix_len: int, drafts: Sequence[int]) -> Verdict:
-        """The target's choices against drafts behind `prefix_len` agreed tokens."""
+        """The verdict on drafts after `prefix_len` agreed tokens."""
         first, last = (
             session.first_row + prefix_len - session.prompt_tokens,
             session.first_row + session.num_positions - 1,
@@ -121,7 +121,7 @@ class TraceLookup:
     def tree_verdict(
         self, session: RecordedSession, prefix_len: int, drafts: Sequence[int], parents: Sequence[int]
     ) -> Verdict:
-        """The target's choices down a tree of drafts behind `prefix_len` agreed tokens."""
+        """The verdict on a tree of drafts after `prefix_len` agreed tokens."""
         first, last = (
             session.first_row + prefix_len - session.prompt_tokens,
             session.first_row + session.num_positions - 1,
@@ -136,11 +136,8 @@ class TraceLookup:
             path.append(child)
 
     def proposal(self, session: RecordedSession, prefix_len: int) -> tuple[int, ...]:
-        """What the target's heads propose beside the token that it writes behind `prefix_len` agreed ones."""
-        row, width = (
-            min(session.first_row + prefix_len - session.prompt_tokens, session.first_row + session.num_positions - 1),
-            self._tree_size,
-        )
+        """The tree that the target's heads propose with the token after `prefix_len` agreed ones."""
+        row, width = self._row(session, prefix_len), self._tree_size
         return tuple(self._proposals[row * width : (row + 1) * width])
 
     def tokens(self, indices: Sequence[int]) -> tuple[int, ...]:
@@ -160,12 +157,11 @@ class TraceLookup:
         return tuple(table[i] for i in indices)
 
     def exit_layers(self, indices: Sequence[int]) -> list[int]:
-        """After how many layers each token was read off."""
         return [self._exit_layers[i] for i in indices]
 
     def importance(self, indices: Sequence[int], fed: bool = False) -> tuple[float, ...]:
-        """Column means of attention among the drafts, as `serving.engines.torch.attention` takes them; a single draft
-        that was `advance` is seen by its own row, else by the one that wrote it.
+        """Column means of attention among the drafts, as `serving.engines.torch.attention` takes them. The attention of
+        a single draft comes from its own row if it was `fed` back, else from the row that wrote it.
         """
         if not indices:
             return ()
@@ -177,15 +173,15 @@ class TraceLookup:
         return (*values, *values[-1:] * (len(indices) - n))
 
     def num_without_importance(self, indices: Sequence[int]) -> int:
-        """Tokens of a draft whose importance was not recorded, because it is longer than the record is deep."""
+        """The number of a draft's tokens beyond the recorded length, which have no recorded importance."""
         return max(0, len(indices) - self.max_draft_len + indices[0] % self.max_draft_len) if indices else 0
 
     def _row(self, session: RecordedSession, position: int) -> int:
-        """The row of a position, or the nearest one that there is."""
+        """The row of a position, or the nearest row."""
         return session.first_row + min(max(0, position - session.prompt_tokens), session.num_positions - 1)
 
     def _step(self, session: RecordedSession, position: TracePosition, token: int) -> TracePosition | None:
-        """The place behind this token; None where neither the text nor a continuation of it goes on so."""
+        """The position after this token; None if neither the text nor its continuation has it next."""
         base, length = position
         if base == length and length < len(session.token_ids) and session.token_ids[length] == token:
             return length + 1, length + 1
@@ -196,35 +192,35 @@ class TraceLookup:
         return bool(offset < self._continuation_lens[row] and self._drafts[row * self.max_draft_len + offset] == token)
 
     def next_indices(self, session: RecordedSession, position: TracePosition, n: int) -> tuple[list[int], int]:
-        """Indices of the next `n` tokens in the flat tables; how many of the last ones only stand in for what is not
-        known, because a wrong continuation was asked further than it was recorded.
+        """Indices of the next `n` tokens in the flat tables, and how many of the last ones are substitutes, because a
+        wrong continuation was asked for beyond its recorded length.
         """
         base, offset = position[0], position[1] - position[0]
-        at: list[int] = []
+        indices: list[int] = []
         known = n
         while True:
             row = self._row(session, base)
             begin, count = row * self.max_draft_len, self._continuation_lens[row]
-            at += range(begin + offset, begin + min(count, offset + n - len(at)))
-            if len(at) == n:
-                return at, n - min(known, n)
+            indices += range(begin + offset, begin + min(count, offset + n - len(indices)))
+            if len(indices) == n:
+                return indices, n - min(known, n)
             if session.token_ids[base : base + count] != tuple(self._drafts[begin : begin + count]):
-                known = min(known, len(at))
+                known = min(known, len(indices))
             base, offset = base + count, 0
 
 
 def check_prompt(session: RecordedSession, start: int, tokens: tuple[int, ...]) -> None:
-    """Raises ValueError where tokens behind the first `start` ones contradict the session's prompt."""
+    """Raises ValueError if tokens after the first `start` ones contradict the session's prompt."""
     prompt = session.token_ids[start : session.prompt_tokens]
     if prompt[: len(tokens)] != tokens[: len(prompt)]:
         raise ValueError(
             f"tokens {start} to {start + len(tokens) - 1} are not those of the prompt recorded as {session.name}; "
-            "somebody lost count of what is cached"
+            "the count of cached tokens is wrong"
         )
 
 
 def column_means(attention: Sequence[float], begin: int, n: int) -> tuple[float, ...]:
-    """`attention` is one row of the table; the draft is tokens begin..begin+n-1 of the continuation."""
+    """Importance from one row of the attention table, of the draft tokens begin..begin+n-1 of the continuation."""
     if n == 1:
         return (attention[_triangle_index(begin - 1, begin - 1)] if begin else attention[0],)
     last = begin + n - 1

@@ -1,4 +1,4 @@
-"""Runs a policy for what it decides, not for how long it takes: no hardware, no links, every piece of work a tick."""
+"""Runs a policy without times: no hardware, no links, every piece of work takes one tick."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ from serving.progress import Progress
 
 TICK_S = 1.0
 CONCURRENT_SESSIONS = 8
-"""Sessions at a time: enough to fill a batch, whatever the workload's number of devices."""
+"""Concurrent sessions: enough to fill a batch, independent of the workload's number of devices."""
 
 
 class UntimedExecutor:
-    """An executor that takes a tick for everything."""
+    """An executor whose work takes one tick."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -39,8 +39,8 @@ def run_untimed(
     progress: Progress,
     timed_layers: int | None = None,
 ) -> dict[str, SessionRecord]:
-    """The records of all queries, dealt to a few devices that never wait for anything but their cloud. The target is
-    split as one of `timed_layers` layers would be; None: as one of as many as it has.
+    """The records of all queries, run on a few devices. The target is split like a model of `timed_layers` layers;
+    None: of as many as it has.
     """
     names = [f"device-{i}" for i in range(CONCURRENT_SESSIONS)]
     hops = policy.placement.hops(models.cloud_layers, timed_layers or models.cloud_layers)

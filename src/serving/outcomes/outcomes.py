@@ -34,7 +34,7 @@ class OutcomeSource(Protocol):
         ...
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines for these requests and this policy. Raises ValueError for requests or a policy that it does not support."""
+        """Engines for these requests. Raises ValueError for requests or a policy that it does not support."""
         ...
 
 
@@ -53,6 +53,7 @@ def check_exit(recorded: EarlyExitRule | None, policy: Policy, source: str) -> N
     if policy.draft.source == "model" and wanted != recorded:
         raise ValueError(
             f"policy {policy.name} drafts {describe_exit(wanted)}, and {source} knows drafts made "
-            f"{describe_exit(recorded)}; record them by the policy's rule (runtime/outcomes=trace, own_trace or fitted does, early_exit: "
-            "${policy.early_exit}), or give the policy the rule that is known (policy.early_exit; none runs all layers)"
+            f"{describe_exit(recorded)}; record them by the policy's rule (runtime/outcomes=trace, own_trace or fitted "
+            "does, early_exit: ${policy.early_exit}), or give the policy the rule that is known (policy.early_exit; "
+            "none runs all layers)"
         )

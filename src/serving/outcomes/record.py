@@ -1,4 +1,4 @@
-"""Records a trace: plays the policy, or the target alone, then asks both models at every position of the text."""
+"""Records a trace: runs the policy, or the target alone, then both models at every position of the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,22 +44,32 @@ if TYPE_CHECKING:
     from serving.outcomes.teacher_forcing import Continuation, TeacherForcedModel
 
 TARGET_ORIGINS = frozenset({"accepted", "corrected", "bonus", "cloud"})
-"""Origins of tokens that the target wrote or agreed to."""
+"""Origins of tokens that the target wrote or accepted."""
 
 
 def target_only() -> Policy:
-    """The target writes all of it: what every lossless policy writes, too."""
+    """The policy whose text the target writes alone; every lossless policy writes the same."""
     return Policy(
-        name="target alone", draft=NoDraft(), offload=FullOffload(), lookahead=NoLookahead(), early_exit=NoEarlyExit(),
-        verify=Lossless(), prefill=WholePrefill(), payload=TokenPayload(), kv_cache=PrefixCaching(), scheduler=ContinuousBatch(),
-        placement=CloudPlacement(), dispatch=RoundRobin(), link_loss=LinkLoss("wait"),
-    )  # fmt: skip
+        name="target alone",
+        draft=NoDraft(),
+        offload=FullOffload(),
+        lookahead=NoLookahead(),
+        early_exit=NoEarlyExit(),
+        verify=Lossless(),
+        prefill=WholePrefill(),
+        payload=TokenPayload(),
+        kv_cache=PrefixCaching(),
+        scheduler=ContinuousBatch(),
+        placement=CloudPlacement(),
+        dispatch=RoundRobin(),
+        link_loss=LinkLoss("wait"),
+    )
 
 
 @dataclass(frozen=True)
 class TraceRecorder:
-    """How a trace is taken; `policy` None or lossless records the target's own text. Drafts leave layers early by the
-    `exit_rule`, whoever wrote the text.
+    """Records traces. With `policy` None or lossless it records the target's own text, else the policy's. Drafts exit
+    early by `exit_rule` in both cases.
     """
 
     models: LoadedModels
@@ -69,15 +79,15 @@ class TraceRecorder:
     made_from: dict[str, str]
     exit_rule: EarlyExitRule | None = None
     medusa: MedusaHeads | None = None
-    """Heads of the target, whose proposals are recorded, too."""
+    """Heads of the target; their proposals are recorded, too."""
     router: RoutingScorer | None = None
-    """Whose scores of the drafts are recorded, too."""
+    """Its scores of the drafts are recorded, too."""
     timed_layers: int | None = None
     """Layers of the architecture that the target is timed as: placements split it by them; None: as many as it has."""
 
     def record(self, queries: Sequence[Query], work: Path, progress: Progress) -> OutcomeTrace:
-        """The trace of all queries; a few sessions at a time, each time kept in `work`, where an interrupted recording
-        goes on.
+        """The trace of all queries. Every few sessions are saved in `work`, so that an interrupted recording can be
+        resumed.
         """
         size = offline.CONCURRENT_SESSIONS
         parts = [queries[i : i + size] for i in range(0, len(queries), size)]
@@ -98,8 +108,8 @@ class TraceRecorder:
 
     def _record_sessions(self, queries: Sequence[Query]) -> OutcomeTrace:
         lossy = self.policy if self.policy and not self.policy.lossless else None
-        heard, (small, large) = LookaheadRecorder(self.models.device), self._teacher_forced()
-        models, played = replace(self.models, device=heard), self.policy or target_only()
+        device, (small, large) = LookaheadRecorder(self.models.device), self._teacher_forced()
+        models, played = replace(self.models, device=device), self.policy or target_only()
         records = offline.run_untimed(played, models, queries, self.seed, silent, self.timed_layers)
         sessions, tables, first = [], list[TraceTables](), 0
         for query in queries:
@@ -107,19 +117,27 @@ class TraceRecorder:
             path = (*call.prompt, *record.tokens)
             session = RecordedSession(call.session, query.prompt, path, len(call.prompt), call.max_new_tokens, first)
             targets = _with_written_tokens(large.greedy_tokens(path, len(call.prompt)), record)
-            session, rows = self._record_drafts(session, small, heard.lookahead_texts[call.session], call.stop_tokens)
+            session, rows = self._record_drafts(session, small, device.lookahead_texts[call.session], call.stop_tokens)
             sessions.append(session)
             targets += [0] * len(session.lookahead_branches)
             tables.append(_build_tables(targets, rows, self.max_draft_len, self._proposals(session, large)))
             first += session.num_rows
         return OutcomeTrace(
-            tuple(sessions), stack_tables(tables), lossy.name if lossy else None, self.seed,
-            self.models.device_layers, self.models.cloud_layers, queries[0].request.stop_tokens, self.made_from, self.exit_rule,
-            self.medusa.tree if self.medusa else (), self.router.digest if self.router else "",
-        )  # fmt: skip
+            tuple(sessions),
+            stack_tables(tables),
+            lossy.name if lossy else None,
+            self.seed,
+            self.models.device_layers,
+            self.models.cloud_layers,
+            queries[0].request.stop_tokens,
+            self.made_from,
+            self.exit_rule,
+            self.medusa.tree if self.medusa else (),
+            self.router.digest if self.router else "",
+        )
 
     def _proposals(self, session: RecordedSession, large: "TeacherForcedModel") -> list[tuple[int, ...]]:
-        """Per position; behind asides nobody is asked."""
+        """The proposals at each position; zeros at lookahead branches."""
         if self.medusa is None:
             return []
         from serving.engines.torch.draft_heads import load_medusa_heads
@@ -136,8 +154,8 @@ class TraceRecorder:
         lookahead_texts: Sequence[tuple[int, ...]],
         stop_tokens: tuple[int, ...],
     ) -> "tuple[RecordedSession, list[Continuation]]":
-        """What the drafter writes behind each position, and then behind each wrong guess it drafted `lookahead_texts`
-        on, as far as the policy looks; the session with those guesses.
+        """The drafter's continuations after each position and after each wrong guess of `lookahead_texts`, and the
+        session with these guesses. After a guess they are as long as the policy looks ahead.
         """
         rows = small.continuations(session.token_ids, session.prompt_tokens, self.max_draft_len, stop_tokens)
         lookup = TraceLookup(_build_tables([0] * len(rows), rows, self.max_draft_len))
@@ -161,7 +179,7 @@ def _torch_model(engine: Any) -> Any:
 
 
 def _with_written_tokens(targets: list[int], record: SessionRecord) -> list[int]:
-    """Where the target wrote or agreed to a token, that is its choice: rows computed together may round otherwise."""
+    """Replaces the target's choices by the tokens that it wrote or accepted: batched rows may round differently."""
     for i, (token, origin) in enumerate(zip(record.tokens, record.origins, strict=True)):
         if origin in TARGET_ORIGINS:
             targets[i] = token

@@ -1,4 +1,4 @@
-"""Outcomes from a recorded trace: exact for what was recorded."""
+"""Outcomes from a recorded trace, and the checks that it was recorded for a policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TraceOutcomes:
-    """Requests are met by name and prompt, else by prompt; what was not recorded is dealt onto the recorded sessions by
-    luck, so that a few hundred of them serve any number of devices.
+    """Outcomes of recorded sessions. A request gets the session of its name and prompt, else that of its prompt, else a
+    randomly chosen one, so that a few hundred sessions serve any number of devices.
     """
 
     trace: OutcomeTrace
@@ -35,27 +35,31 @@ class TraceOutcomes:
         return self.trace.described
 
     def make_queries(self, requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int) -> list[Query]:
-        """The requests with recorded prompts and, where the record's limit is lower than theirs, its limit."""
+        """The requests with recorded prompts; the token limit is the lower of the request's and the record's."""
         check_greedy(decoding)
         return [self._make_query(one, seed) for one in requests]
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines that read the trace. Raises ValueError for prompts that were not recorded, and for a policy whose
-        drafts leave layers early by another rule than the recorded ones.
+        """Engines that read the trace. Raises ValueError for prompts that were not recorded, another early-exit rule,
+        other heads or another router.
         """
-        trace, unknown = self.trace, UnrecordedCounts()
+        trace, unrecorded = self.trace, UnrecordedCounts()
         check_exit(trace.exit_rule, policy, "the trace")
-        bound = {query.request.session: trace.session_for(query.request, seed) for query in queries}
-        small = TraceEngine(trace, bound, trace.device_layers, unknown, trace.exit_rule, policy.scorers)
+        sessions = {query.request.session: trace.session_for(query.request, seed) for query in queries}
+        device = TraceEngine(trace, sessions, trace.device_layers, unrecorded, trace.exit_rule, policy.scorers)
         medusa = policy.draft.medusa
         check_medusa_tree(trace.medusa_tree, medusa)
         check_router(trace.router_digest, policy)
-        large, here = (TraceEngine(trace, bound, trace.cloud_layers, unknown, medusa=medusa) for _ in range(2))
+        cloud, device_target = (
+            TraceEngine(trace, sessions, trace.cloud_layers, unrecorded, medusa=medusa) for _ in range(2)
+        )
 
         def notes() -> tuple[str, ...]:
-            return (*_quality_notes(trace, policy, seed), *unknown.notes())
+            return (*_quality_notes(trace, policy, seed), *unrecorded.notes())
 
-        return OutcomeEngines(small, trace.device_layers, large, trace.cloud_layers, self.tokenizer, here, notes)
+        return OutcomeEngines(
+            device, trace.device_layers, cloud, trace.cloud_layers, self.tokenizer, device_target, notes
+        )
 
     def _make_query(self, request: WorkloadRequest, seed: int) -> Query:
         name = f"r{request.index:05d}"
@@ -63,12 +67,12 @@ class TraceOutcomes:
         rate = request.slo.tokens_per_s if request.slo else 0.0
         ttft_s = request.slo.ttft_s if request.slo and request.slo.ttft_s else INF
         prompt, limit = session.token_ids[: session.prompt_tokens], min(request.max_new_tokens, session.max_new_tokens)
-        call = GenerationRequest(name, prompt, limit, self.trace.stop_tokens, None, rate, ttft_s)
-        return Query(call, session.prompt, request.device, request.at_s, request.think_s, request.slo)
+        found = GenerationRequest(name, prompt, limit, self.trace.stop_tokens, None, rate, ttft_s)
+        return Query(found, session.prompt, request.device, request.at_s, request.think_s, request.slo)
 
 
 def load(path: Path) -> TraceOutcomes:
-    """What the stage `serving.stages.record_outcomes` wrote, with the tokenizer of its pair.
+    """Reads what the stage `serving.stages.record_outcomes` wrote, with the tokenizer of its pair.
 
     Raises ValueError that names the file when it is missing or damaged.
     """
@@ -78,7 +82,7 @@ def load(path: Path) -> TraceOutcomes:
 
 
 def check_greedy(decoding: Decoding) -> None:
-    """Raises ValueError for sampled text, of which there is no one trace."""
+    """Raises ValueError for sampled text, which one trace cannot represent."""
     if decoding.temperature:
         raise ValueError(
             f"decoding.temperature is {decoding.temperature}: sampled text depends on every draw, so no trace can "
@@ -87,28 +91,28 @@ def check_greedy(decoding: Decoding) -> None:
 
 
 def check_medusa_tree(recorded: tuple[CandidateRanks, ...], medusa: MedusaHeads | None) -> None:
-    """Raises ValueError for heads whose proposals were not recorded, or in another tree."""
+    """Raises ValueError for heads whose proposals were not recorded, or recorded with another tree."""
     if medusa and medusa.tree != recorded:
         raise ValueError(
             f"the target's heads propose a tree of {len(medusa.tree)} candidates, and the record has "
-            f"{f'another of {len(recorded)}' if recorded else 'none'}; record it with them (runtime/outcomes=trace or fitted, "
-            "medusa: ${policy.draft.medusa})"
+            f"{f'another of {len(recorded)}' if recorded else 'none'}; record it with them (runtime/outcomes=trace or "
+            "fitted, medusa: ${policy.draft.medusa})"
         )
 
 
 def check_router(recorded: str, policy: Policy) -> None:
-    """Raises ValueError for a router whose scores were not recorded; `recorded` is the digest of the one that was."""
+    """Raises ValueError for a router whose scores were not recorded; `recorded` is the recorded router's digest."""
     router = policy.scorers.get(ROUTE)
     if router and router.digest != recorded:
         raise ValueError(
             f"policy {policy.name} routes by {router!r}, and the record has the scores of "
-            f"{f'another router ({recorded[:12]})' if recorded else 'none'}, which hidden states alone tell; record it "
+            f"{f'another router ({recorded[:12]})' if recorded else 'none'}, which need hidden states; record it "
             "with this one (runtime/outcomes=trace, own_trace or fitted, router: ${policy.offload.router})"
         )
 
 
 def _quality_notes(trace: OutcomeTrace, policy: Policy, seed: int) -> tuple[str, ...]:
-    """Is the recorded text what this policy would write?"""
+    """Notes on the difference between the recorded text and that of this policy."""
     if trace.policy_name is None and policy.lossless:
         return ()
     if trace.policy_name is None:
@@ -118,7 +122,7 @@ def _quality_notes(trace: OutcomeTrace, policy: Policy, seed: int) -> tuple[str,
         )
     if (trace.policy_name, trace.seed) != (policy.name, seed):
         return (
-            f"the trace holds the text of policy {trace.policy_name} under seed {trace.seed}, which {policy.name} under "
-            f"seed {seed} would not write exactly",
+            f"the trace holds the text of policy {trace.policy_name} under seed {trace.seed}, which {policy.name} "
+            f"under seed {seed} would not write exactly",
         )
     return (f"quality is that of policy {policy.name}'s own recorded text",)

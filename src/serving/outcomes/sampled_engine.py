@@ -1,10 +1,9 @@
-"""An engine without text: drafts are right or wrong by luck. The hot path of large simulations.
+"""An engine without text: random numbers decide which drafts are right, the same for every policy under one seed. It is
+the hot path of large simulations.
 
-Tokens are numbers that say where they belong: at position p the target writes 4p, a wrong draft is 4p + 1, and 4p + 2
-and 4p + 3 are other candidates. So a verdict needs no luck, and a draft that is checked at a place where it was not
-written is an error. Everything that a position decides alone is made once and shared by all sessions.
-
-Which drafts are right, by keyed luck: the same for every policy under one seed.
+A token is a number that contains its position: at position p the target writes 4p, a wrong draft is 4p + 1, and 4p + 2
+and 4p + 3 are other candidates. So a verdict needs no random numbers, and a draft that is verified at another position
+raises an error. Results that depend on the position alone are cached for all sessions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,15 +33,15 @@ from serving.messages import (
 from serving.outcomes.loads import DraftLoads, load_counter, summed
 
 _BITS = 17
-"""One draw of 51 bits decides three positions, each to 1 in 131,072."""
+"""One draw of 51 bits decides three positions, each with a resolution of 1 / 131,072."""
 _MASK, _DRAW_RANGE = (1 << _BITS) - 1, 1 << 3 * _BITS
 
 
 @dataclass(frozen=True)
 class MatchProbabilities:
-    """P(the drafter's next token is the target's): at an answer's first position, after a right one, after a wrong one.
+    """P(the drafter's next token is the target's): at the first position, after a right draft, after a wrong one.
 
-    A Markov chain of order 1 over positions; all equal: independent trials, and acceptance lengths are geometric.
+    A Markov chain of order 1 over positions; with equal values acceptance lengths are geometric.
     """
 
     first: float
@@ -56,12 +55,12 @@ class MatchProbabilities:
 
     @property
     def thresholds(self) -> tuple[int, int, int]:
-        """What a draw of 17 bits has to stay below: after a wrong one, after a right one, at the first position."""
+        """A draft is right if 17 random bits are lower: after a wrong one, after a right one, at the first position."""
         return tuple(round(p * (1 << _BITS)) for p in (self.after_wrong, self.after_right, self.first))  # type: ignore[return-value]
 
 
 class AcceptanceDraws:
-    """One session's luck: a bit per position of its answer, drawn as far as somebody asked."""
+    """One session's random bits, one per position of its answer; drawn when they are needed."""
 
     __slots__ = ("_bits", "_last", "_substream", "num_drawn", "prompt_len", "stream")
 
@@ -72,7 +71,7 @@ class AcceptanceDraws:
         self._last = 2
 
     def num_accepted(self, prefix_len: int, cap: int, thresholds: tuple[int, int, int]) -> int:
-        """How many of the `cap` drafts behind `prefix_len` tokens are right before the first wrong one."""
+        """How many of the `cap` drafts after `prefix_len` tokens are right before the first wrong one."""
         offset = prefix_len - self.prompt_len
         if offset + cap > self.num_drawn:
             self._draw(offset + cap, thresholds)
@@ -80,7 +79,7 @@ class AcceptanceDraws:
         return min(cap, (wrong & -wrong).bit_length() - 1)
 
     def previous_is_right(self, prefix_len: int) -> int:
-        """Was the position before `prefix_len` right? At the first one, yes."""
+        """1 if the position before `prefix_len` was right, or there is none; else 0."""
         offset = prefix_len - self.prompt_len
         return self._bits >> (offset - 1) & 1 if offset > 0 else 1
 
@@ -101,41 +100,49 @@ _EMPTY_RESULT = SliceOutcome(None, None)
 
 
 class ScoreSource(Protocol):
-    """Scores and candidates for drafts that luck has decided."""
+    """Scores and candidates of sampled drafts."""
 
     def score(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int, name: str) -> float:
-        """Of draft i behind `prefix_len` tokens, where the first `num_accepted` are right."""
+        """The score of draft i after `prefix_len` tokens, of which the first `num_accepted` drafts are right."""
         ...
 
     def target_rank(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
-        """Where the target's token is among the drafter's three candidates for draft i; 3: nowhere."""
+        """The rank of the target's token among the drafter's three candidates for draft i; 3: not among them."""
         ...
 
     def exit_layer(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
-        """After how many layers draft i is read off, where the drafter leaves early."""
+        """The exit layer of draft i, if the drafter exits early."""
         ...
 
     def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int) -> tuple[float, ...]: ...
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
-        """The last candidate that is right of the tree which the target's heads propose beside token `prefix_len`; -1:
-        none.
-        """
+        """The deepest right candidate of the tree that the target's heads propose with token `prefix_len`; -1: none."""
         ...
 
 
 class SampledEngine:
-    """One model of a pair that was never run; the drafter by `DraftWork`, the target by `ForwardWork`.
+    """One model of a simulated pair: the drafter executes `DraftWork`, the target `ForwardWork`. It keeps no caches.
 
-    `prompts` is how many tokens each session's prompt has; `ranked` asks for the drafter's candidates, or its whole
-    distributions, which only some policies look at; `rule` is where it leaves early. Caches are not kept, so not
-    checked.
+    Args:
+        layers: of this model.
+        prompt_lens: tokens of each session's prompt.
+        needs_candidates: True if the policy reads the drafter's candidates or whole distributions.
+        exit_rule: the drafter's rule of early exit.
+        medusa: heads of the target.
     """
 
     def __init__(
-        self, layers: int, prompt_lens: Mapping[str, int], probabilities: MatchProbabilities, scores: ScoreSource, seed: int, needs_candidates: bool,
-        exit_rule: EarlyExitRule | None = None, medusa: MedusaHeads | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        layers: int,
+        prompt_lens: Mapping[str, int],
+        probabilities: MatchProbabilities,
+        scores: ScoreSource,
+        seed: int,
+        needs_candidates: bool,
+        exit_rule: EarlyExitRule | None = None,
+        medusa: MedusaHeads | None = None,
+    ) -> None:
         self._medusa = medusa
         self._prompt_lens, self._thresholds, self._scores, self._seed = (
             prompt_lens,
@@ -151,7 +158,7 @@ class SampledEngine:
         self._serial = count(1)
 
     def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
-        """Draws the outcome. Raises ValueError for another rule of early exit, which nobody fitted."""
+        """Draws the outcome. Raises ValueError for another rule of early exit than `exit_rule`."""
         if isinstance(work, ForwardWork):
             span, rule = work.span, self._verdict
             if span.lm_head:
@@ -175,26 +182,26 @@ class SampledEngine:
         ):
             return self._general_draft(work)
         at, cap = work.start + fed, stop.max_tokens
-        rights = self._sessions.get(work.session) or self._draws_of(work.session)
-        run = rights.num_accepted(at, cap, self._thresholds)
+        draws = self._sessions.get(work.session) or self._draws_of(work.session)
+        run = draws.num_accepted(at, cap, self._thresholds)
         return self._draft_cache.get((at, fed, cap, run)) or self._make_draft(at, fed, cap, run)
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees a session's luck: it can be drawn again."""
+        """Frees a session's random bits; they can be drawn again."""
         if first is None:
             self._sessions.pop(session, None)
             self._load_counter.drop(session)
 
     def _draws_of(self, session: str) -> AcceptanceDraws:
-        rights = self._sessions.get(session)
-        if rights is None:
-            rights = self._sessions[session] = AcceptanceDraws(self._seed, session, self._prompt_lens[session])
-        return rights
+        draws = self._sessions.get(session)
+        if draws is None:
+            draws = self._sessions[session] = AcceptanceDraws(self._seed, session, self._prompt_lens[session])
+        return draws
 
     def _make_draft(
         self, prefix_len: int, num_inputs: int, cap: int, num_accepted: int
     ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-        """A draft of which all is known: the first `num_accepted` tokens right, the rest wrong."""
+        """A draft whose first `num_accepted` tokens are right and whose rest is wrong."""
         tokens = tuple(TOKENS_PER_POSITION * (prefix_len + i) + (i >= num_accepted) for i in range(cap))
         drafted = DraftOutcome(
             tokens, {}, tuple(_top_candidates(token, 3) for token in tokens), False, prefix_len + cap - 1
@@ -206,35 +213,35 @@ class SampledEngine:
         return made
 
     def _general_draft(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-        """Drafts with scores, stop rules, exits, distributions or branches."""
+        """A draft with scores, a stop rule, early exit, distributions or branches."""
         if work.early_exit != self._exit_rule:
             raise ValueError(
                 f"session {work.session!r} leaves layers early by a rule that this model of acceptance does not know"
             )
         if work.branches:
             return self._branches(work)
-        rights, at, stop = self._draws_of(work.session), work.start + len(work.input_tokens), work.stop_rule
-        run = rights.num_accepted(at, stop.max_tokens, self._thresholds) if stop.max_tokens else 0
-        fell = self._stop_index(rights, at, run, stop)
+        draws, at, stop = self._draws_of(work.session), work.start + len(work.input_tokens), work.stop_rule
+        run = draws.num_accepted(at, stop.max_tokens, self._thresholds) if stop.max_tokens else 0
+        fell = self._stop_index(draws, at, run, stop)
         passes, stopped = min(stop.max_tokens, fell + 1), fell < stop.max_tokens
         n = passes - (stopped and not stop.keep_last and fell >= stop.min_tokens)
-        tokens, scores, tops = self._tokens_and_scores(work, rights, at, n, run)
+        tokens, scores, tops = self._tokens_and_scores(work, draws, at, n, run)
         if IMPORTANCE in work.requested_scores:
             first = (
                 at - work.num_adopted_drafts + (not stop.max_tokens) if work.num_adopted_drafts else at
             )  # where nothing is written, one is not fed
-            scores[IMPORTANCE] = self._scores.importance(rights, first, work.num_adopted_drafts + n)
-        depths = self._exit_layers(rights, at, passes, run)
-        odds, kept = self._draft_probs(work, n)
+            scores[IMPORTANCE] = self._scores.importance(draws, first, work.num_adopted_drafts + n)
+        depths = self._exit_layers(draws, at, passes, run)
+        probs, kept = self._draft_probs(work, n)
         drafted = DraftOutcome(
-            tokens, scores, tops, stopped, at + max(0, passes - 1), odds, kept, self._layer_shares(depths[:n])
+            tokens, scores, tops, stopped, at + max(0, passes - 1), probs, kept, self._layer_shares(depths[:n])
         )
         if not stop.max_tokens:
             return drafted, self._load_counter.prefill(work.session, work.start, len(work.input_tokens))
         return drafted, self._load_counter.draft(work.session, work.start, len(work.input_tokens), depths)
 
     def _exit_layers(self, draws: AcceptanceDraws, prefix_len: int, n: int, num_accepted: int) -> Sequence[int]:
-        """After how many layers each of `n` drafts is read off; where none leaves early only their number counts."""
+        """The exit layers of `n` drafts; without early exit all of the model's layers."""
         return (
             [self._scores.exit_layer(draws, prefix_len, i, num_accepted) for i in range(n)]
             if self._exit_rule
@@ -245,14 +252,14 @@ class SampledEngine:
         return tuple(depth / self._layers for depth in exit_layers) if self._exit_rule else ()
 
     def _draft_probs(self, work: DraftWork, n: int) -> tuple[tuple[TensorRef, ...], tuple[int, ...]]:
-        """Distributions where they are wanted: of as many tokens as top-k leaves, else of all."""
+        """References to the drafts' distributions, if they are needed, and over how many tokens each is; 0: all."""
         if not (work.sampling or work.full_draft_probs):
             return (), ()
         kept = work.sampling.top_k if work.sampling and not work.full_draft_probs else 0
         return tuple(TensorRef(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n)), (kept,) * n
 
     def _stop_index(self, draws: AcceptanceDraws, prefix_len: int, num_accepted: int, stop: DraftStopRule) -> int:
-        """The first draft whose score falls below the stop rule's threshold, or the cap."""
+        """The index of the first draft whose score is below the stop rule's threshold, else the cap."""
         if not stop.score:
             return stop.max_tokens
         score = self._scores.score
@@ -284,21 +291,21 @@ class SampledEngine:
         )
 
     def _branches(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-        """One token after each branch, right or wrong by its position; what follows a wrong guess is never seen."""
-        rights, found, depths = self._draws_of(work.session), [], list[int]()
+        """One token after each branch, right or wrong by its position; a token after a wrong guess is never used."""
+        draws, found, depths = self._draws_of(work.session), [], list[int]()
         for branch in work.branches:
             at = work.start + len(branch)
-            run = rights.num_accepted(at, 1, self._thresholds)
-            found.append(self._tokens_and_scores(work, rights, at, 1, run))
-            depths += self._exit_layers(rights, at, 1, run)
+            run = draws.num_accepted(at, 1, self._thresholds)
+            found.append(self._tokens_and_scores(work, draws, at, 1, run))
+            depths += self._exit_layers(draws, at, 1, run)
         scores = {
             name: tuple(each[name][0] for _, each, _ in found) for name in work.requested_scores if name != IMPORTANCE
         }
         tokens, tops = tuple(t[0] for t, _, _ in found), tuple(t[0] for _, _, t in found)
-        odds, kept = self._draft_probs(work, len(found))
+        probs, kept = self._draft_probs(work, len(found))
         rows = sum(len(branch) for branch in work.branches)
         loads = self._load_counter.branch(work.session, work.start, rows, depths)
-        return DraftOutcome(tokens, scores, tops, False, work.start, odds, kept, self._layer_shares(depths)), loads
+        return DraftOutcome(tokens, scores, tops, False, work.start, probs, kept, self._layer_shares(depths)), loads
 
     def _verdict(self, seq: SequenceSlice) -> SliceOutcome:
         check = seq.num_drafts
@@ -324,7 +331,7 @@ class SampledEngine:
         return result
 
     def _with_proposal(self, seq: SequenceSlice, result: SliceOutcome) -> SliceOutcome:
-        """A verdict with the tree that the target's heads grow behind it."""
+        """The verdict with the tree that the target's heads propose after it."""
         verdict, medusa = result.verdict, self._medusa
         if verdict is None or medusa is None:
             return result
@@ -347,7 +354,7 @@ class SampledEngine:
 
 
 def _tree_verdict(prefix_len: int, drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
-    """The path of right candidates, which is where they say they belong."""
+    """The verdict on a tree of drafts: the path of right candidates."""
     path: list[int] = []
     while True:
         target, here = TOKENS_PER_POSITION * (prefix_len + len(path)), path[-1] if path else -1
@@ -358,7 +365,7 @@ def _tree_verdict(prefix_len: int, drafts: Sequence[int], parents: Sequence[int]
 
 
 def _top_candidates(token: int, rank: int) -> tuple[int, ...]:
-    """The written token, and two others; `rank` is the place of the target's among them."""
+    """The drafted token and two others; the target's token is at index `rank`."""
     first = token - token % TOKENS_PER_POSITION
     others = [first + 2, first + 3]
     if token != first and rank in (1, 2):

@@ -1,6 +1,5 @@
-"""What models would write at each position of a text that is given: teacher forcing.
-
-Wrong guesses on which a policy drafted ahead, so that a trace of it can say what the drafter wrote there.
+"""Teacher forcing: the next tokens of a model at each position of a given text; and the wrong guesses on which a policy
+drafted ahead.
 """
 
 from collections import defaultdict
@@ -24,23 +23,23 @@ from serving.outcomes.trace import RecordedSession
 
 
 class Continuation(NamedTuple):
-    """What the drafter writes on from one position."""
+    """The drafter's continuation from one position."""
 
     drafted: DraftOutcome
     exit_layers: list[int]
-    """After how many layers each token was read off."""
+    """The exit layer of each token."""
     attention: list[float]
-    """What the row that wrote the first token pays to itself, then per fed-back token what it pays to tokens 0..i."""
+    """The attention of the row that wrote the first token to itself, then of each token i that was fed back to 0..i."""
 
 
 class TeacherForcedModel:
     """One model under teacher forcing.
 
     Args:
-        model: from `open_model`.
-        vocabulary: how many rows of its head are real tokens.
-        rule: where it leaves early when it drafts, if it does.
-        scorers: trained scores of its drafts, beside the others.
+        model: the model.
+        vocabulary: the number of rows of its head that are real tokens.
+        exit_rule: its rule of early exit when it drafts.
+        scorers: trained scores of its drafts.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class TeacherForcedModel:
 
     @torch.inference_mode()
     def greedy_tokens(self, token_ids: Sequence[int], first: int, max_tokens: int = 256) -> list[int]:
-        """The greedy token after path[:p] for p = first..len(path), at most `max_tokens` rows a pass."""
-        slot, found = SequenceCache(self._model, 0, self._num_layers), []
+        """The greedy token after token_ids[:p] for p = first..len(token_ids); at most `max_tokens` tokens per pass."""
+        cache, found = SequenceCache(self._model, 0, self._num_layers), []
         for at in range(0, len(token_ids), max_tokens):
             part = token_ids[at : at + max_tokens]
-            hidden = self._runner.run(self._runner.embed(part), [RunnerInput(slot, len(part))], 0, self._num_layers)
+            hidden = self._runner.run(self._runner.embed(part), [RunnerInput(cache, len(part))], 0, self._num_layers)
             if at + len(part) >= first:
                 hidden = hidden[max(0, first - 1 - at) :]
                 found += self._runner.logits(hidden).argmax(-1).tolist()
@@ -76,43 +75,43 @@ class TeacherForcedModel:
 
     @torch.inference_mode()
     def hidden_and_logits(self, token_ids: Sequence[int], first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the head looks at after path[:p] for p = first..len(path), and its logits."""
-        slot = SequenceCache(self._model, 0, self._num_layers)
+        """The head's inputs after token_ids[:p] for p = first..len(token_ids), and its logits."""
+        cache = SequenceCache(self._model, 0, self._num_layers)
         hidden = self._runner.run(
-            self._runner.embed(token_ids), [RunnerInput(slot, len(token_ids))], 0, self._num_layers
+            self._runner.embed(token_ids), [RunnerInput(cache, len(token_ids))], 0, self._num_layers
         )
         normed = self._runner.apply_norm(hidden[first - 1 :])
         return normed, self._runner.apply_lm_head(normed)
 
     @torch.inference_mode()
     def proposals(self, token_ids: Sequence[int], first: int, proposer: MedusaProposer) -> list[tuple[int, ...]]:
-        """What the heads propose beside each of those choices."""
+        """The heads' tree at each of these positions."""
         return [proposer.propose(row)[0] for row in self.hidden_and_logits(token_ids, first)[0]]
 
     @torch.inference_mode()
     def continuations(
         self, token_ids: Sequence[int], first: int, max_draft_len: int, stop_tokens: tuple[int, ...]
     ) -> list[Continuation]:
-        """The greedy continuation of path[:p], `max_draft_len` tokens deep, for p = first..len(path)."""
-        slot = SequenceCache(self._model, 0, self._num_layers)
+        """The greedy continuation of token_ids[:p], `max_draft_len` tokens long, for p = first..len(token_ids)."""
+        cache = SequenceCache(self._model, 0, self._num_layers)
         found = []
         for at in range(first, len(token_ids) + 1):
-            slot.truncate(0 if at == first else at - 1, "recorded")
-            feed, probes = tuple(token_ids[slot.length : at]), (*LOGIT_SCORES, *self._scorers)
+            cache.truncate(0 if at == first else at - 1, "recorded")
+            feed, probes = tuple(token_ids[cache.length : at]), (*LOGIT_SCORES, *self._scorers)
             work = DraftWork(
-                "", slot.length, feed, DraftStopRule(max_draft_len), stop_tokens, probes, early_exit=self._exit_rule
+                "", cache.length, feed, DraftStopRule(max_draft_len), stop_tokens, probes, early_exit=self._exit_rule
             )
-            found.append(self._continue(work, slot))
+            found.append(self._continue(work, cache))
         return found
 
-    def _continue(self, work: DraftWork, slot: SequenceCache) -> Continuation:
-        """As `serving.engines.torch.draft` writes, but the attention of every pass is kept."""
+    def _continue(self, work: DraftWork, cache: SequenceCache) -> Continuation:
+        """Drafts as `serving.engines.torch.draft` does, and keeps the attention of every pass."""
         chunk, seen = (
             DraftBuilder(work, self._tensor_store, self._scorers),
             self._reading.importance_collector(frozenset(range(self._num_layers))),
         )
-        draft_tokens(chunk, self._reading, self._runner, slot, seen)
-        drafted = chunk.build(slot.length, None)
+        draft_tokens(chunk, self._reading, self._runner, cache, seen)
+        drafted = chunk.build(cache.length, None)
         depths = [round(share * self._num_layers) for share in drafted.exit_depths or (1.0,) * len(drafted.tokens)]
         return Continuation(drafted, depths, _attention(seen.passes))
 
@@ -126,11 +125,11 @@ def _attention(passes: Sequence[torch.Tensor]) -> list[float]:
 
 
 LookaheadBranch = tuple[int, int, int]
-"""(base, length, token), see `Recorded.lookahead_branches`."""
+"""(base, length, token), see `RecordedSession.lookahead_branches`."""
 
 
 class LookaheadRecorder:
-    """A drafter's engine, and by session the texts behind which it drafted ahead."""
+    """A drafter's engine that records, by session, the texts after which it drafted ahead."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -153,10 +152,10 @@ class LookaheadRecorder:
 def lookahead_branches(
     lookup: TraceLookup, session: RecordedSession, texts: Sequence[tuple[int, ...]]
 ) -> dict[LookaheadBranch, tuple[int, ...]]:
-    """Where these texts leave what was recorded of their session, and each text up to and with the token that does."""
+    """Where these texts diverge from the record of their session, and each text up to the diverging token."""
     found: dict[LookaheadBranch, tuple[int, ...]] = {}
     for text in texts:
-        place, off = lookup.find_divergence(session, (0, 0), text)
+        position, off = lookup.find_divergence(session, (0, 0), text)
         if off is not None:
-            found.setdefault((*place, text[off]), text[: off + 1])
+            found.setdefault((*position, text[off]), text[: off + 1])
     return found

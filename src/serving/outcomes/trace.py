@@ -1,4 +1,7 @@
-"""A recorded trace: per session the text, and at each position what both models would write there."""
+"""A recorded trace: per session the text, and at each position the next tokens of both models; in memory and on disk.
+
+On disk: `trace.json` has the header, `trace.safetensors` the tables, `tokenizer/` the tokenizer.
+"""
 
 import json
 from collections.abc import Sequence
@@ -31,17 +34,17 @@ _HEADER_FIELDS = (
 
 
 def triangle_size(draft_len: int) -> int:
-    """Numbers of attention that give the importance of any part of a draft of `draft_len` tokens."""
+    """The number of attention values that give the importance of any part of a draft of `draft_len` tokens."""
     return 1 + draft_len * (draft_len - 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """One session: its `token_ids` is the prompt and the agreed text, `first_row` its first row in the tables.
+    """One session: `token_ids` are prompt and answer, `first_row` is its first row in the tables.
 
-    Behind the rows of its positions come those of its `lookahead_branches`: wrong guesses that the recorded policy
-    drafted on from while it waited. Each is (base, length, token): the text up to `base`, the recorded continuation
-    from there up to `length`, and a token that neither has.
+    After the rows of its positions come those of its `lookahead_branches`: wrong guesses after which the recorded
+    policy drafted while it waited. Each is (base, length, token): the text up to `base`, the recorded continuation from
+    there up to `length`, and a token that neither has.
     """
 
     name: str
@@ -54,7 +57,7 @@ class RecordedSession:
 
     @property
     def num_positions(self) -> int:
-        """One row each, from the end of the prompt to the end of the text."""
+        """Positions from the end of the prompt to the end of the text; each has a row."""
         return len(self.token_ids) - self.prompt_tokens + 1
 
     @property
@@ -64,50 +67,54 @@ class RecordedSession:
 
 @dataclass(frozen=True, eq=False)
 class TraceTables:
-    """Per row (a position of a session, or an aside) what follows the text up to it, as NumPy arrays.
+    """NumPy arrays with a row for each position of a session and each lookahead branch: what follows the text up to it.
 
-    Shapes: `targets` (rows), `continuation_lens` (rows), `drafts` (rows, depth), `top_candidates` (rows, depth, 3),
-    `scores` (4, rows, depth) in the order of `LOGIT_SCORES`, `exit_layers` (rows, depth), `attention` (rows, triangle).
-    A continuation is shorter than `max_draft_len` (`continuation_lens`) where it ran into an end token. `exit_layers`
-    says after how many layers each draft was read off. `attention` holds what the row that wrote the first draft pays
-    to itself, then per fed-back draft i what it pays to drafts 0..i. Nobody asks the target behind an aside: its
-    `targets` are 0. `proposals` (rows, tree) are what the target's heads propose beside the row's target, none without
-    heads. `router_scores` (rows, depth) are a router's scores of the drafts, none (rows, 0) without one.
+    L is the length of a whole continuation, `max_draft_len`.
     """
 
     targets: Any
+    """(rows,) the target's next token; 0 at lookahead branches."""
     continuation_lens: Any
+    """(rows,) the length of the drafter's continuation: shorter than L where it has a stop token."""
     drafts: Any
+    """(rows, L) the drafter's continuation."""
     top_candidates: Any
+    """(rows, L, 3) the drafter's likeliest tokens."""
     scores: Any
+    """(4, rows, L) in the order of `LOGIT_SCORES`."""
     exit_layers: Any
+    """(rows, L) after how many layers each draft was decoded."""
     attention: Any
+    """(rows, triangle_size(L)) the attention of the row that wrote the first draft to itself, then of
+    each draft i that was fed back to drafts 0..i."""
     proposals: Any
+    """(rows, tree size) the tree that the target's heads propose with the row's target; tree size 0: no heads."""
     router_scores: Any
+    """(rows, L) a router's scores of the drafts; (rows, 0) without a router."""
 
     @property
     def max_draft_len(self) -> int:
         return int(self.drafts.shape[1])
 
     def flat(self, name: str) -> Sequence[Any]:
-        """A table end to end, as plain Python numbers when read."""
+        """A flat view of a table that gives Python numbers."""
         return cast("Sequence[Any]", memoryview(getattr(self, name).reshape(-1)))
 
     def flat_score(self, name: str) -> Sequence[float]:
         return cast("Sequence[float]", memoryview(self.scores[LOGIT_SCORES.index(name)].reshape(-1)))
 
     def flat_trained(self, scorer: Scorer) -> Sequence[float]:
-        """The same of a score that is told from all the recorded ones."""
+        """A flat view of a score that `scorer` computes from the recorded ones."""
         found = scorer.probabilities(self.scores.reshape(len(LOGIT_SCORES), -1).T)
         return cast("Sequence[float]", memoryview(found.astype("float64")))
 
 
 @dataclass(frozen=True)
 class OutcomeTrace:
-    """Outcomes as they were recorded.
+    """Recorded outcomes.
 
     `policy_name` None: the target's own greedy text, which every lossless policy writes. Else the text that this policy
-    wrote under `seed`, exact for it alone.
+    wrote under `seed`; it is exact for this policy only.
     """
 
     sessions: tuple[RecordedSession, ...]
@@ -117,14 +124,14 @@ class OutcomeTrace:
     device_layers: int
     cloud_layers: int
     stop_tokens: tuple[int, ...]
-    """Tokens after which there is nothing to write."""
+    """Tokens that end an answer."""
     made_from: dict[str, str]
     exit_rule: EarlyExitRule | None = None
-    """The rule by which the recorded drafts left layers early; None: they ran all."""
+    """The early-exit rule of the recorded drafts; None: they ran all layers."""
     medusa_tree: tuple[CandidateRanks, ...] = ()
-    """Whose candidates heads of the target proposed beside each of its tokens; (): it has no heads."""
+    """The tree that the target's heads proposed with each of its tokens; (): it has no heads."""
     router_digest: str = ""
-    """The digest of the router whose scores were recorded; "": none were."""
+    """The digest of the router whose scores were recorded; "": none."""
 
     @property
     def described(self) -> str:
@@ -150,9 +157,8 @@ class OutcomeTrace:
         return {session.prompt.id: session for session in reversed(self.sessions)}
 
     def session_for(self, request: GenerationRequest, seed: int) -> RecordedSession:
-        """The recorded session behind a call: of its name or else its prompt; without a prompt one dealt by luck.
-
-        Raises ValueError for a prompt that was not recorded.
+        """The recorded session for a request: that of its name and prompt, else that of its prompt; without a prompt a
+        randomly chosen one. Raises ValueError for a prompt that was not recorded.
         """
         if not request.prompt:
             return self.sampled_session(request.session, seed)
@@ -163,8 +169,8 @@ class OutcomeTrace:
             return self._by_prompt_tokens[request.prompt]
         except KeyError:
             raise ValueError(
-                f"request {request.session} asks a prompt of {len(request.prompt)} tokens that is not in the trace; record "
-                "the workload that is simulated, or let the trace deal its own prompts"
+                f"request {request.session} asks a prompt of {len(request.prompt)} tokens that is not in the trace; "
+                "record the workload that is simulated, or let the trace choose its own prompts"
             ) from None
 
     def find_session(self, name: str, prompt_id: str) -> RecordedSession | None:
@@ -173,7 +179,7 @@ class OutcomeTrace:
         return named if named and named.prompt.id == prompt_id else self._by_prompt_id.get(prompt_id)
 
     def sampled_session(self, name: str, seed: int) -> RecordedSession:
-        """One of the sessions, the same for this name and seed whoever asks."""
+        """A session chosen at random by this name and seed."""
         return self.sessions[int(uniform(key(seed, name), 0, "recorded session") * len(self.sessions))]
 
 
@@ -182,29 +188,32 @@ def save_trace(out: Path, trace: OutcomeTrace) -> None:
     from safetensors.numpy import save_file
 
     sessions = [asdict(session) for session in trace.sessions]
-    paths = [session.pop("token_ids") for session in sessions]
-    for session, path in zip(sessions, paths, strict=True):
-        session["num_tokens"] = len(path)
+    texts = [session.pop("token_ids") for session in sessions]
+    for session, token_ids in zip(sessions, texts, strict=True):
+        session["num_tokens"] = len(token_ids)
         del session["first_row"]
-    about = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
-    about["exit_rule"] = asdict(trace.exit_rule) if trace.exit_rule else None
-    save_file(_arrays(paths, trace.tables), out / TENSORS_FILE)
-    (out / HEADER_FILE).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    header = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
+    header["exit_rule"] = asdict(trace.exit_rule) if trace.exit_rule else None
+    save_file(_arrays(texts, trace.tables), out / TENSORS_FILE)
+    (out / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
 def load_trace(path: Path) -> OutcomeTrace:
-    """Reads what `save_trace` wrote; raises ValueError that names the folder when it is missing, cut off or inconsistent."""
+    """Reads what `save_trace` wrote.
+
+    Raises ValueError that names the folder when it is missing, cut off or inconsistent.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
-        about = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
+        header = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
         arrays = load_file(path / TENSORS_FILE)
         text = arrays.pop("token_ids").tolist()
-        about["exit_rule"] = EarlyExitRule(**about["exit_rule"]) if about["exit_rule"] else None
-        about["medusa_tree"] = tuple(tuple(ranks) for ranks in about["medusa_tree"])
-        about["stop_tokens"] = tuple(about["stop_tokens"])
-        trace = OutcomeTrace(_sessions(about.pop("sessions"), text), TraceTables(**arrays), **about)
+        header["exit_rule"] = EarlyExitRule(**header["exit_rule"]) if header["exit_rule"] else None
+        header["medusa_tree"] = tuple(tuple(ranks) for ranks in header["medusa_tree"])
+        header["stop_tokens"] = tuple(header["stop_tokens"])
+        trace = OutcomeTrace(_sessions(header.pop("sessions"), text), TraceTables(**arrays), **header)
         _check(trace, len(text))
     except OSError:
         raise ValueError(
@@ -216,15 +225,15 @@ def load_trace(path: Path) -> OutcomeTrace:
 
 
 def join_traces(parts: Sequence[OutcomeTrace]) -> OutcomeTrace:
-    """One trace of the sessions of several."""
+    """One trace with the sessions of several; all else is that of the first."""
     begins = accumulate((len(part.tables.targets) for part in parts), initial=0)
     sessions = [
         replace(s, first_row=s.first_row + begin)
         for part, begin in zip(parts, begins, strict=False)
         for s in part.sessions
     ]
-    about = {name: getattr(parts[0], name) for name in _HEADER_FIELDS}
-    return OutcomeTrace(tuple(sessions), stack_tables([part.tables for part in parts]), **about)
+    header = {name: getattr(parts[0], name) for name in _HEADER_FIELDS}
+    return OutcomeTrace(tuple(sessions), stack_tables([part.tables for part in parts]), **header)
 
 
 def stack_tables(tables: Sequence[TraceTables]) -> TraceTables:
@@ -238,32 +247,31 @@ def stack_tables(tables: Sequence[TraceTables]) -> TraceTables:
     return TraceTables(**columns)
 
 
-def _arrays(paths: Sequence[tuple[int, ...]], tables: TraceTables) -> dict[str, Any]:
+def _arrays(texts: Sequence[tuple[int, ...]], tables: TraceTables) -> dict[str, Any]:
     import numpy as np
 
-    text = np.array([token for path in paths for token in path], np.int32)
-    return {"token_ids": text} | {
+    token_ids = np.array([token for text in texts for token in text], np.int32)
+    return {"token_ids": token_ids} | {
         field.name: np.ascontiguousarray(getattr(tables, field.name)) for field in fields(TraceTables)
     }
 
 
 def _sessions(listed: Sequence[dict[str, Any]], text: list[int]) -> tuple[RecordedSession, ...]:
-    found, at, first = [], 0, 0
-    for fields_ in listed:
-        tokens = fields_["num_tokens"]
-        path = tuple(text[at : at + tokens])
-        asides = tuple((base, length, token) for base, length, token in fields_["lookahead_branches"])
+    found, start, first_row = [], 0, 0
+    for one in listed:
+        end = start + one["num_tokens"]
+        branches = tuple((base, length, token) for base, length, token in one["lookahead_branches"])
         session = RecordedSession(
-            fields_["name"],
-            _prompt(fields_["prompt"]),
-            path,
-            fields_["prompt_tokens"],
-            fields_["max_new_tokens"],
-            first,
-            asides,
+            one["name"],
+            _prompt(one["prompt"]),
+            tuple(text[start:end]),
+            one["prompt_tokens"],
+            one["max_new_tokens"],
+            first_row,
+            branches,
         )
         found.append(session)
-        at, first = at + tokens, first + session.num_rows
+        start, first_row = end, first_row + session.num_rows
     return tuple(found)
 
 
@@ -273,14 +281,20 @@ def _prompt(fields_: dict[str, Any]) -> Prompt:
 
 
 def _check(trace: OutcomeTrace, text: int) -> None:
-    """Raises ValueError where the tables contradict what the header says."""
+    """Raises ValueError if the tables contradict the header."""
     tables, rows = trace.tables, sum(session.num_rows for session in trace.sessions)
+    length = tables.max_draft_len
     shapes = {
-        "targets": (rows,), "continuation_lens": (rows,), "drafts": (rows, tables.max_draft_len), "top_candidates": (rows, tables.max_draft_len, NUM_TOP_CANDIDATES),
-        "scores": (len(LOGIT_SCORES), rows, tables.max_draft_len), "exit_layers": (rows, tables.max_draft_len),
-        "attention": (rows, triangle_size(tables.max_draft_len)), "proposals": (rows, len(trace.medusa_tree)),
-        "router_scores": (rows, tables.max_draft_len if trace.router_digest else 0),
-    }  # fmt: skip
+        "targets": (rows,),
+        "continuation_lens": (rows,),
+        "drafts": (rows, length),
+        "top_candidates": (rows, length, NUM_TOP_CANDIDATES),
+        "scores": (len(LOGIT_SCORES), rows, length),
+        "exit_layers": (rows, length),
+        "attention": (rows, triangle_size(length)),
+        "proposals": (rows, len(trace.medusa_tree)),
+        "router_scores": (rows, length if trace.router_digest else 0),
+    }
     if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
     for name, shape in shapes.items():
@@ -290,5 +304,5 @@ def _check(trace: OutcomeTrace, text: int) -> None:
         raise ValueError("a session has no prompt, or one longer than its text")
     if tables.exit_layers.max() > trace.device_layers:
         raise ValueError(f"a draft was read off after {tables.exit_layers.max()} of {trace.device_layers} layers")
-    if tables.continuation_lens.min() < 1 or tables.continuation_lens.max() > tables.max_draft_len:
-        raise ValueError(f"a continuation is empty or longer than {tables.max_draft_len} tokens")
+    if tables.continuation_lens.min() < 1 or tables.continuation_lens.max() > length:
+        raise ValueError(f"a continuation is empty or longer than {length} tokens")

@@ -1,7 +1,7 @@
-"""An engine that looks outcomes up in a trace, and counts what the trace cannot know.
+"""An engine that looks outcomes up in a trace, and counts what was not recorded.
 
-The drafter's cache is known by two numbers: it holds the recorded text up to `base`, and then the recorded continuation
-from there. A token that is neither is off the path: from there on the position alone decides, as if the text were the
+The state of the drafter's cache is a `TracePosition`: the recorded text up to `base`, then the recorded continuation
+from there. A token that is in neither is off the path: after it the position alone decides, as if the text were the
 recorded one, and `UnrecordedCounts` counts it.
 """
 
@@ -34,60 +34,72 @@ _EMPTY_RESULT = SliceOutcome(None, None)
 
 
 class CacheGapError(RuntimeError):
-    """Work that begins behind the end of its session's cache."""
+    """Work that starts after the end of its session's cache."""
 
 
 @dataclass(slots=True)
 class UnrecordedCounts:
-    """What was asked beyond the record."""
+    """How much was asked for that was not recorded."""
 
     requested: int = 0
     off_path: int = 0
     """Tokens that are neither on the recorded path nor in a recorded continuation of it."""
     beyond_draft_len: int = 0
-    """Drafts behind a wrong one, further than was recorded."""
+    """Drafts after a wrong one, beyond the recorded length."""
     lookahead: int = 0
-    """Tokens drafted ahead behind a guess that was not recorded; it is wrong, so that no text depends on them."""
+    """Tokens drafted ahead after a guess that was not recorded. Such a guess is wrong, so no text depends on them."""
 
     def notes(self) -> tuple[str, ...]:
         found = []
         if self.off_path + self.beyond_draft_len:
             share = (self.off_path + self.beyond_draft_len) / max(1, self.requested)
             found.append(
-                f"{self.off_path} tokens left the recorded path, and {self.beyond_draft_len} drafts were deeper than recorded "
-                f"({share:.1%} of the tokens asked about); there the recorded outcome of the same position stood in"
+                f"{self.off_path} tokens left the recorded path, and {self.beyond_draft_len} drafts were deeper than "
+                f"recorded ({share:.1%} of the requested tokens); they got the recorded outcome of the same position"
             )
         if self.lookahead:
             found.append(
-                f"{self.lookahead} tokens were drafted ahead on wrong guesses that were not recorded: where these end, and "
-                "where they leave early, is that of the recorded text; it moves how long the device is busy, not what "
-                "is written"
+                f"{self.lookahead} tokens were drafted ahead on wrong guesses that were not recorded: their lengths "
+                "and exit layers are those of the recorded text; this changes how long the device is busy, not the text"
             )
         return tuple(found)
 
 
 class TraceEngine:
-    """One model of a recorded pair; the drafter, which may leave early by a `rule`, by `DraftWork`, the target by
-    `ForwardWork`.
+    """One model of a recorded pair: the drafter executes `DraftWork`, the target `ForwardWork`.
+
+    Args:
+        sessions: the recorded session of each request.
+        layers: of this model.
+        unrecorded: shared counts, which the engine updates.
+        exit_rule: the drafter's rule of early exit.
+        scorers: trained scores of the drafter.
+        medusa: heads of the target.
     """
 
     def __init__(
-        self, trace: OutcomeTrace, sessions: Mapping[str, RecordedSession], layers: int, unrecorded: UnrecordedCounts, exit_rule: EarlyExitRule | None = None,
-        scorers: Scorers = NO_SCORERS, medusa: MedusaHeads | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        trace: OutcomeTrace,
+        sessions: Mapping[str, RecordedSession],
+        layers: int,
+        unrecorded: UnrecordedCounts,
+        exit_rule: EarlyExitRule | None = None,
+        scorers: Scorers = NO_SCORERS,
+        medusa: MedusaHeads | None = None,
+    ) -> None:
         self._medusa = medusa
         self._sessions, self._unrecorded, self._layers, self._exit_rule = sessions, unrecorded, layers, exit_rule
         self._lookup, self._load_counter = TraceLookup(trace.tables, scorers), load_counter(layers, exit_rule)
         self._drafter_positions: dict[str, TracePosition] = {}
         self._cached_tokens: dict[tuple[str, int | None], int] = {}
-        """The target's cached tokens, by session and first layer."""
+        """Cached tokens of the target, by session and first layer."""
         self._serial = count(1)
 
     def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Looks the outcome up.
 
-        Raises HoleError for work that begins behind a cache, ValueError for a prompt that is not the session's, and for
-        what the trace does not record: sampling, another rule of early exit, heads.
+        Raises CacheGapError for work that starts after the end of a cache, ValueError for a prompt that is not the
+        session's, and for what the trace does not record: sampling, another early-exit rule, heads.
         """
         if isinstance(work, ForwardWork):
             results = tuple(
@@ -99,12 +111,12 @@ class TraceEngine:
                 f"session {work.session!r} samples, or leaves layers early by another rule, which the trace does not "
                 "record"
             )
-        session, place = self._session(work.session), self._drafter_positions.get(work.session, (0, 0))
-        place = _truncated(place, work.start, work.session)
-        return self._branches(work, session, place) if work.branches else self._continue(work, session, place)
+        session, position = self._session(work.session), self._drafter_positions.get(work.session, (0, 0))
+        position = _truncated(position, work.start, work.session)
+        return self._branches(work, session, position) if work.branches else self._continue(work, session, position)
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees what is known of a cache."""
+        """Forgets a cache."""
         if first is None:
             self._drafter_positions.pop(session, None)
             self._load_counter.drop(session)
@@ -148,8 +160,8 @@ class TraceEngine:
         )
 
     def _feed(self, session: RecordedSession, position: TracePosition, tokens: tuple[int, ...]) -> TracePosition:
-        position, strange = self._lookup.advance(session, position, tokens)
-        self._unrecorded.off_path += strange
+        position, off_path = self._lookup.advance(session, position, tokens)
+        self._unrecorded.off_path += off_path
         return position
 
     def _draft_loads(self, work: DraftWork, draft: RecordedDraft) -> tuple[ForwardLoad, ...]:
@@ -162,16 +174,16 @@ class TraceEngine:
     def _branches(
         self, work: DraftWork, session: RecordedSession, position: TracePosition
     ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-        """One token after each branch. A branch lives on only if its guess is what the target wrote, and then it is on
-        the path: no text depends on what stands in for another one.
+        """One token after each branch. A branch is used only if its guess is right, and then it was recorded: no text
+        depends on the substitutes for other branches.
         """
-        places = [self._lookup.branch_token(session, position, branch) for branch in work.branches]
-        at = [one for one, _ in places]
-        self._unrecorded.lookahead += sum(not recorded for _, recorded in places)
+        found = [self._lookup.branch_token(session, position, branch) for branch in work.branches]
+        indices = [index for index, _ in found]
+        self._unrecorded.lookahead += sum(not recorded for _, recorded in found)
         self._drafter_positions[work.session] = position
         rows = sum(len(branch) for branch in work.branches)
-        loads = self._load_counter.branch(work.session, work.start, rows, self._lookup.exit_layers(at))
-        return self._drafted(work, at, self._scores(work, at), False, work.start), loads
+        loads = self._load_counter.branch(work.session, work.start, rows, self._lookup.exit_layers(indices))
+        return self._drafted(work, indices, self._scores(work, indices), False, work.start), loads
 
     def _scores(self, work: DraftWork, indices: list[int]) -> dict[str, tuple[float, ...]]:
         return {name: self._lookup.scores(name, indices) for name in work.requested_scores if name != IMPORTANCE}
@@ -180,10 +192,10 @@ class TraceEngine:
         self, work: DraftWork, indices: list[int], scores: dict[str, tuple[float, ...]], stopped: bool, cached: int
     ) -> DraftOutcome:
         lookup, n = self._lookup, len(indices) if work.full_draft_probs else 0
-        odds = tuple(TensorRef(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n))
+        probs = tuple(TensorRef(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n))
         depths = tuple(depth / self._layers for depth in lookup.exit_layers(indices)) if work.early_exit else ()
         return DraftOutcome(
-            lookup.tokens(indices), scores, lookup.top_candidates(indices), stopped, cached, odds, (0,) * n, depths
+            lookup.tokens(indices), scores, lookup.top_candidates(indices), stopped, cached, probs, (0,) * n, depths
         )
 
     def _run_slice(self, seq: SequenceSlice, work: ForwardWork, out: str) -> SliceOutcome:
@@ -231,9 +243,9 @@ class TraceEngine:
         return self._lookup.verdict(session, at, drafts)
 
     def _with_proposal(self, seq: SequenceSlice, verdict: Verdict) -> Verdict:
-        """With the tree that the target's heads grow behind it."""
+        """The verdict with the tree that the target's heads propose after it."""
         if self._medusa is None:
-            raise ValueError(f"session {seq.session!r} wants heads to draft, and the trace knows none")
+            raise ValueError(f"session {seq.session!r} needs heads that draft, and the trace has none")
         at = seq.start + seq.num_tokens - seq.num_drafts + verdict.accepted
         tokens = self._lookup.proposal(self._session(seq.session), at)
         return replace(verdict, next_tree=(tokens, self._medusa.parents))

@@ -1,4 +1,4 @@
-"""The people at the devices: they ask when their time has come, or when they have thought about the last answer."""
+"""The clients at the devices: they send requests at given times, or after a think time when the last answer ended."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from serving.metrics.recorder import SessionRecord
 
 PostRequest = Callable[[float, str, RequestArrived], None]
-"""(at, device, event)"""
+"""(time in s, device, event)"""
 
 
 class UnfinishedSessionsError(RuntimeError):
-    """Nothing is left to happen, but somebody still waits."""
+    """No event is left, but sessions have not ended."""
 
 
 class WorkloadClients:
-    """`names` are the devices that `Query.device` counts; `progress` hears of every session that ends."""
+    """`device_names` are the devices that `Query.device` counts; `progress` is called for every session that ends."""
 
     def __init__(self, queries: "Sequence[Query]", device_names: Sequence[str], progress: Progress = silent) -> None:
         self.queries, self._device_names, self._progress = queries, device_names, progress
@@ -29,7 +29,7 @@ class WorkloadClients:
         self.ended: set[str] = set()
 
     def start(self, post: PostRequest) -> None:
-        """Posts what is asked at a given time, and each closed loop's first question."""
+        """Posts the requests with arrival times, and each closed loop's first request."""
         for query in self.queries:
             name = self._device_names[query.device]
             if query.arrival_s is None:
@@ -40,7 +40,7 @@ class WorkloadClients:
             self._send_next(name, 0.0, post)
 
     def on_session_end(self, session: str, now: float, post: PostRequest, clock: str = "virtual time") -> None:
-        """A session has ended: whoever waited for that asks on."""
+        """Posts the next request of the session's device, if it is a closed loop."""
         self.ended.add(session)
         self._progress(len(self.ended), len(self.queries), f"{now:.0f} s of {clock}")
         device = self._device_of[session]
@@ -49,13 +49,13 @@ class WorkloadClients:
 
     @property
     def all_ended(self) -> bool:
-        """Has everybody got an answer, or been told that there is none?"""
+        """True if every session ended, with an answer or an error."""
         return len(self.ended) == len(self.queries)
 
     def check_all_ended(self, records: "Mapping[str, SessionRecord]") -> None:
-        """Raises StalledError when somebody was never answered."""
-        left = [q.request.session for q in self.queries if q.request.session not in records or not
-                records[q.request.session].ending]  # fmt: skip
+        """Raises UnfinishedSessionsError if a session never ended."""
+        sessions = [q.request.session for q in self.queries]
+        left = [name for name in sessions if name not in records or not records[name].ending]
         if left:
             raise UnfinishedSessionsError(
                 f"nothing is left to happen, and {len(left)} sessions wait: {', '.join(left[:5])}"

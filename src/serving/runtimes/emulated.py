@@ -1,4 +1,4 @@
-"""Runtime `emulated`: the pair makes the tokens here, the named hardware and links make a virtual time."""
+"""Runtime `emulated`: models on this machine compute the tokens, the named hardware and links a virtual time."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,18 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Emulated:
-    """A run of a setup on virtual time; the same setup and seed give the same record.
-
-    With `shared_chip` all nodes compute on one chip in turn, as in the runtime `local` at the pace of the wall.
-    """
+    """A run of a setup on virtual time; the same setup and seed give the same records."""
 
     shared_chip: bool = False
-
+    """All nodes compute on one chip in turn, as in runtime `local` with `pace` wall."""
     detail: ClassVar[bool] = True
     described = "tokens come from the models, run here; time from the chips and link above"
 
     def check(self, setup: Setup) -> None:
-        """It plays all."""
+        """This runtime runs every setup."""
 
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
@@ -50,9 +47,9 @@ class Emulated:
             wait_for_server=True,
         )
         with closing(models):
-            asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
-            records = simulate(setup, models, asked, progress, observers, self.shared_chip)
-        return RunResult(asked, records, models.tokenizer, models.cloud_layers, notes=models.notes())
+            queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
+            records = simulate(setup, models, queries, progress, observers, self.shared_chip)
+        return RunResult(queries, records, models.tokenizer, models.cloud_layers, notes=models.notes())
 
 
 def simulate(
@@ -64,21 +61,21 @@ def simulate(
     shared_chip: bool = False,
     detail: bool = True,
 ) -> dict[str, SessionRecord]:
-    """The records by session, on virtual time; raises StalledError when a session never ended."""
-    cast = Topology(setup, models.cloud_layers)
-    users, recorder = WorkloadClients(queries, cast.devices, progress), Recorder(cast.devices, detail)
-    names = (*cast.workers, *cast.devices)
-    breaks = LinkOutageInjector(cast, names, lambda *what: simulator.post(*what), lambda: users.all_ended)
-    simulator = Simulator([recorder, *([breaks] if breaks.has_outages else []), *observers])
-    chips = ChipFactory(cast, models, queries, shared_chip)
-    born = [observer.node_created for observer in observers if isinstance(observer, NodeObserver)]
-    failures = NodeFailureInjector(cast, simulator, chips, lambda: users.all_ended, born)
-    add_nodes(simulator, cast, chips, names)
-    connect_nodes(simulator, cast)
-    simulator.on_session_end(partial(users.on_session_end, post=simulator.post))
-    users.start(simulator.post)
-    breaks.start()
+    """The records by session, on virtual time. Raises UnfinishedSessionsError if a session never ended."""
+    topology = Topology(setup, models.cloud_layers)
+    clients, recorder = WorkloadClients(queries, topology.devices, progress), Recorder(topology.devices, detail)
+    names = (*topology.workers, *topology.devices)
+    link_outages = LinkOutageInjector(topology, names, lambda *event: simulator.post(*event), lambda: clients.all_ended)
+    simulator = Simulator([recorder, *([link_outages] if link_outages.has_outages else []), *observers])
+    make_chip = ChipFactory(topology, models, queries, shared_chip)
+    hooks = [observer.node_created for observer in observers if isinstance(observer, NodeObserver)]
+    failures = NodeFailureInjector(topology, simulator, make_chip, lambda: clients.all_ended, hooks)
+    add_nodes(simulator, topology, make_chip, names)
+    connect_nodes(simulator, topology)
+    simulator.on_session_end(partial(clients.on_session_end, post=simulator.post))
+    clients.start(simulator.post)
+    link_outages.start()
     failures.start()
     simulator.run()
-    users.check_all_ended(recorder.records)
+    clients.check_all_ended(recorder.records)
     return recorder.records

@@ -1,9 +1,4 @@
-"""Lets nodes of tiers fail and start again with nothing of what they knew, as their schedules of outages say.
-
-Tells nodes that a device's link is broken, and that it is back, as its schedule of outages says.
-
-When each node of a testbed's tiers fails and is back, in order, on the clock of a run.
-"""
+"""Injects failures by schedules of outages: nodes of tiers crash and restart, links of devices break."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -16,16 +11,16 @@ from serving.messages import Command, Event, Message, Node, Outcome, PeerLost, P
 from serving.network.outages import OutageInterval
 
 NodeCreatedHook = Callable[[str, float], None]
-"""(node, now): it is made anew."""
+"""(node, now): called when a node restarts."""
 
 
 class CrashDriver(Protocol):
-    """What a driver must be able to do for it."""
+    """A driver whose nodes can crash."""
 
     def add(self, name: str, node: Node, compute: ComputeResource) -> None: ...
 
     def crash(self, name: str) -> None:
-        """The node is gone, with all that was meant for it."""
+        """Removes the node and all events and messages for it."""
         ...
 
     def call_at(self, at: float, callback: Callable[[], None]) -> None: ...
@@ -34,10 +29,10 @@ class CrashDriver(Protocol):
 
 
 class NodeFailureInjector:
-    """Posts a node's next failure when it is back from the last, until `over()`: a schedule may be endless.
+    """Crashes and restarts nodes until `is_over()`, one scheduled outage at a time: a schedule may be endless.
 
-    Its peers, devices and nodes of the other tiers, hear that it is lost when they notice, or when it is back, if that
-    is earlier: connections of a process that starts again are seen to break.
+    The node's peers, devices and nodes of other tiers, get PeerLost after the detection time, or at the restart if that
+    is earlier: a restart breaks the connections visibly.
     """
 
     def __init__(
@@ -48,13 +43,8 @@ class NodeFailureInjector:
         is_over: Callable[[], bool],
         on_node_created: Iterable[NodeCreatedHook] = (),
     ) -> None:
-        self._topology, self._driver, self._make_chip, self._is_over, self._on_node_created = (
-            topology,
-            driver,
-            make_chip,
-            is_over,
-            tuple(on_node_created),
-        )
+        self._topology, self._driver, self._make_chip, self._is_over = topology, driver, make_chip, is_over
+        self._on_node_created = tuple(on_node_created)
         self._down: set[str] = set()
         self._outages: dict[str, Iterator[OutageInterval]] = {
             name: topology.node_outages(name) for name in topology.workers
@@ -65,12 +55,12 @@ class NodeFailureInjector:
             self._schedule_next(name)
 
     def _schedule_next(self, name: str) -> None:
-        window = None if self._is_over() else next(self._outages[name], None)
-        if window:
-            self._driver.call_at(window[0], partial(self._fail, name, window))
+        interval = None if self._is_over() else next(self._outages[name], None)
+        if interval:
+            self._driver.call_at(interval[0], partial(self._fail, name, interval))
 
-    def _fail(self, name: str, window: OutageInterval) -> None:
-        down_s, up_s = window
+    def _fail(self, name: str, interval: OutageInterval) -> None:
+        down_s, up_s = interval
         self._down.add(name)
         self._driver.crash(name)
         noticed_s = down_s + self._topology.tier(self._topology.tier_of[name]).detect_ms / 1e3
@@ -81,8 +71,8 @@ class NodeFailureInjector:
     def _restore(self, name: str, now: float) -> None:
         self._down.discard(name)
         self._driver.add(name, self._topology.create_node(name), self._make_chip(name))
-        for born in self._on_node_created:
-            born(name, now)
+        for hook in self._on_node_created:
+            hook(name, now)
         for peer in self._peers(name):
             if peer in self._down:
                 self._driver.post(now, name, PeerLost(peer))
@@ -97,13 +87,13 @@ class NodeFailureInjector:
 
 
 PostPeerEvent = Callable[[float, str, PeerLost | PeerRestored], None]
-"""(at, node, event)"""
+"""(time in s, node, event)"""
 
 
 class LinkOutageInjector:
-    """An observer that posts a device's next break when the last is over, until `over()`: a schedule may be endless.
+    """Breaks links until `is_over()`: posts PeerLost and PeerRestored to the nodes `node_names` of this process.
 
-    `names` are the nodes to tell: those of this process.
+    It is an observer: it posts a device's next outage when the last is over, because a schedule may be endless.
     """
 
     def __init__(
@@ -117,11 +107,11 @@ class LinkOutageInjector:
             if topology.workers
         }
         self._restore_event_of = {name: self._pairs(name)[0] for name in self._outages if self._pairs(name)}
-        """Per device the (node, peer) whose Joined says that its break is over."""
+        """Per device the (node, peer) whose PeerRestored ends the outage."""
 
     @property
     def has_outages(self) -> bool:
-        """Does any link of the cast ever break?"""
+        """True if any link has outages."""
         return any(self._topology.device_link(name).outages for name in self._restore_event_of)
 
     def start(self) -> None:
@@ -139,31 +129,31 @@ class LinkOutageInjector:
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
     def _schedule_next(self, device: str) -> None:
-        window = None if self._is_over() else next(self._outages[device], None)
-        if window:
+        interval = None if self._is_over() else next(self._outages[device], None)
+        if interval:
             for node, peer in self._pairs(device):
-                self._post(window[0], node, PeerLost(peer))
-                self._post(window[1], node, PeerRestored(peer))
+                self._post(interval[0], node, PeerLost(peer))
+                self._post(interval[1], node, PeerRestored(peer))
 
     def _pairs(self, device: str) -> list[tuple[str, str]]:
-        """(node, the peer that it loses) on both sides of a device's link."""
+        """(node, the peer that it loses) on both ends of a device's link."""
         both = [pair for worker in self._topology.workers for pair in ((device, worker), (worker, device))]
         return [pair for pair in both if pair[0] in self._local_nodes]
 
 
 class FailureSchedule:
-    """Failures and returns by turns for every node that has a schedule of outages."""
+    """The times at which nodes alternately fail and restart, in order over all nodes."""
 
     def __init__(self, topology: Topology) -> None:
         self._event_times: dict[str, Iterator[float]] = {}
         self._queue: list[tuple[float, str]] = []
         for name in topology.workers:
-            windows = topology.node_outages(name)
-            self._event_times[name] = (moment for window in windows for moment in window)
+            intervals = topology.node_outages(name)
+            self._event_times[name] = (moment for interval in intervals for moment in interval)
             self._push(name)
 
     def due(self, now: float) -> list[str]:
-        """The nodes whose turn has come."""
+        """The nodes that fail or restart by `now`, each once per event."""
         found = []
         while self._queue and self._queue[0][0] <= now:
             _, name = heappop(self._queue)
@@ -172,7 +162,7 @@ class FailureSchedule:
         return found
 
     def next_in_s(self, now: float) -> float | None:
-        """How long nothing is due; None: for ever."""
+        """Seconds until the next event; None: there is none."""
         return max(0.0, self._queue[0][0] - now) if self._queue else None
 
     def _push(self, name: str) -> None:

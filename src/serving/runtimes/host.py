@@ -1,4 +1,4 @@
-"""A process that holds nodes: a live driver, and transports to the processes that hold the others."""
+"""A host: a process with some of the nodes, its driver, and transports to the processes of the other nodes."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
-    """A dialler or a listener, as far as a host uses it."""
+    """A transport client or server, as a host uses it."""
 
     def send(self, sender: str, to: str, message: Message) -> None: ...
 
@@ -29,10 +29,9 @@ class Transport(Protocol):
 
 
 class NodeHost:
-    """The nodes `node_names` of a cast; remote ones are lost until their transport has said otherwise.
+    """The nodes `node_names` of a topology. Remote nodes count as lost until their transport reports them.
 
-    Until `start` gives it a driver it only keeps account of who can be reached. With a `vocabulary` token ids beyond it
-    are refused on arrival.
+    Before `start` it only keeps track of the reachable nodes. Token ids beyond `vocabulary` are refused on arrival.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class NodeHost:
         peers = frozenset(topology.workers) if topology.setup.hardware.tiers else frozenset[str]()
         self._expectations = PeerExpectations(vocabulary, hops=topology.hops or None, trusted_nodes=peers)
         self._session_ownership: SessionOwners | None = None
-        """Of the sessions here, once it listens."""
+        """Which peer owns each session; set by `listen`."""
         self._transports: list[Transport] = []
         self._transport_to: dict[str, Transport] = {}
         self._driver: RealTimeDriver | None = None
@@ -58,50 +57,58 @@ class NodeHost:
         self.reachable: set[str] = set()
         self._reachability_changed = asyncio.Event()
 
-    # Towards others.
+    # Connections.
 
     async def listen(self, address: str) -> str:
-        """Where others may dial this host: every device, and the nodes of tiers behind its own."""
+        """Starts a server for the devices and the nodes of later tiers; returns its address."""
         from serving.transport.server import TransportServer
 
-        listener = TransportServer(
-            self.node_names, self, self._tensor_store, address, security=self._security, limits=self._limits, config_digest=self._digest,
+        server = TransportServer(
+            self.node_names,
+            self,
+            self._tensor_store,
+            address,
+            security=self._security,
+            limits=self._limits,
+            config_digest=self._digest,
             expectations=self._expectations,
-        )  # fmt: skip
-        self._transports.append(listener)
-        self._session_ownership = listener.owners
-        self._transport_to |= dict.fromkeys(
-            (*self.topology.devices, *self.topology.downstream_nodes(self.node_names[0])), listener
         )
-        return await listener.start()
+        self._transports.append(server)
+        self._session_ownership = server.owners
+        peers = (*self.topology.devices, *self.topology.downstream_nodes(self.node_names[0]))
+        self._transport_to |= dict.fromkeys(peers, server)
+        return await server.start()
 
     async def connect(self, addresses: Mapping[str, str]) -> None:
-        """Reaches out to remote nodes, again and again; `addresses` says where each of them is.
+        """Connects to remote nodes by their `addresses`, and retries while they are unreachable.
 
-        Raises ValueError where one refuses this host, which trying again would not mend.
+        Raises ValueError if one refuses this host, because a retry would not help.
         """
         from serving.transport.client import TransportClient
         from serving.transport.errors import ProtocolError
 
         for address in dict.fromkeys(addresses.values()):
-            dialler = TransportClient(
-                self.node_names, self, self._tensor_store, address, security=self._security, limits=self._limits,
-                config_digest=self._digest, expectations=self._expectations, owners=self._session_ownership,
-            )  # fmt: skip
-            self._transports.append(dialler)
-            there = [node for node, where in addresses.items() if where == address]
-            self._transport_to |= dict.fromkeys(there, dialler)
+            client = TransportClient(
+                self.node_names,
+                self,
+                self._tensor_store,
+                address,
+                security=self._security,
+                limits=self._limits,
+                config_digest=self._digest,
+                expectations=self._expectations,
+                owners=self._session_ownership,
+            )
+            self._transports.append(client)
+            nodes = [node for node, its_address in addresses.items() if its_address == address]
+            self._transport_to |= dict.fromkeys(nodes, client)
             try:
-                await dialler.start()
-            except ProtocolError as refused:
-                raise ValueError(
-                    f"{' and '.join(there)} at {address} refuses {self.node_names[0]}: {refused}"
-                ) from refused
+                await client.start()
+            except ProtocolError as error:
+                raise ValueError(f"{' and '.join(nodes)} at {address} refuses {self.node_names[0]}: {error}") from error
 
     async def wait_until_reachable(self, nodes: Iterable[str], timeout_s: float | None = None) -> None:
-        """Returns once all of `nodes` can be reached; raises ConnectionError when some cannot in that time, if there is
-        one.
-        """
+        """Returns when all of `nodes` are reachable. Raises ConnectionError if some are not after `timeout_s`."""
         wanted = frozenset(nodes)
         try:
             async with asyncio.timeout(timeout_s):
@@ -113,7 +120,7 @@ class NodeHost:
             raise ConnectionError(f"{left} cannot be reached, after {timeout_s} s of trying") from None
 
     def start(self, driver: RealTimeDriver) -> None:
-        """From here on the driver hears what arrives."""
+        """Delivers arriving messages to the driver from now on."""
         self._driver = driver
         for node, transport in self._transport_to.items():
             driver.add_remote(node, partial(self._send, transport))
@@ -121,7 +128,7 @@ class NodeHost:
         self._post_to_all(PeerLost(node) for node in self._transport_to if node not in self.reachable)
 
     def _send(self, transport: Transport, sender: str, to: str, message: Message) -> None:
-        """What cannot travel costs an attempt, not the driver: whoever asked hears that it missed."""
+        """A message that cannot be encoded does not stop the driver; the sender of a request gets a CacheMiss."""
         try:
             transport.send(sender, to, message)
         except (KeyError, ValueError) as problem:
@@ -134,16 +141,16 @@ class NodeHost:
         miss = CacheMiss(request.slice.session, request.attempt, sender)
         if request.reply_to in self.node_names:
             self._driver.receive(request.reply_to, miss)
-        elif carrier := self._transport_to.get(request.reply_to):
-            carrier.send(sender, request.reply_to, miss)
+        elif transport := self._transport_to.get(request.reply_to):
+            transport.send(sender, request.reply_to, miss)
 
     async def close(self, grace_s: float = 1.0) -> None:
         await asyncio.gather(*(transport.stop(grace_s) for transport in self._transports))
 
-    # What transports say: `serving.transport.stream.MessageSink`.
+    # Called by transports: `serving.transport.stream.MessageSink`.
 
     async def receive(self, sender: str, to: str, message: Message) -> None:
-        """What comes before `start` waits for it, and holds up its stream; strangers are not heard."""
+        """Messages wait for `start`, which blocks their stream. Messages of unknown senders are dropped."""
         await self._started.wait()
         if self._driver and sender in self._transport_to:
             await self._driver.wait_for_capacity()
@@ -161,7 +168,7 @@ class NodeHost:
 
     def _post_to_all(self, events: Iterable[PeerLost | PeerRestored]) -> None:
         self._reachability_changed.set()
-        if live := self._driver:
+        if driver := self._driver:
             for event in events:
                 for name in self.node_names:
-                    live.post(live.now(), name, event)
+                    driver.post(driver.now(), name, event)

@@ -1,4 +1,4 @@
-"""Runtime `local`: the pair makes tokens and time here, devices and cloud in one process."""
+"""Runtime `local`: devices and cloud in one process on the wall clock."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Local:
-    """A run of a setup on the wall clock; times differ from run to run, and what hangs on them may too.
+    """A run of a setup on the wall clock; times, and decisions that depend on them, differ from run to run.
 
-    With `pace` hardware every piece of work lasts as long as on the named hardware; with wall, as long as here, where
-    one thread computes for all nodes in turn. `shaped` sends messages over the named links; else they arrive at once.
+    With `pace` hardware work lasts as long as on the named hardware; with wall as long as here, where one thread
+    computes for all nodes in turn. With `shaped` messages take the time of the named links; else they arrive at once.
     """
 
     pace: Pace = "wall"
     shaped: bool = True
     machine: str = ""
-    """Only names it, so that outputs shared by two machines keep a run of each."""
+    """Only a name, so that outputs shared by two machines keep a run of each."""
     detail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -50,8 +50,8 @@ class Local:
     def check(self, setup: Setup) -> None:
         if any(tier.outages for tier in setup.hardware.tiers.values()):
             raise ValueError(
-                "hardware.tiers: nodes fail (outages), and runtime=local plays all of them in one process, which does "
-                "not; choose runtime=grpc, where they are killed, emulated or simulated"
+                "hardware.tiers: nodes fail (outages), and runtime=local runs all of them in one process, which does "
+                "not fail; choose runtime=grpc, where they are killed, emulated or simulated"
             )
 
     def serve(
@@ -68,11 +68,17 @@ class Local:
             setup.workload.context_tokens,
         )
         with closing(models):
-            asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
-            records, pacing, overhead = asyncio.run(self.run(setup, models, asked, progress, observers))
-        here, notes = self.pace == "wall", (f"pace: {pacing.summary}", *models.notes())
+            queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
+            records, pacing, overhead = asyncio.run(self.run(setup, models, queries, progress, observers))
+        local_timing, notes = self.pace == "wall", (f"pace: {pacing.summary}", *models.notes())
         return RunResult(
-            asked, records, models.tokenizer, models.cloud_layers, local_timing=here, notes=notes, overhead=overhead
+            queries,
+            records,
+            models.tokenizer,
+            models.cloud_layers,
+            local_timing=local_timing,
+            notes=notes,
+            overhead=overhead,
         )
 
     async def run(
@@ -83,22 +89,24 @@ class Local:
         progress: Progress = silent,
         observers: Sequence[Observer] = (),
     ) -> tuple[dict[str, SessionRecord], PacingStats, dict[str, float]]:
-        """The records by session, how well the pace was kept, and what deciding cost."""
-        cast = Topology(setup, models.cloud_layers)
-        users, recorder = WorkloadClients(queries, cast.devices, progress), Recorder(cast.devices)
-        names = (*cast.workers, *cast.devices)
-        breaks = LinkOutageInjector(cast, names, lambda *what: live.post(*what), lambda: users.all_ended)
-        live = RealTimeDriver(WallClock(), [recorder, breaks, *observers], self.pace)
-        overhead = OverheadTimer(live)
-        add_nodes(overhead, cast, ChipFactory(cast, models, queries), names)
+        """The records by session, the statistics of pacing, and the overhead of decisions."""
+        topology = Topology(setup, models.cloud_layers)
+        clients, recorder = WorkloadClients(queries, topology.devices, progress), Recorder(topology.devices)
+        names = (*topology.workers, *topology.devices)
+        link_outages = LinkOutageInjector(
+            topology, names, lambda *event: driver.post(*event), lambda: clients.all_ended
+        )
+        driver = RealTimeDriver(WallClock(), [recorder, link_outages, *observers], self.pace)
+        overhead = OverheadTimer(driver)
+        add_nodes(overhead, topology, ChipFactory(topology, models, queries), names)
         if self.shaped:
-            connect_nodes(live, cast)
-            breaks.start()
-        live.on_session_end(partial(users.on_session_end, post=live.post, clock="real time"))
-        users.start(live.post)
+            connect_nodes(driver, topology)
+            link_outages.start()
+        driver.on_session_end(partial(clients.on_session_end, post=driver.post, clock="real time"))
+        clients.start(driver.post)
         try:
-            await live.run(lambda: users.all_ended)
+            await driver.run(lambda: clients.all_ended)
         finally:
-            live.close()
+            driver.close()
         tokens = sum(len(record.tokens) for record in recorder.records.values())
-        return recorder.records, live.pacing, overhead.metrics(cast.devices, cast.workers, tokens)
+        return recorder.records, driver.pacing, overhead.metrics(topology.devices, topology.workers, tokens)

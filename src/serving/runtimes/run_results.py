@@ -1,6 +1,4 @@
-"""What a run leaves behind: a Parquet row a request, its time line, its draft chunks, and what one must know to read
-them.
-"""
+"""Writes the results of a run: requests, time lines, draft chunks and batches as Parquet tables, and meta.json."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -36,18 +34,20 @@ def write_results(
     batches: Sequence[BatchTiming] = (),
     utilisation: UtilisationObserver | None = None,
 ) -> None:
-    """Fills the artifact folder of a `serve` stage."""
+    """Writes the artifact folder of a `serve` stage."""
     queries, records, tokenizer = served.queries, served.records, served.tokenizer
-    cast = Topology(setup, served.target_layers)
-    fleets = tuple(cast.device_fleets.values())
+    topology = Topology(setup, served.target_layers)
+    fleets = tuple(topology.device_fleets.values())
     modes = {
-        s: m for name, own in cast.queries_by_device(queries).items() for s, m in cast.power_modes(name, own).items()
+        session: mode
+        for name, own in topology.queries_by_device(queries).items()
+        for session, mode in topology.power_modes(name, own).items()
     }
     rows = []
     for query in queries:
         record = records[query.request.session]
         row = _request_row(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
-        row["cloud_energy_j"] = _cloud_energy_j(cast, record)
+        row["cloud_energy_j"] = _cloud_energy_j(topology, record)
         rows.append(row | (_UNKNOWN_ENERGY if served.local_timing else {}) | ({} if served.is_text else _NO_QUALITY))
     _write_parquet(out / "requests.parquet", rows)
     _write_parquet(
@@ -56,14 +56,14 @@ def write_results(
     _write_parquet(
         out / "chunks.parquet", [_decision_row(c) for q in queries for c in records[q.request.session].draft_decisions]
     )
-    expected = batch_timing.batch_rows(batches, cast.estimator) if batches else []
+    expected = batch_timing.batch_rows(batches, topology.estimator) if batches else []
     if expected:
         _write_parquet(out / "batches.parquet", expected)
-    meta = json.dumps(_meta(setup, runtime, served, fleets, rows, packing) | {
+    meta = _meta(setup, runtime, served, fleets, rows, packing) | {
         "estimator": batch_timing.estimator_errors(expected),
-        "tiers": utilisation.by_tier(cast, records.values()) if utilisation else {},
-    }, indent=1)  # fmt: skip
-    (out / "meta.json").write_text(meta, encoding="utf-8")
+        "tiers": utilisation.by_tier(topology, records.values()) if utilisation else {},
+    }
+    (out / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 def _request_row(
@@ -73,7 +73,7 @@ def _request_row(
     text = tokenizer.decode(record.tokens)
     answer, metrics = prompt.extract_answer(text), setup.workload.dataset.metrics
     ended_s = record.arrived_s if record.ended_s is None else record.ended_s
-    begun_s = record.arrived_s if record.started_s is None else record.started_s
+    started_s = record.arrived_s if record.started_s is None else record.started_s
     stalled = (
         stall_times(record.timeline, INF if record.ended_s is None else record.ended_s) if record.timeline else None
     )
@@ -95,7 +95,7 @@ def _request_row(
         "text": text,
         "origins": list(record.origins),
         "arrived_s": record.arrived_s,
-        "started_s": begun_s,
+        "started_s": started_s,
         "ended_s": ended_s,
         "token_times_s": seen,
         "ttft_s": seen[0] - record.arrived_s if seen else None,
@@ -123,14 +123,16 @@ def _request_row(
         "cloud_busy_s": record.cloud_busy_s,
         "cloud_forward_tokens": record.cloud_forward_tokens,
         "cloud_queue_s": record.cloud_queue_s,
-        "device_energy_j": fleet.joules(record.device_busy_s, max(0.0, ended_s - begun_s - record.device_busy_s), mode),
+        "device_energy_j": fleet.joules(
+            record.device_busy_s, max(0.0, ended_s - started_s - record.device_busy_s), mode
+        ),
         "quality": metrics[0].score(answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
     }
 
 
 def _cloud_energy_j(topology: Topology, record: SessionRecord) -> float | None:
-    """What the cloud's nodes spent on a request; None where the power of one is unknown."""
+    """The energy that the cloud's nodes spent on a request; None if the power of a node is unknown."""
     spent = [topology.cloud_fleets[node].joules(busy_s) for node, busy_s in record.node_busy_s.items()]
     known = [joules for joules in spent if joules is not None]
     return sum(known) if len(known) == len(spent) else None
@@ -184,8 +186,8 @@ def _meta(
 def _notes(setup: Setup) -> list[str]:
     pair = setup.pair
     assumed = (
-        f"the models stand for {pair.device.timed_architecture.name} and {pair.cloud.timed_architecture.name} in time, bytes and memory; "
-        "set model.device.timed_architecture and model.cloud.timed_architecture to what they are"
+        f"the models stand for {pair.device.timed_architecture.name} and {pair.cloud.timed_architecture.name} in time, "
+        "bytes and memory; set model.device.timed_architecture and model.cloud.timed_architecture to what they are"
     )
     found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
     found += [
@@ -198,7 +200,7 @@ def _notes(setup: Setup) -> list[str]:
 
 
 def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
-    """Which coefficients made the time of each side that the policy uses."""
+    """The source of the latency coefficients of each side that the policy uses."""
     found = {}
     if setup.policy.draft.source == "model":
         sources = dict.fromkeys(fleet.latency(setup.pair.device.timed_architecture).source for fleet in fleets)
@@ -224,14 +226,24 @@ _NULLABLE_COLUMNS = {
     "device_energy_j": "double", "cloud_energy_j": "double", "link_stall_s": "double", "cloud_stall_s": "double",
     "cloud_residence_s": "double",
 }  # fmt: skip
-"""Columns whose type the first row may not show."""
+"""Columns that may be null in every row, with their types."""
 _TABLE_COLUMNS = {
-    "timeline.parquet": {"request": "string", "lane": "string", "start_s": "double", "end_s": "double", "amount":
-    "int64"}, "chunks.parquet": {
-        "request": "string", "position": "int64", "num_tokens": "int64", "accepted": "int64", "confidence": "double", "importance":
-        "double",
+    "timeline.parquet": {
+        "request": "string",
+        "lane": "string",
+        "start_s": "double",
+        "end_s": "double",
+        "amount": "int64",
     },
-}  # fmt: skip
+    "chunks.parquet": {
+        "request": "string",
+        "position": "int64",
+        "num_tokens": "int64",
+        "accepted": "int64",
+        "confidence": "double",
+        "importance": "double",
+    },
+}
 
 
 def _write_parquet(file: Path, rows: Sequence[ResultRow]) -> None:

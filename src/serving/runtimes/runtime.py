@@ -1,4 +1,4 @@
-"""What every runtime is given and gives back, whatever makes its time."""
+"""The interface of a runtime, and the result of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What was asked, and what became of it by session."""
+    """The queries of a run and their records by session."""
 
     queries: Sequence[Query]
     records: Mapping[str, SessionRecord]
     tokenizer: "Tokenizer"
     target_layers: int
-    """Of the large model where it ran."""
+    """Layers of the large model where it ran."""
     is_text: bool = True
-    """Do the tokens stand for words, so that answers can be judged?"""
+    """True if tokens are text, so that the quality of answers can be measured."""
     timeout_s: float | None = None
-    """How long devices waited for an answer before they asked again; None: for ever."""
+    """How long devices waited for an answer before they sent a request again; None: for ever."""
     local_timing: bool = False
-    """Did work take as long as it takes on this machine, whose power nobody measures, and not as on named chips?"""
+    """True if work took as long as on this machine, whose power is unknown, and not as on the named chips."""
     notes: tuple[str, ...] = ()
-    """What a reader of the figures must know."""
+    """Remarks for readers of the results."""
     overhead: Mapping[str, float] = field(default_factory=dict)
-    """What deciding cost here, as `serving.metrics.overhead` counts it; empty where that was not timed."""
+    """The time of decisions, see `serving.metrics.overhead`; empty if it was not measured."""
 
 
 class Runtime(Protocol):
     @property
     def described(self) -> str:
-        """Where tokens and time come from, for the report."""
+        """The source of tokens and times, for the report."""
         ...
 
     @property
     def detail(self) -> bool:
-        """Is everything kept that happened to a request, or only sums?"""
+        """True if time lines and draft chunks are kept, not only sums."""
         ...
 
     def check(self, setup: Setup) -> None:
-        """Raises ValueError for a setup that it does not play; before any work."""
+        """Raises ValueError for a setup that it cannot run; before any work."""
         ...
 
     def serve(

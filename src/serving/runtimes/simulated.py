@@ -1,4 +1,4 @@
-"""Runtime `simulated`: tokens are looked up, time is computed; from one device to ten thousand."""
+"""Runtime `simulated`: tokens are looked up, times are computed; for one device to ten thousand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from serving.runtimes.runtime import RunResult
 
 @dataclass(frozen=True)
 class Simulated:
-    """The emulated runtime without models: the same nodes, links and clock, and outcomes that somebody recorded."""
+    """The emulated runtime without models: the same nodes, links and clock; tokens come from a source of outcomes."""
 
     outcomes: OutcomeSource
     shared_chip: bool = False
-    """All nodes compute on one chip in turn, as in the runtime `local` at the pace of the wall."""
+    """All nodes compute on one chip in turn, as in runtime `local` with `pace` wall."""
     detail: bool = True
-    """Keep the time line and the draft chunks of every request, which are most of the bytes of a large run."""
+    """Keep the time line and the draft chunks of every request: most of the bytes of a large run."""
 
     @property
     def described(self) -> str:
         return f"{self.outcomes.described}; time comes from the chips and link above"
 
     def check(self, setup: Setup) -> None:
-        """It plays all."""
+        """This runtime runs every setup."""
 
     def serve(
         self,
@@ -35,9 +35,14 @@ class Simulated:
         progress: Progress,
         observers: Sequence[Observer] = (),
     ) -> RunResult:
-        asked = self.outcomes.make_queries(setup.workload.requests(setup.num_devices), setup.decoding, setup.seed)
-        opened = self.outcomes.open(asked, setup.policy, setup.seed)
-        records = simulate(setup, opened, asked, progress, observers, self.shared_chip, self.detail)
+        queries = self.outcomes.make_queries(setup.workload.requests(setup.num_devices), setup.decoding, setup.seed)
+        engines = self.outcomes.open(queries, setup.policy, setup.seed)
+        records = simulate(setup, engines, queries, progress, observers, self.shared_chip, self.detail)
         return RunResult(
-            asked, records, opened.tokenizer, opened.cloud_layers, is_text=self.outcomes.is_text, notes=opened.notes()
+            queries,
+            records,
+            engines.tokenizer,
+            engines.cloud_layers,
+            is_text=self.outcomes.is_text,
+            notes=engines.notes(),
         )
