@@ -27,7 +27,9 @@ EXPERIMENT = {
     "exhibit": {
         "_target_": "pipeline.report.exhibit.Exhibit", "title": "A search", "rows": {"label": "{trial}"},
         "columns": [{"name": "score", "metric": "stage/cheap/score"}],
-        "claims": [{"statement": "it gains", "row": "best", "baseline": "default", "metric": "score", "relation": "at_least"}],
+        "claims": [
+            {"statement": "it gains", "row": "best", "baseline": "default", "metric": "score", "relation": "at_least"}
+        ],
     },
     "hydra": {
         "mode": "MULTIRUN",

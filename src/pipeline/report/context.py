@@ -1,8 +1,7 @@
-"""What a report knows of its job besides the records: how it was asked for, what it was built from, where it ran.
+"""What a report knows of its job besides the records: overrides, stages, versions, machine.
 
-What a stage's artifact shows in the run of every job that uses it: metrics.json and figures/*.png, by its name.
-
-metrics.json is `{name: number}`; what is not a finite number is passed over.
+The artifact of a stage may hold metrics.json, `{name: number}`, and figures/*.png. Every job that uses the stage logs
+them.
 """
 
 import json

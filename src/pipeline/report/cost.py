@@ -6,7 +6,7 @@ writes everything by itself.
 
     W verified   target tokens computed per token of the text: drafts judged + tokens that the cloud wrote;
                  above 1 where many judged drafts are rejected
-    W written    share of the text that the cloud wrote: corrections, bonus tokens, and tokens without a draft
+    W generated  share of the text that the cloud wrote: corrections, bonus tokens, and tokens without a draft
 
 How a request's time and tokens are divided between the device and those it asks (token routing, section 4.1).
 """
@@ -36,13 +36,13 @@ def estimate_cost(
     origins: Mapping[str, int], num_verified: int, tbt_s: float | None, packing_factor: float | None
 ) -> CloudCost:
     """From the tokens of the text by origin, drafts judged by the cloud, mean TBT and the packing factor."""
-    written = sum(origins[origin] for origin in CLOUD_ORIGINS)
+    generated = sum(origins[origin] for origin in CLOUD_ORIGINS)
     tokens = max(1, sum(origins.values()))
-    w_verified, w_written = (num_verified + written) / tokens, written / tokens
+    w_verified, w_generated = (num_verified + generated) / tokens, generated / tokens
     known = tbt_s is not None and packing_factor
     scale_s = tbt_s / packing_factor if tbt_s is not None and packing_factor else 0.0
     return CloudCost(
-        w_verified, w_written, scale_s * w_verified if known else None, scale_s * w_written if known else None
+        w_verified, w_generated, scale_s * w_verified if known else None, scale_s * w_generated if known else None
     )
 
 
@@ -50,11 +50,11 @@ def estimate_cost(
 class TimeBreakdown:
     """Means of a request; None without offloaded chunks, or without tokens of the device.
 
-    device_s        its chip is at work (token routing, Table 1: SLM inference time)
-    elsewhere_s     all else of its service: communication and the cloud (Comm + LLM inference)
-    call_s          the same of each question
-    device_token_s  device_s over the tokens that are the device's own, which the paper calls TBT for SLM
-    cloud_tokens    tokens that the cloud wrote (routing number)
+    device_s            its chip is at work (token routing, Table 1: SLM inference time)
+    remote_s            the rest of its service: communication and the cloud (Comm + LLM inference)
+    remote_s_per_call   the same per offloaded chunk
+    device_s_per_token  device_s over the device's own tokens, which the paper calls TBT for SLM
+    cloud_tokens        tokens that the cloud wrote (routing number)
     """
 
     device_s: float
@@ -67,19 +67,19 @@ class TimeBreakdown:
 def time_breakdown(requests: Sequence[RequestRecord]) -> TimeBreakdown:
     """Of these requests."""
     n, device_s = len(requests), sum(request.device_busy_s for request in requests)
-    elsewhere_s = sum(map(remote_s, requests))
+    total_remote_s = sum(map(remote_s, requests))
     asked = sum(request.chunks_offloaded for request in requests)
     return TimeBreakdown(
         device_s / n,
-        elsewhere_s / n,
-        elsewhere_s / asked if asked else None,
+        total_remote_s / n,
+        total_remote_s / asked if asked else None,
         device_s / own if (own := sum(map(device_tokens, requests))) else None,
         sum(map(cloud_tokens, requests)) / n,
     )
 
 
 def remote_s(request: RequestRecord) -> float:
-    """Of its service, what its device's chip was not at work."""
+    """The part of its service during which the device's chip was idle."""
     return max(0.0, (request.service_s or 0.0) - request.device_busy_s)
 
 

@@ -1,4 +1,4 @@
-"""What a job's records add up to: latency, throughput, acceptance, share offloaded, bytes, energy, cost, quality."""
+"""Totals of a job's records: latency, throughput, acceptance, offloading, bytes, energy, cost, quality."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class ThroughputSummary:
     verifications_per_s: float
     goodput_tokens_per_s: float
     slo_violation_rate: float | None
-    """Of the requests that were promised something, the share for which it was broken."""
+    """Violated requests / requests with an SLO class."""
     busy_period_s: float
     """The mean length of the periods in which any request was under way."""
 
@@ -51,8 +51,8 @@ class ThroughputSummary:
 class SpeculationSummary:
     """What became of drafts; None where there was none.
 
-    acceptance_rate              judged drafts that stood / judged drafts
-    acceptance_length            drafts that stood in a verification, without the token that the cloud adds
+    acceptance_rate              accepted drafts / verified drafts
+    acceptance_length            accepted drafts per verification, without the token that the cloud adds
     acceptance_length_with_bonus the same with that token (correction or bonus), as HAT, Table 4, counts "Accept"
     wasted_share                 drafts that are not in the text / drafts
     """
@@ -69,10 +69,12 @@ class SpeculationSummary:
 
 @dataclass(frozen=True)
 class WasteSummary:
-    """Drafting for nothing, per verification (WISP, Eq. 7 to 9): sent drafts that fell, and the time they took,
-    each the mean of a draft; None without verifications.
+    """Wasted drafting per verification (WISP, Eq. 7 to 9); None without verifications.
 
-    share: of all the time spent drafting. discarded: tokens that a stop rule dropped, whose time is not in `wdt_s`.
+    rejected_tokens   sent drafts that the cloud rejected
+    wdt_s             their drafting time, at the mean time of a draft
+    time_share        that time over all drafting time
+    discarded_tokens  drafts that a stop rule dropped; their time is not in `wdt_s`
     """
 
     rejected_tokens: float | None
@@ -83,7 +85,7 @@ class WasteSummary:
 
 @dataclass(frozen=True)
 class EarlyExitSummary:
-    """share: drafted tokens that were read off before the last layer; depth: mean share of the layers that ran."""
+    """token_share: drafted tokens that left before the last layer; layer_share: mean share of the layers that ran."""
 
     token_share: float | None
     layer_share: float | None
@@ -91,8 +93,8 @@ class EarlyExitSummary:
 
 @dataclass(frozen=True)
 class LookaheadSummary:
-    """Of the verdicts that the device prepared for while it waited, the share whose position was right, and whose
-    position and token were right: only these save anything.
+    """Verdicts for which the device drafted ahead while it waited: how many, and the shares with the right position and
+    with the right position and token. Only the latter save time.
     """
 
     attempts: int
@@ -102,9 +104,7 @@ class LookaheadSummary:
 
 @dataclass(frozen=True)
 class StallSummary:
-    """Shares of the time of service in which the device stood still, waiting for the link or for the cloud; None where
-    no time lines were kept.
-    """
+    """Shares of the service time in which the device waited for the link or for the cloud; None without time lines."""
 
     link_share: float | None
     cloud_share: float | None
@@ -112,8 +112,8 @@ class StallSummary:
 
 @dataclass(frozen=True)
 class OffloadingSummary:
-    """chunk_share: draft chunks that the cloud was asked about / draft chunks (None without drafts).
-    token_share: tokens of the text that came with a verdict (accepted, corrected, bonus) or from the cloud alone / all.
+    """chunk_share: offloaded draft chunks / draft chunks (None without drafts). token_share: tokens of the text that
+    the cloud accepted or wrote / all.
     """
 
     chunk_share: float | None
@@ -169,9 +169,9 @@ class JobSummary:
     tiers: dict[str, float]
     """Of each tier of a testbed: tiers/NAME/utilisation, /memory, /blocks, /nodes."""
     overhead: dict[str, float]
-    """What deciding took, where a clock could tell."""
+    """Decision times, where a wall clock measured them."""
     estimator: dict[str, float]
-    """How near the cloud's batches were to what its scheduler expects."""
+    """Errors of the scheduler's estimates of the cloud's batch times."""
 
     def metrics(self) -> dict[str, float]:
         """Every number that is known, flat: `latency/ttft_s/median`, `cost/generated_s`, ..."""

@@ -1,10 +1,10 @@
-"""A multirun around its jobs, as a Hydra callback: an MLflow run for them to be in, and one table at the end.
+"""A Hydra callback around the jobs of a multirun: an MLflow run above theirs, and one table at the end.
 
     hydra.callbacks.sweep: {_target_: pipeline.report.sweep.SweepCallback, tracking: ${tracking}}
 
 The jobs may run in other processes and on other hosts (joblib, submitit): sweep.json and their job.json connect them.
 
-What a search found, for the report of its sweep: search.json as a table, and for MLflow.
+The result of a search, search.json, is reported as a table and to MLflow.
 
 search.json: {metrics, directions, best: [number], trials: [{number, label, state, values, params}]}
 """

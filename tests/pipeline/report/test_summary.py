@@ -11,8 +11,9 @@ from pipeline.report.summary import summarise
 # Drafts four and is asked about them (two stand, one is corrected), then drafts two that are kept.
 SPECULATED = request(
     "a", ["accepted", "accepted", "corrected", "device", "device"], [1.0, 1.0, 1.0, 1.2, 1.4],
-    task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, drafts_verified=4, drafts_accepted=2, drafts_unused=2, chunks=2, chunks_offloaded=1,
-    uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1, cloud_forward_tokens=9, device_busy_s=0.6, cloud_busy_s=0.25,
+    task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, drafts_verified=4, drafts_accepted=2, drafts_unused=2,
+    chunks=2, chunks_offloaded=1, uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1, cloud_forward_tokens=9,
+    device_busy_s=0.6, cloud_busy_s=0.25,
     cloud_queue_s=0.125, device_energy_j=6.0, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
 )  # fmt: skip
 # Arrives at 0.5, and its device writes three tokens alone.

@@ -38,8 +38,8 @@ def test_a_sweep_nests_its_jobs_compares_them_and_outlives_one_that_fails(tracki
 
 EXHIBIT = (
     "+exhibit={title: Table 4, columns: [{name: quality}], rows: {label: '{policy}'}, reported: {sled: {quality: 0.5}},"
-    "figure: {x: '{row}', y: quality}, claims: [{statement: both are equal, row: sled, baseline: synera, metric: quality,"
-    "relation: equal, margin: 0.1}]}"
+    "figure: {x: '{row}', y: quality}, claims: [{statement: both are equal, row: sled, "
+    "baseline: synera, metric: quality, relation: equal, margin: 0.1}]}"
 )
 
 

@@ -27,7 +27,7 @@ class ClaimResult:
 
 def evaluate_claims(shown: RenderedExhibit) -> list[ClaimResult]:
     """Of each claim, in each group in which it is made."""
-    return [verdict for claim in shown.exhibit.claims for verdict in _claim_results(shown, claim)]
+    return [result for claim in shown.exhibit.claims for result in _claim_results(shown, claim)]
 
 
 def _claim_results(shown: RenderedExhibit, claim: Claim) -> Iterator[ClaimResult]:
@@ -89,5 +89,5 @@ def _allowed_range(claim: Claim) -> tuple[float, float, bool]:
 
 def count_statuses(found: Sequence[ClaimResult]) -> dict[ClaimStatus, int]:
     """How many there are of each result."""
-    results = [verdict.status for verdict in found]
+    results = [result.status for result in found]
     return {result: results.count(result) for result in dict.fromkeys(results)}

@@ -1,9 +1,4 @@
-"""An exhibit as it is printed: reported beside ours, the claims, and what differs.
-
-exhibit.json, exhibit.csv, and the numbers that MLflow is told.
-
-An exhibit whose rows are known: printed, written, drawn.
-"""
+"""Renders an exhibit with its rows: as text, exhibit.json, exhibit.csv, a figure, and metrics for MLflow."""
 
 import csv
 import io
@@ -30,11 +25,11 @@ _LEGEND = (
 
 
 def exhibit_parts(
-    shown: RenderedExhibit, verdicts: Sequence[ClaimResult], notes: Sequence[str] = ()
+    shown: RenderedExhibit, results: Sequence[ClaimResult], notes: Sequence[str] = ()
 ) -> list[ReportPart]:
     """What is printed, in its order."""
     exhibit = shown.exhibit
-    said = tuple((verdict.status, _claim_sentence(verdict)) for verdict in verdicts)
+    said = tuple((result.status, _claim_sentence(result)) for result in results)
     rest = [
         *(("differs", text) for text in exhibit.deviations),
         *(("note", text) for text in (*notes, *_missing_jobs(shown))),
@@ -103,26 +98,26 @@ def _decimals(values: Sequence[float]) -> int:
     return min(6, max(0, 2 - floor(log10(greatest)))) if greatest else 0
 
 
-def _claim_sentence(verdict: ClaimResult) -> str:
-    place = f" ({verdict.group})" if verdict.group else ""
-    if verdict.difference is None or verdict.bounds is None:
-        return f"{verdict.claim.statement}{place}: {verdict.basis}"
-    values = [verdict.difference.value, *verdict.bounds]
+def _claim_sentence(result: ClaimResult) -> str:
+    place = f" ({result.group})" if result.group else ""
+    if result.difference is None or result.bounds is None:
+        return f"{result.claim.statement}{place}: {result.basis}"
+    values = [result.difference.value, *result.bounds]
     own, low, high = (f"{value:+,.{_decimals(values)}f}" for value in values)
-    bounds = "" if verdict.basis.endswith(NO_INTERVAL) else f" [{low}, {high}]"
-    basis = "" if verdict.basis == "95 % interval" else f" ({verdict.basis})"
-    return f"{verdict.claim.statement}{place}: {own}{bounds}{basis}"
+    bounds = "" if result.basis.endswith(NO_INTERVAL) else f" [{low}, {high}]"
+    basis = "" if result.basis == "95 % interval" else f" ({result.basis})"
+    return f"{result.claim.statement}{place}: {own}{bounds}{basis}"
 
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
-def write_files(shown: RenderedExhibit, verdicts: Sequence[ClaimResult], folder: Path) -> list[Path]:
+def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: Path) -> list[Path]:
     """Both files; their paths."""
     node = {
         "title": shown.exhibit.title,
         "rows": [_row_json(shown, line) for line in shown.rows],
-        "claims": [_claim_json(verdict) for verdict in verdicts],
+        "claims": [_claim_json(result) for result in results],
         "deviations": list(shown.exhibit.deviations),
     }
     as_json, as_csv = folder / "exhibit.json", folder / "exhibit.csv"
@@ -131,9 +126,9 @@ def write_files(shown: RenderedExhibit, verdicts: Sequence[ClaimResult], folder:
     return [as_json, as_csv]
 
 
-def exhibit_metrics(shown: RenderedExhibit, verdicts: Sequence[ClaimResult]) -> dict[str, float]:
+def exhibit_metrics(shown: RenderedExhibit, results: Sequence[ClaimResult]) -> dict[str, float]:
     """`exhibit/ROW/COLUMN` of every number of ours, and how many claims hold."""
-    found = {f"exhibit/claims {result}": float(n) for result, n in count_statuses(verdicts).items()}
+    found = {f"exhibit/claims {status}": float(n) for status, n in count_statuses(results).items()}
     for line, column, cell in _all_cells(shown):
         if isinstance(cell, Estimate):
             place = "/".join(filter(None, ("exhibit", line.group, line.label, column.name)))
@@ -166,17 +161,17 @@ def _cell_json(cell: Cell) -> Any:
     return {"value": cell.value, **bounds, "by_replicate": dict(cell.values)}
 
 
-def _claim_json(verdict: ClaimResult) -> dict[str, Any]:
-    low, high = verdict.bounds or (None, None)
-    difference = verdict.difference.value if verdict.difference else None
+def _claim_json(result: ClaimResult) -> dict[str, Any]:
+    low, high = result.bounds or (None, None)
+    difference = result.difference.value if result.difference else None
     return {
-        "statement": verdict.claim.statement,
-        "group": verdict.group,
-        "status": verdict.status,
+        "statement": result.claim.statement,
+        "group": result.group,
+        "status": result.status,
         "difference": difference,
         "low": low,
         "high": high,
-        "basis": verdict.basis,
+        "basis": result.basis,
     }
 
 
