@@ -1,4 +1,4 @@
-"""The corpus stage: items of the six tasks in three splits, and the tokenizer trained on the first of them."""
+"""The corpus stage: items of the six tasks in three splits, and the tokenizer trained on the first items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.embedded_pair import tokenizer
 from training.embedded_pair.tasks import SPLITS, TASKS, SyntheticWorld, TaskItem, sample_item
 
 TOKENIZER_ITEMS = 6000
-"""Items that the tokenizer is trained on; the vocabulary saturates well before."""
+"""Training items that the tokenizer is trained on; the vocabulary saturates well before."""
 
 
 def build(
@@ -27,11 +27,11 @@ def build(
     task_shares: Mapping[str, float] | None = None,
     vocab_size: int = 1536,
 ) -> None:
-    """Write {train,validation,test}.jsonl and tokenizer/ into `out`.
+    """Writes {train,validation,test}.jsonl and tokenizer/ into `out`.
 
-    `task_shares` are each task's weight in the training split; validation and test have the same number of every task,
-    in blocks of one of each, and no prompt twice. No item's key is in two splits. Raises ValueError for an unknown task
-    or more held-out items than a task has distinct prompts.
+    `task_shares` are the tasks' weights in the training split. Validation and test have the same number of every task,
+    in blocks of one of each, without repeated prompts. No item's key is in two splits. Raises ValueError for an unknown
+    task or more held-out items than a task has distinct prompts.
     """
     weights = _checked_shares(DEFAULT_TASK_SHARES if task_shares is None else task_shares)
     world = SyntheticWorld.sample(seed)

@@ -1,4 +1,4 @@
-"""How well a small model drafts for a large one: on the large one's own greedy outputs, token by token."""
+"""How well a small model drafts for a large one, token by token on the large model's greedy outputs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ BATCH_SIZE = 50
 
 @dataclass
 class DraftQuality:
-    """One entry for each output: what the small model would have drafted in each of its places."""
+    """One entry for each output: the small model's draft at every position."""
 
     accepted: list[NDArray[np.bool_]] = field(default_factory=list)
-    """The small model's likeliest token is the large one's."""
+    """True if the small model's most likely token is the large model's."""
     confidence: list[NDArray[np.float64]] = field(default_factory=list)
-    """The probability of that likeliest token."""
+    """The probability of that token."""
     is_content: list[NDArray[np.bool_]] = field(default_factory=list)
-    """The token belongs to a word that no template explains."""
+    """True if the token belongs to a word that is not from a template."""
     exit_agreement: list[NDArray[np.bool_]] = field(default_factory=list)
-    """(layers, tokens): leaving after that layer gives the last layer's token."""
+    """(layers, tokens): True if an exit after that layer gives the last layer's token."""
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def measure_drafts(
     outputs: Sequence[list[int]],
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> DraftQuality:
-    """Run `small` once over each prompt and the large model's output after it (token ids)."""
+    """Runs `small` once over each prompt followed by the large model's output (token ids)."""
     drafts = DraftQuality()
     for begin in range(0, len(prompts), BATCH_SIZE):
         pairs = list(zip(prompts[begin : begin + BATCH_SIZE], outputs[begin : begin + BATCH_SIZE], strict=True))
@@ -71,7 +71,7 @@ def _record_drafts(drafts: DraftQuality, small: LlamaForCausalLM, hidden: Tensor
 
 
 def content_mask(tokenizer: PreTrainedTokenizerFast, output: Sequence[int]) -> NDArray[np.bool_]:
-    """Which tokens of an output touch a content word; the end of sequence does not."""
+    """True for the tokens of an output that overlap a content word; False for the end of sequence."""
     pieces = tokenizer.batch_decode([[token] for token in output], skip_special_tokens=True)
     ends = np.cumsum([len(piece) for piece in pieces])
     spans = list(content_spans("".join(pieces)))
@@ -83,7 +83,7 @@ def content_mask(tokenizer: PreTrainedTokenizerFast, output: Sequence[int]) -> N
 
 
 def tokens_per_round(accepted: Sequence[NDArray[np.bool_]], num_drafts: int) -> float:
-    """Mean tokens that one verification settles: the accepted run of at most `num_drafts`, and the verifier's own."""
+    """Mean tokens per verification: the accepted ones of at most `num_drafts` drafts, and the verifier's own."""
     tokens = rounds = 0
     for output in accepted:
         place = 0

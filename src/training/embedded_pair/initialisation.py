@@ -1,4 +1,4 @@
-"""How the pair's weights begin: near to copying, because that is what a short training does not find by itself.
+"""Initial weights of the pair: near to copying, which a short training does not find by itself.
 
 With the usual small random weights the models memorise facts and never learn to copy from the prompt. Value and
 output projections near a scaled identity follow Trockman and Kolter, Mimetic Initialization of Self-Attention Layers
@@ -19,7 +19,7 @@ from training.embedded_pair.model_config import InitConfig
 
 @torch.no_grad()
 def initialise(model: Llama, init: InitConfig, seed: int) -> None:
-    """Fill `model` with weights drawn from `seed`; raises ValueError when it has too few heads for `init`."""
+    """Fills `model` with random weights of `seed`. Raises ValueError if it has too few heads for `init`."""
     _check_heads(model.sizes.heads, init)
     draw = torch.Generator().manual_seed(seed)
     d = model.sizes.hidden_size
@@ -64,7 +64,7 @@ def _init_copying(block: DecoderLayer, scale: float, shared_direction: Tensor, g
 
 
 def _init_look_back_head(model: Llama, head: int, offset: int, shared_direction: Tensor, init: InitConfig) -> None:
-    """Keys all alike and queries the same turned back by `offset`: the score peaks there whatever the tokens are."""
+    """All keys equal, and queries turned back by `offset`: the score peaks there whatever the tokens are."""
     block, size = model.layers()[0], model.sizes.head_dim
     turns = rope_frequencies(model.sizes)
     # Fast turns tell neighbours apart, slow ones only add noise: weigh each by its speed.

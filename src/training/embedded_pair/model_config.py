@@ -32,7 +32,7 @@ class LlamaSizes:
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Where the weights begin; the defaults copy and nothing more."""
+    """Initial weights; the defaults only copy. Raises ValueError for values that do not fit together."""
 
     copy_scale: float = 0.5
     """Scale of the identity that output x value is near to."""
@@ -42,12 +42,13 @@ class InitConfig:
     shared_norm: float = 1.0
     """Length of a direction that all embeddings have in common; an embedding itself has length 1."""
     look_back_offsets: tuple[int, ...] = ()
-    """How many tokens back head i of the first layer begins by looking; heads not named look nowhere."""
+    """How many tokens back head i of the first layer looks at first; further heads look nowhere."""
     sharpness: float = 3.0
-    """How much higher the score of that token begins than those of its neighbours."""
+    """How much higher that token's initial score is than its neighbours'."""
     induction_score: float = 0.0
-    """Score that the second layer's heads begin by giving to a token which follows an earlier copy of the present one
-    (by as many places as a first-layer head looks back); 0: none."""
+    """Initial score that the second layer's heads give to a token that follows an earlier copy of the present one, at
+    the offset of a first-layer head; 0: none.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "look_back_offsets", tuple(self.look_back_offsets))

@@ -1,9 +1,4 @@
-"""The quality stage: how good each model of the pair is, and how well the small one drafts for the large one.
-
-Greedy outputs of a checkpoint on many prompts, by transformers' own `generate`.
-
-The quality stage's figures as a table.
-"""
+"""The quality of the pair: each model's scores on test items, and how well the small model drafts for the large one."""
 
 from __future__ import annotations
 
@@ -47,7 +42,7 @@ def generate_greedy(
     max_new_tokens: int = 40,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[list[int]]:
-    """Each prompt's output ids, end of sequence included; `on_progress` is told how many are finished."""
+    """Each prompt's output ids, end of sequence included, by transformers' `generate`; reports the number finished."""
     ids = tokenizers.prompt_ids(tokenizer, prompts)
     # By length, so that a batch pads little.
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
@@ -83,25 +78,25 @@ def measure_pair(
     num_drafts: int = 4,
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Write quality.json and generations.parquet: greedy outputs of both models on the first test items of each task.
+    """Writes quality.json and generations.parquet: greedy outputs of both models on the first test items of each task.
 
-    Raises ValueError when the corpus holds fewer test items of a task than asked for.
+    Raises ValueError if the corpus has fewer test items of a task.
     """
     rows = _first_items(corpora.load(corpus, "test"), items_per_task)
     models = {"large": load(large), "small": load(small)}
     tokenizer = tokenizers.load(large)
     prompts = [row["prompt"] for row in rows]
 
-    def told(part: int, note: str) -> Callable[[int], None]:
+    def noted(part: int, note: str) -> Callable[[int], None]:
         return lambda done: progress(part * len(rows) + done, 3 * len(rows), note)
 
     with trainer.using_threads():
         outputs = {
-            name: generate_greedy(model, tokenizer, prompts, on_progress=told(part, f"{name} model's outputs"))
+            name: generate_greedy(model, tokenizer, prompts, on_progress=noted(part, f"{name} model's outputs"))
             for part, (name, model) in enumerate(models.items())
         }
         ids = tokenizers.prompt_ids(tokenizer, prompts)
-        drafts = measure_drafts(models["small"], tokenizer, ids, outputs["large"], told(2, "small model's drafts"))
+        drafts = measure_drafts(models["small"], tokenizer, ids, outputs["large"], noted(2, "small model's drafts"))
     texts = {name: tokenizer.batch_decode(written, skip_special_tokens=True) for name, written in outputs.items()}
     generations = [row for name, written in texts.items() for row in _score_outputs(name, rows, written)]
     _write_parquet(out / "generations.parquet", generations)
@@ -116,7 +111,7 @@ def measure_pair(
 
 
 def exact_match(output: str, reference: str) -> bool:
-    """The same text, apart from space and capitals."""
+    """True if the texts are equal apart from white space and case."""
     return " ".join(output.lower().split()) == " ".join(reference.lower().split())
 
 
@@ -182,7 +177,7 @@ def _mean_or_none(true: NDArray[np.bool_]) -> float | None:
 
 
 def _decode_costs(models: Mapping[str, PreTrainedModel]) -> ReportRow:
-    """Weights and one-thread milliseconds of a decoded token, and the large model's over the small one's."""
+    """Parameters and one-thread milliseconds of a decoded token, and the ratios large to small."""
     costs: ReportRow = {
         name: {"num_parameters": machine.num_parameters(model), "decode_ms": machine.decode_ms(model)}
         for name, model in models.items()
@@ -200,7 +195,7 @@ def _write_parquet(path: Path, rows: Sequence[ReportRow]) -> None:
 
 
 def scorecard(report: Mapping[str, Any]) -> str:
-    """Lines for people, from what `training.embedded_pair.quality.measure_pair` reports."""
+    """The report of `measure_pair` as a table for people."""
     large, small = (report["models"][name] for name in ("large", "small"))
     head = f"{report['items_per_task']} test items a task     exact match          ROUGE-1"
     rows = [

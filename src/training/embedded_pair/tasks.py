@@ -1,9 +1,7 @@
 """Six instruction tasks over the invented world; each answer is a function of its prompt (and the world's facts).
 
-Every item carries a key: what must not be shared between training and test. `split_of` sends a key to one split,
+Every item has a key, which must not be shared between training and test. `split_of` sends a key to one split,
 so an item is held out together with every other item of the same key.
-
-An invented world: which things there are, where each is kept, who makes it and what it is for.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ RELATIONS: Mapping[str, tuple[str, ...]] = {"place": PLACES, "maker": MAKERS, "u
 
 @dataclass(frozen=True)
 class SyntheticWorld:
-    """What is true: one value for each (object, relation), drawn at random, so that it can only be memorised."""
+    """The facts: a random value for each (object, relation), so that they can only be memorised."""
 
     facts: Mapping[tuple[str, str], str]
 
@@ -78,7 +76,7 @@ _PERCENT_BELOW = {"train": 75, "validation": 80, "test": 100}
 
 @dataclass(frozen=True)
 class TaskItem:
-    """One exercise; `reference` is the whole expected text, `answer` the part of it that was asked for."""
+    """One exercise; `reference` is the whole expected text, `answer` the requested part of it."""
 
     task: str
     prompt: str
@@ -279,12 +277,12 @@ _TEMPLATES = (
 
 
 def template_words() -> frozenset[str]:
-    """The words, in lower case, that stand in references whatever the item is; all others are content."""
+    """Words in lower case that are in the templates of references; all other words are content."""
     return frozenset(re.findall(r"[a-z]+", re.sub(r"\{\w+\}", " ", " ".join(_TEMPLATES)).lower()))
 
 
 def content_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where the content words and digits of a reference or an output begin and end, in characters."""
+    """(begin, end) in characters of the content words and digits of a reference or an output."""
     for word in re.finditer(r"[^\W_]+", text):
         if word.group().lower() not in template_words():
             yield word.span()

@@ -100,6 +100,6 @@ class ModelProfile:
 
     @property
     def first_run_share(self) -> float | None:
-        """Median over configurations of first / median run time, undisturbed first runs only; near 1 if they are warm."""
+        """Median over configurations of first / median run time, undisturbed first runs only; 1 if warm."""
         shares = [t.runs[0].wall_s / t.median_s for t in self.timings if len(t.runs) > 1 and t.runs[0].undisturbed]
         return median(shares) if shares else None

@@ -1,4 +1,4 @@
-"""What a cloud can tell of a user's text from the hidden states that a split model sends it: measured, not argued."""
+"""Measures how much of a user's text a cloud can recover from the hidden states that a split model sends."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from serving.engines.models import Checkpoint
 from serving.hardware.payload_size import HiddenDtype
 from serving.progress import Progress
+from training.fitting.recipe import check_above_zero
 from training.fitting.trainer import CPU_TRAINER, Trainer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """How the linear probe is trained: softmax regression by AdamW on hidden states of unit variance."""
+    """Training of the linear probe: softmax regression by AdamW on hidden states of unit variance."""
 
     steps: int = 1500
     batch_size: int = 512
@@ -31,9 +32,7 @@ class LinearProbe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"probe.{name} must be above 0, got {getattr(self, name)}")
+        check_above_zero(self, "steps", "batch_size", "learning_rate", prefix="probe")
 
 
 def measure_inversion(
@@ -48,8 +47,8 @@ def measure_inversion(
 ) -> None:
     """Recovers tokens from the hidden states of a trace, on texts that the probe was not trained on: rows.json.
 
-    Uploaded states by a linear probe, and by the nearest embedding, which takes no training; downloaded ones by the
-    model's own head, which whoever serves the model knows. The share of the most frequent token stands beside them.
+    Uploaded states are attacked by a linear probe and by the nearest embedding, which needs no training; downloaded
+    states by the model's own head, which the cloud knows. The baseline is the most frequent token.
     """
     from serving.engines.torch.model import load_model
     from training.hat import trace as traces
@@ -65,7 +64,7 @@ def _recovery_rows(
 ) -> dict[str, dict[str, float]]:
     split = trace.split(seed)
     train, test = _token_indices(trace, split.train), _token_indices(trace, (*split.validation, *split.test))
-    sent: tuple[HiddenDtype, ...] = ("fp16", "int8")
+    number_formats: tuple[HiddenDtype, ...] = ("fp16", "int8")
     rows = {
         "most frequent token": _recovered_shares(
             trace, test, lambda at: _most_frequent_token(trace, train).expand(len(at))
@@ -74,13 +73,20 @@ def _recovery_rows(
     rows["uploaded, nearest embedding"] = _recovered_shares(
         trace, test, lambda at: _nearest_embedding(model, trace.shallow[at].float())
     )
-    for i, number in enumerate(sent):
-        states = _round_trip(trace.shallow, number)
-        weights = _train_probe(states, trace.tokens, train, model.vocab_size, probe)
-        rows[f"uploaded in {number}, linear probe"] = _recovered_shares(trace, test, lambda at: weights(states[at]))  # noqa: B023
-        progress(i + 1, len(sent), f"probe on {number}")
+    for i, number_format in enumerate(number_formats):
+        rows[f"uploaded in {number_format}, linear probe"] = _probe_shares(
+            trace, _round_trip(trace.shallow, number_format), train, test, model.vocab_size, probe
+        )
+        progress(i + 1, len(number_formats), f"probe on {number_format}")
     rows["downloaded, the model's own head"] = {"next_token_accuracy": _predicted_next_share(trace, model, test)}
     return rows
+
+
+def _probe_shares(
+    trace: HiddenStateTrace, states: Tensor, train: Tensor, test: Tensor, vocabulary: int, probe: LinearProbe
+) -> dict[str, float]:
+    predict = _train_probe(states, trace.tokens, train, vocabulary, probe)
+    return _recovered_shares(trace, test, lambda at: predict(states[at]))
 
 
 def _token_indices(trace: HiddenStateTrace, texts: Sequence[int]) -> Tensor:
@@ -100,29 +106,29 @@ def _round_trip(states: Tensor, number_format: HiddenDtype) -> Tensor:
 def _train_probe(
     states: Tensor, tokens: Tensor, token_indices: Tensor, vocabulary: int, probe: LinearProbe
 ) -> Callable[[Tensor], Tensor]:
-    """The token that a linear probe sees in each state."""
+    """Trains a linear probe; the returned function predicts the token of each state."""
     import torch
     import torch.nn.functional as F
 
-    chance = torch.Generator().manual_seed(probe.seed)
+    generator = torch.Generator().manual_seed(probe.seed)
     mean, deviation = states[token_indices].mean(0), states[token_indices].std(0).clamp_min(1e-6)
     linear = torch.nn.Linear(states.shape[1], vocabulary)
     torch.nn.init.zeros_(linear.weight)
     torch.nn.init.zeros_(linear.bias)
     optimizer = torch.optim.AdamW(linear.parameters(), lr=probe.learning_rate)
     for _ in range(probe.steps):
-        at = token_indices[torch.randint(len(token_indices), (probe.batch_size,), generator=chance)]
+        at = token_indices[torch.randint(len(token_indices), (probe.batch_size,), generator=generator)]
         loss = F.cross_entropy(linear((states[at] - mean) / deviation), tokens[at].long())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    def guess(seen: Tensor) -> Tensor:
+    def predict(hidden: Tensor) -> Tensor:
         with torch.no_grad():
-            found: Tensor = linear((seen - mean) / deviation).argmax(-1)
+            found: Tensor = linear((hidden - mean) / deviation).argmax(-1)
         return found
 
-    return guess
+    return predict
 
 
 def _nearest_embedding(model: DecomposedModel, states: Tensor) -> Tensor:
@@ -139,7 +145,7 @@ def _most_frequent_token(trace: HiddenStateTrace, token_indices: Tensor) -> Tens
 def _recovered_shares(
     trace: HiddenStateTrace, token_indices: Tensor, predict: Callable[[Tensor], Tensor]
 ) -> dict[str, float]:
-    """Of the tokens of prompts and of answers the share that is guessed."""
+    """Shares of the prompts' and of the answers' tokens that are recovered."""
     right = predict(token_indices) == trace.tokens[token_indices]
     prompt = _is_prompt(trace)[token_indices]
     return {
@@ -159,7 +165,7 @@ def _is_prompt(trace: HiddenStateTrace) -> Tensor:
 
 
 def _predicted_next_share(trace: HiddenStateTrace, model: DecomposedModel, token_indices: Tensor) -> float:
-    """Of the answers' tokens those that the head reads off the state before."""
+    """Share of the answers' tokens that the head predicts from the state before."""
     import torch
 
     answers = token_indices[~_is_prompt(trace)[token_indices]]

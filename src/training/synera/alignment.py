@@ -30,36 +30,36 @@ TOP_K = 5
 
 @dataclass(frozen=True)
 class AlignedTokens:
-    """The answers' tokens, one entry each; the text before each of them is the large model's."""
+    """The answers' tokens, one entry each; the text before each token is the large model's."""
 
     answer: Ints
-    """Which answer it is in, from 0."""
+    """Index of the answer, from 0."""
     confidence: Floats
-    """The probability of the small model's likeliest token in this place."""
+    """Probability of the small model's most likely token at this position."""
     top_1: Flags
-    """That token is the large model's."""
+    """True if that token is the large model's."""
     top_5: Flags
-    """The large model's token is among the small one's five likeliest."""
+    """True if the large model's token is among the small model's five most likely ones."""
     content: Flags
-    """The large model's token belongs to a word that no template explains."""
+    """True if the large model's token belongs to a word that is not from a template."""
     importance: Floats
-    """Of the draft that was judged in this place; NaN where none was, as behind a draft that stood whole."""
+    """Of the draft verified at this position; NaN if there is none, as behind a fully accepted draft."""
 
 
 @dataclass(frozen=True)
 class VerifiedDrafts:
-    """The judged drafts, one entry each: means over their tokens, as selection reads them (Synera, section 4.2)."""
+    """The verified drafts, one entry each: means over their tokens, as offloading reads them (Synera, section 4.2)."""
 
     answer: Ints
     confidence: Floats
     importance: Floats
     has_rejection: Flags
-    """Not all of it stood."""
+    """True if not all of its tokens were accepted."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """What was found on so many answers, of these tasks ("" where a data set has none)."""
+    """Tokens and drafts of the answers, with each answer's task ("" if the data set has no tasks)."""
 
     tasks: tuple[str, ...]
     tokens: AlignedTokens
@@ -71,33 +71,34 @@ class Alignment:
 
 
 def align(models: LoadedModels, queries: Sequence[Query], gamma: int, seed: int, progress: Progress) -> Alignment:
-    """Every draft of `gamma` tokens is verified, so that the answers are the large model's; then each answer is run
-    through the small model once (teacher forcing).
+    """Records the large model's answers with every draft of `gamma` tokens verified, then runs each answer through the
+    small model once (teacher forcing).
     """
     records = run_untimed(profiling_policy(WindowDraft(gamma), NoEarlyExit()), models, queries, seed, progress)
     answers = [(query.request.prompt, records[query.request.session]) for query in queries]
-    stack, words = _draft_model_runner(models), models.tokenizer.hf
-    tokens = [_aligned_tokens(i, stack, words, prompt, record) for i, (prompt, record) in enumerate(answers)]
-    drafts = [(i, chunk) for i, (_, record) in enumerate(answers) for chunk in record.draft_decisions]
+    runner, tokenizer = _draft_model_runner(models), models.tokenizer.hf
+    tokens = [_aligned_tokens(i, runner, tokenizer, prompt, record) for i, (prompt, record) in enumerate(answers)]
+    drafts = [(i, decision) for i, (_, record) in enumerate(answers) for decision in record.draft_decisions]
     return Alignment(tuple(query.prompt.task for query in queries), _concatenated(tokens), _verified_drafts(drafts))
 
 
 def top_k_hits(logits: torch.Tensor, target_tokens: Sequence[int]) -> tuple[Floats, Flags, Flags]:
-    """Confidence, top-1 hits and top-5 hits of logits of shape (tokens, vocabulary) against the wanted tokens."""
+    """Confidence, top-1 hits and top-5 hits of logits of shape (tokens, vocabulary) against the target tokens."""
     top = logits.softmax(-1).topk(min(TOP_K, logits.shape[-1]))
     hits: Flags = (top.indices.cpu() == torch.tensor(target_tokens)[:, None]).numpy()
     return top.values[:, 0].double().cpu().numpy(), hits[:, 0], np.any(hits, axis=1)
 
 
 def drafted_importance(decisions: Sequence[DraftDecision], prompt_len: int, answer_len: int) -> Floats:
-    """Per token of an answer of `answer_len` behind `prompt_len` tokens; drafts behind the first miss stand in no place
-    of it.
+    """Importance (answer_len,) of the drafts verified at an answer's positions, behind `prompt_len` prompt tokens.
+
+    Drafted tokens behind the first rejected one have no position in the answer.
     """
     found = np.full(answer_len, np.nan)
-    for chunk in decisions:
-        at = chunk.position - prompt_len
-        judged = chunk.scores[IMPORTANCE][: (chunk.accepted or 0) + 1][: answer_len - at]
-        found[at : at + len(judged)] = judged
+    for decision in decisions:
+        begin = decision.position - prompt_len
+        verified = decision.scores[IMPORTANCE][: (decision.accepted or 0) + 1][: answer_len - begin]
+        found[begin : begin + len(verified)] = verified
     return found
 
 
@@ -125,7 +126,7 @@ def _aligned_tokens(
 
 @torch.inference_mode()
 def _teacher_forced_logits(runner: ModelRunner, token_ids: tuple[int, ...], first: int) -> torch.Tensor:
-    """Logits for path[first:], each behind all that precedes it."""
+    """Logits that predict token_ids[first:]."""
     depth, fed = len(runner.model.layers), token_ids[:-1]
     hidden = runner.run(runner.embed(fed), [RunnerInput(SequenceCache(runner.model, 0, depth), len(fed))], 0, depth)
     return runner.logits(hidden[first - 1 :])

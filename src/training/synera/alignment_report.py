@@ -1,7 +1,4 @@
-"""The rows of Synera, Fig. 4 and 5b, as an exhibit reads them: `{group: {row: {metric: cell}}}`.
-
-Synera, Fig. 4a, 4b and 5b, drawn from our own tokens.
-"""
+"""Synera, Fig. 4 and 5b for our own tokens: the rows of the exhibit, `{group: {row: {metric: cell}}}`, and figures."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ MetricRow = dict[str, ClusterValues | float]
 
 
 def rows(alignment: Alignment) -> dict[str, dict[str, MetricRow]]:
-    """Tokens by confidence; drafted tokens, and drafts, by either score; what the scores tell of misses."""
+    """Tokens by confidence; drafted tokens and drafts by either score; how well the scores detect misses."""
     tokens, judged = alignment.tokens, select_tokens(alignment.tokens, ~np.isnan(alignment.tokens.importance))
     return {
         TOKEN: _by_confidence(tokens, alignment.num_answers),
@@ -55,7 +52,7 @@ def rows(alignment: Alignment) -> dict[str, dict[str, MetricRow]]:
 
 
 def metrics(alignment: Alignment, table: Mapping[str, Mapping[str, MetricRow]]) -> dict[str, float]:
-    """Every cell of `rows` as `group/row/metric`; how far importance tells a cut draft, by task; counts."""
+    """Every cell of `rows` as `group/row/metric`; the AUC of importance for rejected drafts by task; counts."""
     cells = {f"{g}/{r}/{m}": cell for g, own in table.items() for r, row in own.items() for m, cell in row.items()}
     counts = {
         "answers": alignment.num_answers,
@@ -71,7 +68,7 @@ def select_tokens(tokens: AlignedTokens, chosen: Flags) -> AlignedTokens:
 
 
 def _by_confidence(tokens: AlignedTokens, answers: int) -> dict[str, MetricRow]:
-    """Five bins, the last one with its upper edge; the lower two in one; all."""
+    """Five bins, the last one with its upper edge; the lower two together; all tokens."""
     bins = {f"confidence {low:.1f}-{high:.1f}": _in_bin(tokens.confidence, low, high) for low, high in CONFIDENCE_BINS}
     bins["confidence 0.0-0.4"] = _in_bin(tokens.confidence, 0.0, 0.4)
     return {name: _hit_row(tokens, chosen, answers) for name, chosen in (bins | {"all": _all_true(tokens)}).items()}
@@ -116,7 +113,7 @@ def _extreme_subsets(found: AlignedTokens | VerifiedDrafts) -> dict[str, Flags]:
 
 
 def _score_rows(judged: AlignedTokens, drafts: VerifiedDrafts, answers: int) -> dict[str, MetricRow]:
-    """What is doubted, or important, should be a miss, or a draft that is cut; doubt is 1 minus confidence."""
+    """How well doubt (1 - confidence) and importance detect misses of tokens, and drafts with a rejection."""
     sets: dict[str, tuple[AlignedTokens | VerifiedDrafts, Flags]] = {
         "tokens": (judged, ~judged.top_1),
         "drafts": (drafts, drafts.has_rejection),
@@ -178,7 +175,7 @@ def draw_figures(alignment: Alignment, table: Mapping[str, Mapping[str, MetricRo
 
 
 def _hit_rates(axes: Axes, table: Mapping[str, MetricRow]) -> None:
-    """The bins are the table's first rows."""
+    """Plots hit rates; the bins are the table's first rows."""
     middles = [(low + high) / 2 for low, high in CONFIDENCE_BINS]
     for metric, label, colour in (("top_1", "top-1", _BLUE), ("top_5", "top-5", _ORANGE)):
         cells = [(x, row[metric]) for x, row in zip(middles, table.values(), strict=False)]

@@ -29,10 +29,10 @@ def profile_thresholds(
     k: float = 10.0,
     accelerator: str = "cpu",
 ) -> None:
-    """Verifies every draft on prompts that are not served; writes thresholds.json (Synera, section 5).
+    """Verifies every draft on profiling prompts; writes thresholds.json (Synera, section 5).
 
-    The paper does not say how c_th becomes a number. By default it is the one at which P_conf, of steepness `k`, best
-    parts fully accepted chunks from others; else the `c_quantile` of the confidence of the former.
+    The paper does not say how c_th is chosen. By default it is the value at which P_conf, of steepness `k`, best
+    separates fully accepted drafts from others; with `c_quantile`, that quantile of the former's confidence.
     """
     from serving.deployment.model_loading import load_models, make_queries
     from serving.learned.thresholds import Thresholds
@@ -47,28 +47,28 @@ def profile_thresholds(
     )
 
     models = load_models(device, cloud, accelerator, EngineRequirements(draft.scorers))
-    asked = make_queries(workload, decoding, seed, 1, models.tokenizer)
-    records = run_untimed(profiling_policy(draft, early_exit), models, asked, seed, progress)
-    chunks = [chunk for query in asked for chunk in records[query.request.session].draft_decisions]
-    if not chunks:
+    queries = make_queries(workload, decoding, seed, 1, models.tokenizer)
+    records = run_untimed(profiling_policy(draft, early_exit), models, queries, seed, progress)
+    decisions = [each for query in queries for each in records[query.request.session].draft_decisions]
+    if not decisions:
         raise ValueError(
             "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
         )
     Thresholds(
-        c_th=best_threshold(chunks, k) if c_quantile is None else quantile_threshold(chunks, c_quantile),
-        alpha=acceptance_rate(chunks),
-        confidence=tuple(mean_score(c, "confidence") for c in chunks),
-        importance=tuple(mean_score(c, "importance") for c in chunks),
+        c_th=best_threshold(decisions, k) if c_quantile is None else quantile_threshold(decisions, c_quantile),
+        alpha=acceptance_rate(decisions),
+        confidence=tuple(mean_score(each, "confidence") for each in decisions),
+        importance=tuple(mean_score(each, "importance") for each in decisions),
         first_chunk_perplexities=tuple(
             perplexity(r.draft_decisions[0].scores["confidence"]) for r in records.values() if r.draft_decisions
         ),
         made_from={
             "pair": f"{device.display_name} + {cloud.display_name}",
-            "data": f"{workload.dataset.name}, {len(asked)} prompts",
+            "data": f"{workload.dataset.name}, {len(queries)} prompts",
             "draft": repr(draft),
             "layer-wise exit": repr(early_exit.layer_exit),
             "seed": str(seed),
-            "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in chunks)} of {len(chunks)} chunks",
+            "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in decisions)} of {len(decisions)} drafts",
         },
     ).save(out)
 
@@ -84,10 +84,10 @@ def measure_alignment(
     seed: int = 0,
     accelerator: str = "cpu",
 ) -> None:
-    """How often the small model's tokens are the large one's, by confidence, and what importance tells of it.
+    """Measures how often the small model's tokens equal the large model's, by confidence and importance.
 
-    On the large model's greedy answers to the workload's prompts, with drafts of `gamma` tokens; writes rows.json for
-    an exhibit, metrics.json and figures (Synera, section 3.2, Fig. 4 and 5b).
+    Uses the large model's greedy answers to the workload's prompts and drafts of `gamma` tokens. Writes rows.json,
+    metrics.json and figures (Synera, section 3.2, Fig. 4 and 5b).
     """
     from serving.deployment.model_loading import load_models, make_queries
     from training.synera import alignment_report

@@ -1,4 +1,4 @@
-"""Synera's offline profiling (section 5): with every draft verified, what do confidence and importance say about it?"""
+"""Synera's offline profiling (section 5): the policy that verifies every draft, and thresholds from its decisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from serving.policy.slots.verify import Lossless
 
 @dataclass(frozen=True)
 class ProfilingOffload:
-    """Every draft is verified, and both scores are computed although nothing hangs on them."""
+    """Every draft is verified, and both scores are recorded."""
 
     scope: ClassVar[Literal["all"]] = "all"
     requested_scores: ClassVar[tuple[str, ...]] = ("confidence", "importance")
@@ -35,7 +35,7 @@ class ProfilingOffload:
 
 @dataclass(frozen=True)
 class ProfilingExit:
-    """The drafter skips layers as it will when it is served; nothing is kept from the cloud."""
+    """The drafter skips layers as it does when it is served; no draft is withheld from the cloud."""
 
     layer_exit: EarlyExitRule | None
     has_sequence_exit: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class ProfilingExit:
 
 
 def profiling_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
-    """The policy whose drafts are profiled: written as they will be when they are served, all else out of the way."""
+    """The policy whose drafts are profiled: `draft` as it is served, and nothing else that could interfere."""
     return Policy(
         name="profiling",
         draft=draft,
@@ -69,25 +69,26 @@ def mean_score(decision: DraftDecision, name: str) -> float:
 
 
 def quantile_threshold(decisions: Sequence[DraftDecision], quantile: float) -> float:
-    """c_th: a quantile (nearest rank) of the mean confidence of fully accepted chunks; 1 where none was."""
+    """c_th: a quantile (nearest rank) of the mean confidence of fully accepted drafts; 1 if there is none."""
     sure = [mean_score(c, "confidence") for c in decisions if c.accepted == len(c.tokens)]
     return nearest_rank(sure, quantile) if sure else 1.0
 
 
 def best_threshold(decisions: Sequence[DraftDecision], k: float) -> float:
-    """c_th at which P_conf filters best (Synera, section 4.2): it lets through as many as can be of the chunks that are
-    not fully accepted, and as few as can be of the others. 1 where only one kind was seen.
+    """c_th at which P_conf best separates drafts that are not fully accepted from those that are (Synera, section 4.2).
+
+    It has the largest difference of the mean P_conf of both kinds. 1 if there is only one kind.
     """
     right = [mean_score(c, "confidence") for c in decisions if c.accepted == len(c.tokens)]
     wrong = [mean_score(c, "confidence") for c in decisions if c.accepted != len(c.tokens)]
     if not (right and wrong):
         return 1.0
 
-    def parted(c_th: float) -> float:
-        through = [sum(p_confidence(c, c_th, k) for c in kind) / len(kind) for kind in (wrong, right)]
-        return through[0] - through[1]
+    def separation(c_th: float) -> float:
+        offloaded = [sum(p_confidence(c, c_th, k) for c in kind) / len(kind) for kind in (wrong, right)]
+        return offloaded[0] - offloaded[1]
 
-    return max((i / 1000 for i in range(1000)), key=parted)
+    return max((i / 1000 for i in range(1000)), key=separation)
 
 
 def acceptance_rate(decisions: Sequence[DraftDecision]) -> float:
