@@ -1,4 +1,4 @@
-"""How long work says where it is."""
+"""Reports of the progress of long work."""
 
 from collections.abc import Callable
 
@@ -7,4 +7,4 @@ Progress = Callable[[int, int, str], None]
 
 
 def silent(done: int, total: int, note: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""

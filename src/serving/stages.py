@@ -1,4 +1,4 @@
-"""What configuration may name as a stage of serving."""
+"""The stages of serving that configuration may name: serve, record and fit outcomes, and small studies."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from serving.workload.workload import Workload
 
 
 def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
-    """Raises ValueError for a setup that this runtime does not play."""
+    """Raises ValueError for a setup that this runtime cannot run."""
     runtime.check(setup)
 
 
@@ -41,20 +41,19 @@ def serve(
     """Serves the workload, and writes requests.parquet, timeline.parquet, chunks.parquet, batches.parquet and
     meta.json.
 
-    `record` says what else is written: the event log, a trace to look at. `repeat` only tells runs of one configuration
-    apart, where time is real and no two are alike. `packing` is the cloud's unit of cost. `accelerator` is the torch
-    device that the models run on.
+    `record` adds the event log and a trace to look at. `repeat` only distinguishes runs of one configuration on
+    the wall clock. `packing` is the cloud's unit of cost. `accelerator` is the torch device of the models.
     """
     from serving.runtimes import run_results
 
     with (record or RecordingOptions()).start(out, {}) as recorded:
-        watch = BatchObserver()
-        occupancy = UtilisationObserver() if setup.hardware.tiers else None
-        watching: list[Observer] = [watch] if setup.uses_target and runtime.detail else []
-        watching += [occupancy] if occupancy else []
-        served = runtime.serve(setup, accelerator, progress, (*recorded.observers, *watching))
+        batches = BatchObserver()
+        utilisation = UtilisationObserver() if setup.hardware.tiers else None
+        own: list[Observer] = [batches] if setup.uses_target and runtime.detail else []
+        own += [utilisation] if utilisation else []
+        served = runtime.serve(setup, accelerator, progress, (*recorded.observers, *own))
         recorded.add_facts(layers=served.target_layers, timeout_s=served.timeout_s)
-    run_results.write_results(out, setup, runtime, served, packing, watch.batches, occupancy)
+    run_results.write_results(out, setup, runtime, served, packing, batches.batches, utilisation)
 
 
 def record_outcomes(
@@ -141,15 +140,15 @@ def measure_prefill_interference(
     prompt_tokens: int = 2048,
     chunk_sizes: tuple[int, ...] = (),
 ) -> None:
-    """What prompts of these `prompt_lengths`, or one prompt in these `chunk_sizes`, cost nine sessions that decode
-    beside them; rows.json, a table for an exhibit (HAT, Fig. 1c and 1d).
+    """Measures how prompts of these `prompt_lengths`, or one prompt in these `chunk_sizes`, delay nine decoding
+    sessions. Writes rows.json, a table for an exhibit (HAT, Fig. 1c and 1d).
     """
     import json
 
     from serving.studies.prefill_interference import PrefillInterference
 
-    mixing = PrefillInterference(setup)
-    rows = mixing.by_chunk_size(prompt_tokens, chunk_sizes) if chunk_sizes else mixing.by_prompt_length(prompt_lengths)
+    study = PrefillInterference(setup)
+    rows = study.by_chunk_size(prompt_tokens, chunk_sizes) if chunk_sizes else study.by_prompt_length(prompt_lengths)
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")
 
 
@@ -164,8 +163,8 @@ def compare_hidden_precisions(
     precisions: tuple[HiddenDtype, ...] = HIDDEN_DTYPES,
     accelerator: str = "cpu",
 ) -> None:
-    """How often a split target whose hidden states travel in each of these numbers writes what the whole one writes;
-    rows.json, a table for an exhibit. `shallow` counts layers of `timing`.
+    """Compares the text of a split target, whose hidden states are sent in each of `precisions`, with the unsplit
+    one's. Writes rows.json, a table for an exhibit. `shallow` counts layers of `timing`.
     """
     import json
 

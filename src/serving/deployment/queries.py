@@ -1,4 +1,4 @@
-"""What is asked of a served system, and the models that answer."""
+"""The requests of a workload as tokens, and the loaded models that serve them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Query:
-    """One request of the workload, as tokens; `arrival_s` is None in a closed loop, where it follows the device's last
+    """One request of the workload, as tokens. `arrival_s` is None in a closed loop, where it follows the device's last
     answer.
     """
 
@@ -28,7 +28,7 @@ class Query:
 
 
 class UnavailableEngine:
-    """A model that is not held here: nothing can be run on it."""
+    """Stands for a model that this process does not hold."""
 
     def execute(self, work: Work) -> NoReturn:
         raise RuntimeError(f"this process does not hold the model that {type(work).__name__} needs")
@@ -42,7 +42,7 @@ UNAVAILABLE_ENGINE = UnavailableEngine()
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """The two models of a pair, opened, with their depths."""
+    """The two loaded models of a pair, and their numbers of layers."""
 
     device: Engine
     device_layers: int
@@ -50,10 +50,10 @@ class LoadedModels:
     cloud_layers: int
     tokenizer: "Tokenizer"
     device_target: Engine = UNAVAILABLE_ENGINE
-    """What runs the part of the large model that a placement puts on devices."""
+    """Runs the part of the large model that a placement puts on devices."""
     notes: Callable[[], tuple[str, ...]] = tuple
-    """What a reader of the figures must know, asked when all is served."""
+    """Remarks for readers of the results; called when all requests are served."""
     new_cloud_engine: Callable[[], Engine] | None = None
-    """Runs the large model for a further node: the same weights, with caches of its own; None: all nodes share one."""
+    """Makes an engine for a further node: the same weights, its own caches; None: all nodes share one engine."""
     close: Callable[[], object] = tuple
-    """Ends the processes that a model shares its weights with, if it does."""
+    """Stops the processes of a tensor-parallel model, if there are any."""

@@ -1,6 +1,5 @@
-"""What a run serves, on what, how: checked as a whole before any work.
-
-How long a conversation may become: the prompt and its answer together.
+"""What a run serves, on which hardware, by which policy; checked as a whole before any work. And the limit of a
+context: prompt and answer together.
 """
 
 from dataclasses import dataclass, field
@@ -20,13 +19,16 @@ from serving.workload.workload import Workload
 _WITHOUT_IMPORTANCE = {
     "draft": "window", "offload": "confidence, edgefm, hybrid, always or never", "lookahead": "none",
 }  # fmt: skip
-"""The choices of each slot that may read it, for those who cannot see it."""
+"""The choices without importance of each slot that may read it, for backends that cannot compute it."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Raises ValueError when a model does not fit into the memory of the chip that is to run it, a request not into the
-    cloud's cache, or when the policy names a tier that the testbed does not have."""
+    """The model pair, hardware, network, workload and policy of a run.
+
+    Raises ValueError if a model does not fit into the memory of its chip, or a request into the cloud's cache, or if
+    the policy names a tier that the testbed does not have.
+    """
 
     pair: ModelPair
     hardware: Testbed
@@ -64,7 +66,7 @@ class Setup:
                 )
 
     def _check_timing(self) -> None:
-        """Can every chip be timed? A profile that is still to be made is not asked."""
+        """Raises ValueError for a chip without latency coefficients, except those that a profile will give."""
         if self.policy.draft.source == "model":
             for fleet in self.hardware.device_fleets:
                 if fleet.timing != "profile":
@@ -91,7 +93,7 @@ class Setup:
             )
 
     def _check_server(self) -> None:
-        """What no server does, whoever it is."""
+        """Raises ValueError for what no inference server supports."""
         if self.pair.cloud.server is None:
             return
         if len(self.hops) > 1 or any(hop.node == DEVICE_TIER for hop in self.hops):
@@ -122,10 +124,10 @@ class Setup:
         known = (*UNTRAINED_SCORES, *self.policy.scorers)
         for name in self.policy.requested_scores:
             if name not in known:
-                raise ValueError(f"policy: nobody computes a score {name!r}; there are {', '.join(known)}")
+                raise ValueError(f"policy: nothing computes a score {name!r}; there are {', '.join(known)}")
 
     def _check_backend(self) -> None:
-        """What a graph does not show is refused under the name of the slot that asks for it."""
+        """Raises ValueError that names the slot which needs what an ONNX graph does not give."""
         if self.pair.device.backend != "onnx" or self.policy.draft.source != "model":
             return
         here = "model.device.backend=onnx runs the device's model as a graph, which shows"
@@ -154,23 +156,23 @@ class Setup:
 
     @property
     def requires_greedy(self) -> bool:
-        """Must decoding be greedy, for the policy or for who serves its large model?"""
+        """True if the policy or the server of the large model supports greedy decoding only."""
         served = self.pair.cloud.server is not None and self.policy.engine_requirements.verifies_drafts
         return served or self.policy.verify.greedy_only
 
     @property
     def uses_target(self) -> bool:
-        """Does the policy place the large model anywhere?"""
+        """True if the policy uses the large model."""
         return bool(self.hops)
 
     @property
     def hops(self) -> tuple[Hop, ...]:
-        """The route of the timed large model."""
+        """The hops of the timed large model."""
         depth = self.pair.cloud.timed_architecture.layers
         return self.policy.placement.hops(depth, depth)
 
     def hop_architecture(self, hop: Hop) -> Architecture:
-        """What a node holds of the timed large model for one of its hops."""
+        """The part of the timed large model that a hop runs."""
         whole, span = self.pair.cloud.timed_architecture, hop.span
         if span.embedding and span.lm_head:
             return whole
@@ -178,22 +180,21 @@ class Setup:
 
     @property
     def num_devices(self) -> int:
-        """How many devices send requests."""
         return self.workload.devices or sum(fleet.count for fleet in self.hardware.device_fleets)
 
     @property
     def cloud_cache_tokens(self) -> float:
-        """Cached tokens that one node's memory holds beside its weights of the timed architecture; of several tiers or
-        stages the node that holds fewest.
+        """Cached tokens that fit into a node's memory beside the weights of the timed architecture; the minimum over
+        tiers and stages.
         """
         tiers = [(self.hardware.tier(hop.node), self.hop_architecture(hop)) for hop in self.hops]
         return min([tier.cache_tokens(part) for tier, part in tiers if tier], default=float("inf"))
 
 
 def context_tokens(setup: Setup, requested: int | None = None) -> int:
-    """What the models of a setup, their positions and the cloud's cache take, in tokens; no more than is `requested`.
+    """The longest context in tokens that the models and the cloud's cache of a setup allow; `requested` if it is given.
 
-    Raises ValueError for more than they take, or more than a device's memory holds.
+    Raises ValueError if they allow less than `requested`, or a device's memory holds less.
     """
     bounds = _context_limits(setup)
     most = min(bounds.values())

@@ -1,4 +1,4 @@
-"""Who takes part in a run: names, fresh nodes, links, latencies; the same for every runtime and for a replay."""
+"""The nodes of a run: names, creation, links, latencies; the same for every runtime and for a replay."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """The participants of a setup whose large model has `layers` layers where it runs."""
+    """The nodes and links of a setup whose large model has `layers` layers where it runs."""
 
     setup: Setup
     layers: int
     timeout_s: float = INF
-    """How long a device waits for an answer before it asks again; links that lose nothing need none."""
+    """How long a device waits for an answer before it sends the request again; lossless links need none."""
     session_lease_s: float = 30.0
-    """How long the cloud keeps the caches of a device that it has lost."""
+    """How long the cloud keeps the caches of a lost device."""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -48,13 +48,13 @@ class Topology:
 
     @cached_property
     def tiers(self) -> TierNodes:
-        """The nodes of each tier of the cloud, the first that a request meets first."""
+        """The nodes of each tier of the cloud, in the order of a request's hops."""
         names = dict.fromkeys(hop.node for hop in self.hops if hop.node != DEVICE_TIER)
         return {name: tuple(f"{name}-{i}" for i in self._nodes_with_memory(name)) for name in names}
 
     def _nodes_with_memory(self, tier: str) -> list[int]:
-        """The numbers of a tier's nodes that hold what runs there, and a request: a split goes by the roomiest of them
-        (Hyperion, Eq. 5), and those that have too little memory are left out.
+        """The indices of a tier's nodes with enough memory for their part of the model and a request. A split goes by
+        the node with the most memory (Hyperion, Eq. 5); nodes with too little memory are left out.
         """
         parts = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == tier]
         tokens, each = self.setup.workload.context_tokens, enumerate(self.tier(tier).node_fleets)
@@ -67,9 +67,7 @@ class Topology:
 
     @cached_property
     def cloud_processes(self) -> tuple[tuple[str, ...], ...]:
-        """The nodes of each process of the cloud: each its own where the testbed names tiers, else a pipeline's stages
-        share one.
-        """
+        """The nodes of each process of the cloud: one per node if the testbed names tiers, else one per pipeline."""
         if self.setup.hardware.tiers:
             return tuple((name,) for name in self.workers)
         return tuple(zip(*self.tiers.values(), strict=True))
@@ -80,12 +78,12 @@ class Topology:
         return {node: tier for tier, names in self.tiers.items() for node in names}
 
     def node_outages(self, node: str) -> Iterator[OutageInterval]:
-        """(fails, is back) of a node of the cloud."""
+        """(down, up) times of a node of the cloud."""
         tier = self.tier_of[node]
         return self.tier(tier).outage_intervals(_node_index(node), self.link_stream(node))
 
     def downstream_nodes(self, node: str) -> tuple[str, ...]:
-        """The nodes of the tiers behind a node's own, in other processes: they dial it."""
+        """The nodes of later tiers, which run in other processes and connect to `node`."""
         if not self.setup.hardware.tiers:
             return ()
         names = list(self.tiers)
@@ -93,7 +91,7 @@ class Topology:
         return tuple(other for other in self.workers if self.tier_of[other] in after)
 
     def upstream_nodes(self, node: str) -> tuple[str, ...]:
-        """Those of the tiers before it, which it dials."""
+        """The nodes of earlier tiers, to which `node` connects."""
         return tuple(other for other in self.workers if node in self.downstream_nodes(other))
 
     @cached_property
@@ -107,7 +105,7 @@ class Topology:
 
     @cached_property
     def scale(self) -> LayerScale:
-        """Which layers of the timed architecture the large model's stand for."""
+        """Maps the large model's layers to those of the timed architecture."""
         depth = self.setup.pair.cloud.timed_architecture.layers
         there = self.setup.policy.placement.hops(depth, depth)
         return layer_scale(self.hops, there, self.layers, depth)
@@ -122,7 +120,7 @@ class Topology:
 
     @property
     def device_runs_target(self) -> bool:
-        """Does a part of the large model run on devices?"""
+        """True if a part of the large model runs on devices."""
         return any(hop.node == DEVICE_TIER for hop in self.hops)
 
     @cached_property
@@ -132,26 +130,37 @@ class Topology:
 
     @property
     def digest(self) -> str:
-        """Names what both ends must agree on: the policy, the decoding, the depth of the model."""
-        said = f"{self.setup.policy!r} {self.setup.decoding!r} {self.layers}"
-        return sha256(said.encode()).hexdigest()[:16]
+        """A digest of what both ends must agree on: policy, decoding, layers of the model."""
+        text = f"{self.setup.policy!r} {self.setup.decoding!r} {self.layers}"
+        return sha256(text.encode()).hexdigest()[:16]
 
     def create_node(self, name: str) -> Node:
-        """A fresh node, as it is when a run begins or its host starts again."""
+        """A new node, as at the start of a run or after a restart of its host."""
         policy = self.setup.policy
         if name in self.device_fleets:
-            width, number = self.setup.pair.cloud.timed_architecture.hidden_size, policy.payload.hidden_dtype
+            width, hidden_dtype = self.setup.pair.cloud.timed_architecture.hidden_size, policy.payload.hidden_dtype
             return Device(
-                name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s, self.setup.workload.max_concurrency,
-                hidden_nbytes(1, width, number),
-            )  # fmt: skip
+                name,
+                policy,
+                self.hops,
+                self.tiers,
+                self.setup.seed,
+                self.timeout_s,
+                self.setup.workload.max_concurrency,
+                hidden_nbytes(1, width, hidden_dtype),
+            )
         return Worker(
-            name, policy, self.tiers, self._load_report_receivers(name), self._cache_tokens(name), self.session_lease_s,
+            name,
+            policy,
+            self.tiers,
+            self._load_report_receivers(name),
+            self._cache_tokens(name),
+            self.session_lease_s,
             self.estimator(name),
-        )  # fmt: skip
+        )
 
     def _load_report_receivers(self, node: str) -> tuple[str, ...]:
-        """Who chooses between this node and its peers: the nodes of the tier before, or the devices."""
+        """The nodes that choose between this node and its peers: those of the tier before, or the devices."""
         tiers = list(self.tiers)
         at = tiers.index(self.tier_of[node])
         if not self.setup.policy.dispatch.needs_load_reports or len(self.tiers[tiers[at]]) == 1:
@@ -159,12 +168,12 @@ class Topology:
         return self.tiers[tiers[at - 1]] if at else self.devices
 
     def _cache_tokens(self, node: str) -> float:
-        """What its memory holds beside its weights."""
+        """Cached tokens that fit into the node's memory beside its weights."""
         held = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
         return min(cache_tokens(self.cloud_fleets[node], part) for part in held)
 
     def device_link(self, device: str) -> Link:
-        """A device's access link, shared by all it says to the cloud's nodes."""
+        """A device's access link, shared by its messages to all cloud nodes."""
         return self.device_fleets[device].network or self.tier_link(next(iter(self.setup.hardware.tiers), CLOUD))
 
     def tier_link(self, tier: str) -> Link:
@@ -173,22 +182,22 @@ class Topology:
         return (found and found.link) or self.setup.network
 
     def intermediate_links(self, tier: str) -> tuple[Link, ...]:
-        """The links that lie between a tier and the first; an access link's outages are not theirs."""
+        """The links between the first tier and `tier`, without outages."""
         names = list(self.setup.hardware.tiers)
         between = names[1 : names.index(tier) + 1] if tier in names else []
         return tuple(replace(self.tier_link(name), outages=None) for name in between)
 
     def link_stream(self, device: str) -> int:
-        """What decides the luck of a device's link."""
+        """The random stream of a device's link."""
         return key(self.setup.seed, f"{device} link")
 
     def channels(self, device: str) -> tuple[Channel, Channel]:
-        """Fresh channels of a device's link, up and down."""
+        """New channels of a device's link, up and down."""
         link, stream = self.device_link(device), self.link_stream(device)
         return link.channel("up", stream), link.channel("down", stream)
 
     def estimator(self, node: str) -> Estimator:
-        """What a scheduler expects the batches of a node of the cloud to take."""
+        """The estimator of a cloud node's batch times, for its scheduler."""
         return Estimator(self.cloud_latency(node), self.scale)
 
     def cloud_latency(self, node: str) -> LatencyModel:
@@ -203,7 +212,7 @@ class Topology:
     def device_latency(
         self, device: str, queries: "Sequence[Query]", architecture: Architecture
     ) -> Callable[[str], LatencyModel]:
-        """The coefficients of a model for each of a device's sessions, which its power mode decides."""
+        """Maps each of a device's sessions to the latency model of its power mode."""
         fleet = self.device_fleets[device]
         modes = self.power_modes(device, queries)
         latencies = {mode: fleet.latency(architecture, mode) for mode in {*modes.values(), fleet.mode_name}}
@@ -212,7 +221,7 @@ class Topology:
         return lambda session: found.get(session, usual)
 
     def power_modes(self, device: str, queries: "Sequence[Query]") -> dict[str, str]:
-        """The power mode in which a device serves each of its sessions, which are among `queries`."""
+        """The power mode of each of a device's sessions, which are among `queries`."""
         fleet = self.device_fleets[device]
         stream = key(self.setup.seed, f"modes of {device}")
         own = (q for q in queries if self.devices[q.device] == device)
@@ -227,5 +236,5 @@ class Topology:
 
 
 def _node_index(node: str) -> int:
-    """Which node of its tier it is."""
+    """The index of a node in its tier."""
     return int(node.rpartition("-")[2])

@@ -1,4 +1,4 @@
-"""Sets a driver's stage: nodes on their chips, links between them."""
+"""Adds the nodes of a topology to a driver, each on its chip, and connects them by links."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Driver(Protocol):
-    """What every driver offers to those who set its stage."""
+    """The interface of a driver for adding nodes, links and events."""
 
     def add(self, name: str, node: Node, compute: ComputeResource) -> None: ...
 
@@ -26,9 +26,9 @@ class Driver(Protocol):
 
 
 class ChipFactory:
-    """The chip of each node: the pair's models, timed as the named hardware.
+    """Makes the chip of each node: the pair's models, timed as the named hardware.
 
-    With `shared` all nodes compute on one processor in turn, as they do where one thread plays them all.
+    With `shared_chip` all nodes compute on one processor in turn, as if one thread ran them all.
     """
 
     def __init__(
@@ -43,38 +43,40 @@ class ChipFactory:
         return ComputeResource(executor, self._shared_processor or Processor())
 
     def _cloud_executor(self, name: str) -> Executor:
-        cast, models = self._topology, self._models
-        timing, latency = cast.setup.pair.cloud.timed_architecture, cast.cloud_latency(name)
+        topology, models = self._topology, self._models
+        timing, latency = topology.setup.pair.cloud.timed_architecture, topology.cloud_latency(name)
         engine = (
             models.cloud if self._cloud_engine_unused or models.new_cloud_engine is None else models.new_cloud_engine()
         )
         self._cloud_engine_unused = False
-        return TimedExecutor(engine, models.cloud_layers, timing, _constant(latency), cast.split)
+        return TimedExecutor(engine, models.cloud_layers, timing, _constant(latency), topology.split)
 
     def _device_executor(self, name: str) -> Executor:
-        cast, models, queries = self._topology, self._models, self._queries[name]
-        timing, large = cast.setup.pair.device.timed_architecture, cast.setup.pair.cloud.timed_architecture
-        if cast.device_runs_target and cast.setup.policy.draft.source != "model":
-            timing = large  # of a drafter that there is not
-        drafter = TimedExecutor(models.device, models.device_layers, timing, cast.device_latency(name, queries, timing))
-        if not cast.device_runs_target:
+        topology, models, queries = self._topology, self._models, self._queries[name]
+        timing, large = topology.setup.pair.device.timed_architecture, topology.setup.pair.cloud.timed_architecture
+        if topology.device_runs_target and topology.setup.policy.draft.source != "model":
+            timing = large  # there is no drafter
+        drafter = TimedExecutor(
+            models.device, models.device_layers, timing, topology.device_latency(name, queries, timing)
+        )
+        if not topology.device_runs_target:
             return drafter
-        held = cast.device_latency(name, queries, large)
+        held = topology.device_latency(name, queries, large)
         return DeviceExecutor(
-            drafter, TimedExecutor(models.device_target, models.cloud_layers, large, held, cast.split)
+            drafter, TimedExecutor(models.device_target, models.cloud_layers, large, held, topology.split)
         )
 
 
 def add_nodes(
     driver: Driver, topology: Topology, make_chip: Callable[[str], ComputeResource], names: Sequence[str]
 ) -> None:
-    """Puts the nodes of `names` on the stage, each on its chip."""
+    """Adds the nodes `names` to the driver, each on its chip."""
     for name in names:
         driver.add(name, topology.create_node(name), make_chip(name))
 
 
 def connect_nodes(driver: Driver, topology: Topology) -> None:
-    """Connects every device with every node of the cloud, by one access link a device, and the nodes of all tiers."""
+    """Connects every device with every cloud node by one access link per device, and the nodes of all tiers."""
     for name in topology.devices:
         up, down = topology.channels(name)
         for worker in topology.workers:
@@ -86,7 +88,7 @@ def connect_nodes(driver: Driver, topology: Topology) -> None:
 
 
 def _connect_tiers(driver: Driver, topology: Topology) -> None:
-    """A node has one port towards later tiers and one towards earlier ones, each shaped as the link that it is on."""
+    """A node has one port towards later tiers and one towards earlier tiers, each shaped as its link."""
     ports: dict[tuple[str, TrafficDirection], Channel] = {}
     for a in topology.workers:
         before = topology.intermediate_links(topology.tier_of[a])

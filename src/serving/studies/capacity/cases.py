@@ -1,9 +1,4 @@
-"""What is compared: systems, on target models, under assumptions; each combination is a case.
-
-The same experiment with other figures, named by their paths.
-
-A data set of one blank prompt, for simulations that know tokens by their number alone.
-"""
+"""The cases of a comparison: systems on target models under variants of assumptions; and a data set without text."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -22,9 +17,9 @@ T = TypeVar("T")
 
 
 def with_changes(node: T, changes: Mapping[str, Any]) -> T:
-    """`node`, a dataclass, with each dotted path's value replaced; every class checks its new values.
+    """`node`, a dataclass, with the value at each dotted path replaced; every class checks its new values.
 
-    Raises LookupError for a path that leads nowhere, naming how far it went.
+    Raises LookupError that names the first missing field of a path.
     """
     for path, value in changes.items():
         node = _replaced(node, path.split("."), value, path)
@@ -32,7 +27,7 @@ def with_changes(node: T, changes: Mapping[str, Any]) -> T:
 
 
 def has_path(node: object, path: str) -> bool:
-    """Does a path lead to a figure of this dataclass?"""
+    """True if a dotted path leads to a field of this dataclass."""
     for name in path.split("."):
         if not _has_field(node, name):
             return False
@@ -54,8 +49,8 @@ def _has_field(node: object, name: str) -> bool:
 
 
 Variants = Mapping[str, Mapping[str, Any]]
-"""Name -> {dotted path below setup (`policy.draft.k`), `outcomes.` or `load_test.`: value}; a path that begins with
-`SYSTEM: ` is that system's alone.
+"""Name -> {dotted path below setup (`policy.draft.k`), `outcomes.` or `load_test.`: value}; a path with the prefix
+`SYSTEM: ` applies to that system only.
 """
 
 
@@ -71,7 +66,7 @@ class Case:
     load_test: LoadTest
 
     def label(self, template: str, **more: Any) -> str:
-        """`{system}`, `{target}`, `{variant}` and what else is named; raises ValueError for another name."""
+        """The template with {system}, {target}, {variant} and `more` filled in. Raises ValueError for another name."""
         known = {"system": self.system, "target": self.target, "variant": self.variant, **more}
         try:
             return template.format(**known)
@@ -87,10 +82,10 @@ def cases(
     targets: Mapping[str, Architecture],
     variants: Variants,
 ) -> list[Case]:
-    """All of them; without systems the setup's own policy, without targets its own pair.
+    """All combinations; without systems the setup's own policy, without targets its own pair.
 
-    A variant's path that a system does not have (`policy.draft.k` where nothing is drafted) leaves that system as it
-    is. Raises ValueError for a path that no system has, and for values that a class refuses.
+    A variant does not change a system that lacks its path (`policy.draft.k` without drafting). Raises ValueError for a
+    path that no system has, and for values that a class refuses.
     """
     own = systems or {setup.policy.name: setup.policy}
     timed = targets or {setup.pair.cloud.timed_architecture.name: setup.pair.cloud.timed_architecture}
@@ -117,9 +112,9 @@ def _case(
     changes: Mapping[str, Any],
     base: tuple[Setup, OutcomeSource, LoadTest],
 ) -> Case:
-    setup, outcomes, measure = base
+    setup, outcomes, load_test = base
     pair = replace(setup.pair, cloud=replace(setup.pair.cloud, timed_architecture=timing))
-    case = Case(system, target, variant, replace(setup, policy=policy, pair=pair), outcomes, measure)
+    case = Case(system, target, variant, replace(setup, policy=policy, pair=pair), outcomes, load_test)
     return with_changes(case, dict(_applicable_changes(case, changes)))
 
 
@@ -144,7 +139,7 @@ BLANK_PROMPT = Prompt("blank", "", (), "blank")
 
 @dataclass(frozen=True)
 class BlankDataset:
-    """One prompt without text, asked as often as there are requests: how long it is, the outcomes say."""
+    """One prompt without text for all requests; the source of outcomes decides its length."""
 
     name: ClassVar[str] = "blank"
     metrics: ClassVar[tuple[Metric, ...]] = ()

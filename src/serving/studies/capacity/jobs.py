@@ -1,7 +1,4 @@
-"""The pieces that a table is made of: a capacity to be found, a steady state to be measured.
-
-Independent pieces of work in several processes, each kept as soon as it is done.
-"""
+"""The jobs behind a table, a capacity search or a load test each; run in several processes, saved one by one."""
 
 import json
 import multiprocessing as mp
@@ -20,7 +17,7 @@ from serving.studies.capacity.search import CLEAR_FACTOR, CapacitySearch, search
 
 T = TypeVar("T")
 JsonObject = dict[str, Any]
-"""What JSON can hold."""
+"""A JSON object."""
 
 
 def run_jobs(
@@ -31,9 +28,9 @@ def run_jobs(
     progress: Progress,
     processes: int | None,
 ) -> list[JsonObject]:
-    """What `run` makes of each task, in their order; `results_dir` is a folder that holds what was done before.
+    """The result of `run` for each job, in their order; `results_dir` has the results of an interrupted run.
 
-    `processes` None: as many as there are CPUs. Passes through what `run` raises, and KeyboardInterrupt.
+    `processes` None: one per CPU. Passes through what `run` raises, and KeyboardInterrupt.
     """
     files = [results_dir / f"{i}.json" for i in range(len(jobs))]
     left = [i for i, file in enumerate(files) if not file.is_file()]
@@ -57,25 +54,25 @@ def _run_missing(
 
 
 class _IndexedJob:
-    def __init__(self, work: Callable[[Any], JsonObject]) -> None:
-        self._work = work
+    def __init__(self, run: Callable[[Any], JsonObject]) -> None:
+        self._run = run
 
-    def __call__(self, task: tuple[int, Any]) -> tuple[int, JsonObject]:
-        return task[0], self._work(task[1])
+    def __call__(self, indexed: tuple[int, Any]) -> tuple[int, JsonObject]:
+        return indexed[0], self._run(indexed[1])
 
 
 def _ignoring_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal; the parent ends its pool."""
+    """Ctrl-C reaches every process of a terminal; the parent stops its pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 CAPACITY_METRICS = ("capacity", "low", "high", "decision_ms", "decision_ms_median", "decision_ms_max", "queue_len_max")
-"""Of each cell, for metrics.json."""
+"""The metrics of a capacity job that go to metrics.json."""
 
 
 @dataclass(frozen=True)
 class CapacityJob:
-    """A capacity to be found."""
+    """A search for the capacity of a case."""
 
     case: Case
     column: str
@@ -84,7 +81,7 @@ class CapacityJob:
 
 @dataclass(frozen=True)
 class LoadTestJob:
-    """A steady state to be measured."""
+    """A load test of a case with a number of devices."""
 
     case: Case
     devices: int
@@ -92,7 +89,7 @@ class LoadTestJob:
 
 
 def run_capacity_job(job: CapacityJob) -> JsonObject:
-    """The capacity by seed, its interval, what deciding cost, and the curve: [seed, devices, asked, violated]."""
+    """The capacity by seed, its interval, decision times, and the curve: [seed, devices, answers, violations]."""
     case, search = job.case, job.search
     assert isinstance(search, CapacitySearch)
 
@@ -114,7 +111,7 @@ def run_capacity_job(job: CapacityJob) -> JsonObject:
 
 
 def _decision_times(figures: Sequence[Mapping[str, float]]) -> JsonObject:
-    """Means over runs, but for what is a maximum."""
+    """Means over runs; maxima for the metrics that are maxima."""
     known = [one for one in figures if "decision_ms" in one]
     return {
         name: (max if name.endswith("max") else fmean)([one[name] for one in known]) if known else 0.0
@@ -123,13 +120,13 @@ def _decision_times(figures: Sequence[Mapping[str, float]]) -> JsonObject:
 
 
 def run_load_test_job(job: LoadTestJob) -> JsonObject:
-    """The fields of `Measured`."""
+    """The fields of `LoadTestResult`."""
     case = job.case
     return run_load_test(case.setup, case.outcomes, case.load_test, job.devices, job.seed).to_dict()
 
 
 def table_columns(one: Mapping[str, Any]) -> dict[str, float]:
-    """A number for each column of a table."""
+    """The value of each column of a table."""
     answers, violations = one["answers"], one["violations"]
     found = dict(one["metrics"])
     found |= {f"slo_violation_rate/{name}": violations[name] / count for name, count in answers.items()}
@@ -138,6 +135,6 @@ def table_columns(one: Mapping[str, Any]) -> dict[str, float]:
 
 
 def interval_text(one: Mapping[str, Any]) -> str:
-    """For people; says where the search was stopped by its limit."""
+    """The interval as text, and whether the search stopped at its limit."""
     text = f"{one['low']:.0f} to {one['high']:.0f}" if one["low"] is not None else "one seed"
     return f"{text}, stopped at the limit" if one["bounded"] else text

@@ -1,7 +1,4 @@
-"""A steady state: so many devices, simulated for a window of time, and what was measured in it.
-
-How long a scheduler decides on each batch, in wall seconds of this machine.
-"""
+"""A load test: a simulated steady state of a number of devices, measured in a window of time."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,13 +26,13 @@ from serving.studies.capacity.slo_evaluation import (
 
 
 class TimedScheduler:
-    """A scheduler whose decisions are timed."""
+    """A scheduler whose decisions are timed, in wall seconds of this machine."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._pick = scheduler.pick
         self.decision_times_s: list[float] = []
         self.max_queue_len = 0
-        """The most requests that one decision looked at."""
+        """The most requests in the queue of one decision."""
 
     def pick(
         self, queue: Sequence[QueuedRequest], now: float, memory_budget: MemoryBudget, estimator: Estimator
@@ -47,7 +44,7 @@ class TimedScheduler:
         return picked
 
     def metrics(self) -> dict[str, float]:
-        """Milliseconds a decision; nothing where none was made."""
+        """Milliseconds per decision; empty without decisions."""
         if not self.decision_times_s:
             return {}
         return {
@@ -62,23 +59,23 @@ class TimedScheduler:
 class LoadTest:
     """How a steady state is measured, in simulated seconds.
 
-    Answers count that are asked within the window, which is so long that about `answers` would be asked were all just
-    fast enough. Warm-up and window last as long as an answer may take, at least: else devices that are slow are never
-    judged. The run goes on until each of them is known to be in time or late.
+    Requests that arrive in the window count. The window is long enough for about `answers` requests if all answers just
+    meet their SLO. Warm-up and window last at least as long as an answer may take, so that slow devices count, too. The
+    run ends when every counted answer is known to be in time or late.
     """
 
     warmup_s: float = 20.0
-    """At least so long."""
+    """The minimum."""
     window_s: float = 20.0
-    """At least so long."""
+    """The minimum."""
     answers: int = 120
     stagger_s: float = 5.0
-    """Within so many seconds the devices begin."""
+    """The devices start within this time."""
     speed_from: SpeedFrom = "asked"
-    """Tokens a second of an answer from its question on, queueing and verification included (WISP, section 5.3), or
-    from its first token on."""
+    """Tokens per second count from the arrival of the request, queueing and verification included (WISP, section 5.3),
+    or from the first token."""
     attribution: bool = False
-    """Is every verification noted, with what made it late?"""
+    """True if every verification is recorded with the cause of its lateness."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "window_s", "stagger_s"):
@@ -91,27 +88,27 @@ class LoadTest:
             raise ValueError(f"stagger_s={self.stagger_s:g} is longer than warmup_s={self.warmup_s:g}; set it lower")
 
     def window_for(self, devices: int, answer_s: float) -> float:
-        """The window's seconds, where an answer may take `answer_s`."""
+        """Seconds of the window if an answer may take `answer_s`."""
         return max(self.window_s, answer_s, self.answers * answer_s / devices)
 
 
 @dataclass(frozen=True)
 class LoadTestResult:
-    """One steady state; `answers` and `violations` are counts of answers by SLO class."""
+    """The result of a load test; `answers` and `violations` are counts by SLO class."""
 
     num_devices: int
     seed: int
     answers: dict[str, int]
     violations: dict[str, int]
     speeds: dict[str, float]
-    """Mean tokens a second of complete answers, by class."""
+    """Mean tokens per second of complete answers, by class."""
     metrics: dict[str, float]
 
     @property
     def violation_rate(self) -> float:
-        """The share of answers that were slower than promised; all, where nobody got so far as to ask."""
-        asked = sum(self.answers.values())
-        return sum(self.violations.values()) / asked if asked else 1.0
+        """The share of answers that missed their SLO; 1 without answers."""
+        answers = sum(self.answers.values())
+        return sum(self.violations.values()) / answers if answers else 1.0
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -120,45 +117,45 @@ class LoadTestResult:
 def run_load_test(
     setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, num_devices: int, seed: int, max_late_share: float = 1.0
 ) -> LoadTestResult:
-    """So many devices under one seed; ends early once more than `max_late_share` of the answers are late.
+    """Simulates `num_devices` devices; ends early when more than `max_late_share` of the answers are late.
 
-    Raises ValueError for a workload without SLO classes or of another kind than a closed loop.
+    Raises ValueError for a workload without SLO classes, or one that is no closed loop.
     """
     if not setup.workload.slo:
         raise ValueError("no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
-    clocked = TimedScheduler(setup.policy.scheduler)
-    workload, policy = replace(setup.workload, devices=num_devices), replace(setup.policy, scheduler=clocked)
+    scheduler = TimedScheduler(setup.policy.scheduler)
+    workload, policy = replace(setup.workload, devices=num_devices), replace(setup.policy, scheduler=scheduler)
     setup = replace(setup, seed=seed, workload=workload, policy=policy)
     slowest_s = max(setup.workload.max_new_tokens / one.tokens_per_s for one in setup.workload.slo)
     warmup_s, window_s = max(load_test.warmup_s, slowest_s), load_test.window_for(num_devices, slowest_s)
     ends_s = warmup_s + window_s
     load = make_load(setup, outcomes, num_devices, ends_s + slowest_s, load_test.stagger_s)
-    opened = outcomes.open(load.queries, setup.policy, seed)
-    cast, meter = Topology(setup, opened.cloud_layers), LoadObserver(warmup_s, ends_s)
-    verifications = VerificationObserver(cast.workers, warmup_s, ends_s)
-    simulator = Simulator([meter, verifications] if load_test.attribution else [meter])
-    _wire_simulator(simulator, cast, opened, load)
-    answered = SloEvaluator(load, load_test.speed_from)
+    engines = outcomes.open(load.queries, setup.policy, seed)
+    topology, observer = Topology(setup, engines.cloud_layers), LoadObserver(warmup_s, ends_s)
+    verifications = VerificationObserver(topology.workers, warmup_s, ends_s)
+    simulator = Simulator([observer, verifications] if load_test.attribution else [observer])
+    _wire_simulator(simulator, topology, engines, load)
+    evaluator = SloEvaluator(load, load_test.speed_from)
     simulator.run(until=ends_s)
     for second in range(1, ceil(slowest_s) + 1):
-        if answered.is_decided(meter, simulator.now, max_late_share):
+        if evaluator.is_decided(observer, simulator.now, max_late_share):
             break
         simulator.run(until=ends_s + min(second, slowest_s))
-    figures = _window_metrics(meter, window_s, num_devices) | clocked.metrics()
+    metrics = _window_metrics(observer, window_s, num_devices) | scheduler.metrics()
     if load_test.attribution:
-        figures |= lateness_shares(verifications.verifications)
-    return LoadTestResult(num_devices, seed, *answered.counts(meter), figures)
+        metrics |= lateness_shares(verifications.verifications)
+    return LoadTestResult(num_devices, seed, *evaluator.counts(observer), metrics)
 
 
-def _wire_simulator(simulator: Simulator, topology: Topology, opened: OutcomeEngines, load: OfferedLoad) -> None:
-    """Sets the stage, and lets the devices begin."""
-    add_nodes(simulator, topology, ChipFactory(topology, opened, load.queries), (*topology.workers, *topology.devices))
+def _wire_simulator(simulator: Simulator, topology: Topology, engines: OutcomeEngines, load: OfferedLoad) -> None:
+    """Adds nodes and links to the simulator, and starts the devices."""
+    add_nodes(simulator, topology, ChipFactory(topology, engines, load.queries), (*topology.workers, *topology.devices))
     connect_nodes(simulator, topology)
     simulator.on_session_end(ClosedLoopClients(load, topology.devices, simulator.post).on_session_end)
 
 
 def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> dict[str, float]:
-    """Rates over the window; `wasted_tokens_per_s` is a device's, drafted in vain (WISP, Eq. 7)."""
+    """Rates over the window; `wasted_tokens_per_s` are unaccepted drafts per device (WISP, Eq. 7)."""
     w = observer.counts
     found = {
         "goodput_tokens_per_s": w.emitted / window_s,

@@ -1,4 +1,4 @@
-"""Devices that are never idle: each asks again when it has its answer."""
+"""The load of a load test: closed loops whose devices send the next request after each answer."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -17,18 +17,18 @@ from serving.workload.arrivals import ClosedLoop
 from serving.workload.workload import WorkloadRequest
 
 MAX_TOKENS_PER_S = 100.0
-"""Tokens a second that no device gets: so many questions are prepared that none runs out of them."""
+"""A bound on a device's tokens per second; it gives the number of requests to prepare."""
 MIN_SAMPLED_ANSWERS = 100
-"""Answers, at least, that tell how long one usually is."""
+"""The fewest answers from which the mean length is estimated."""
 
 
 class OutOfQueriesError(RuntimeError):
-    """A device had more time than questions."""
+    """A device ran out of prepared requests."""
 
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """`queries` of all devices, in order for each; `start_times_s` is when each device begins."""
+    """`queries` of all devices, in order for each; `start_times_s` are the start times of the devices."""
 
     queries: Sequence[Query]
     start_times_s: Sequence[float]
@@ -39,28 +39,35 @@ def make_load(
 ) -> OfferedLoad:
     """The load of a run of `duration_s`.
 
-    Every device has one SLO class, drawn by the setup's seed. Devices begin within the first `stagger_s`, and the first
-    answer of each is cut to a random part, so that none is in step with another.
+    Every device has one SLO class, drawn with the setup's seed. Devices start within the first `stagger_s`, and the
+    first answer of each has a random part of the length, so that devices are out of step.
     """
     arrivals, limit = setup.workload.arrivals, setup.workload.max_new_tokens
     if not isinstance(arrivals, ClosedLoop):
         raise ValueError(  # noqa: TRY004 - what a person wrote
-            f"capacity is that of devices which ask again when they are answered; workload.arrivals is "
+            f"capacity is measured with closed loops; workload.arrivals is "
             f"{type(arrivals).__name__}, choose workload/arrivals=closed_loop"
         )
     classes, stream = slo.assign_classes(setup.workload.slo, num_devices, setup.seed), key(setup.seed, "steady state")
     prompt = setup.workload.dataset.prompts()[0]
 
     def queries(turns: Iterable[int]) -> list[Query]:
-        asked = [
+        requests = [
             WorkloadRequest(
-                turn * num_devices + device, prompt, device, turn, None, arrivals.think_s, setup.workload.max_prompt_tokens,
-                limit if turn else 1 + int(uniform(stream, device, "first answer") * limit), classes[device],
+                turn * num_devices + device,
+                prompt,
+                device,
+                turn,
+                None,
+                arrivals.think_s,
+                setup.workload.max_prompt_tokens,
+                limit if turn else 1 + int(uniform(stream, device, "first answer") * limit),
+                classes[device],
             )
             for turn in turns
             for device in range(num_devices)
-        ]  # fmt: skip
-        return outcomes.make_queries(asked, setup.decoding, setup.seed)
+        ]
+        return outcomes.make_queries(requests, setup.decoding, setup.seed)
 
     usual = fmean(
         query.request.max_new_tokens for query in queries(range(1, 2 + ceil(MIN_SAMPLED_ANSWERS / num_devices)))
@@ -70,7 +77,7 @@ def make_load(
 
 
 class ClosedLoopClients:
-    """Asks the questions of a load; hears which sessions end."""
+    """Sends the requests of a load, the next of a device when its session ends."""
 
     def __init__(self, load: OfferedLoad, device_names: Sequence[str], post: PostRequest) -> None:
         self._device_names, self._post = device_names, post
@@ -82,7 +89,7 @@ class ClosedLoopClients:
             self._send_next(device, at_s)
 
     def on_session_end(self, session: str, now: float) -> None:
-        """A session has ended. Raises ExhaustedError when its device has no further question."""
+        """Sends the device's next request. Raises OutOfQueriesError if there is none."""
         device = self._device_of.pop(session)
         if not self._pending[device]:
             raise OutOfQueriesError(
@@ -91,6 +98,6 @@ class ClosedLoopClients:
         self._send_next(device, now + self._pending[device][0].think_s)
 
     def _send_next(self, device: int, at_s: float) -> None:
-        call = self._pending[device].popleft().request
-        self._device_of[call.session] = device
-        self._post(at_s, self._device_names[device], RequestArrived(call))
+        request = self._pending[device].popleft().request
+        self._device_of[request.session] = device
+        self._post(at_s, self._device_names[device], RequestArrived(request))

@@ -1,8 +1,4 @@
-"""Cap(tau): the largest number of devices of which at most a share epsilon are served slower than promised (WISP,
-Eq. 20).
-
-Monotone regression: the violation rate rises with the number of devices, however noisy its measurements are.
-"""
+"""Capacity: the largest number of devices with an SLO violation rate of at most epsilon (WISP, Eq. 20)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +24,8 @@ def isotonic_regression(values: Sequence[float], weights: Sequence[float]) -> li
 
 
 def isotonic_crossing(xs: Sequence[float], values: Sequence[float], weights: Sequence[float], level: float) -> float:
-    """The largest place at which the rising sequence through `values` is at most `level`, between two places by a
-    straight line; the first or the last place where it never is, or always.
-
-    `xs` rise strictly.
+    """The largest x at which the isotonic regression of `values` is at most `level`, interpolated linearly; the first x
+    if it never is, the last if it always is. `xs` increase strictly.
     """
     fitted = isotonic_regression(values, weights)
     over = next((i for i, value in enumerate(fitted) if value > level), len(fitted))
@@ -42,9 +36,9 @@ def isotonic_crossing(xs: Sequence[float], values: Sequence[float], weights: Seq
 
 
 Evaluate = Callable[[int, int], LoadTestResult]
-"""(devices, seed) -> what was measured."""
+"""(devices, seed) -> the result of a load test."""
 CLEAR_FACTOR = 3.0
-"""A rate of so many epsilons needs no closer look: a run may end there."""
+"""A run may end when its violation rate exceeds this many epsilons."""
 
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantiles for 1 to 9 degrees of freedom."""
@@ -52,12 +46,12 @@ STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySearch(LoadTest):
-    """How capacity is searched for: under each seed on its own, as if the experiment were repeated.
+    """How capacity is searched, for each seed separately, as in a repeated experiment.
 
-    The first seed begins at as many devices as `start_tokens_per_s` would serve, doubles or halves until the rate has
-    crossed `epsilon`, then bisects until the bracket is no wider than `resolution` of its upper end (or 1); each
-    further seed begins at what was found and steps outwards. The rate is noisy, and need not rise where it is measured:
-    a seed's capacity is where the rising regression through all that it measured crosses epsilon.
+    The first seed starts at the number of devices that `start_tokens_per_s` would serve, doubles or halves until the
+    violation rate crosses `epsilon`, then bisects until the bracket is at most `resolution` of its upper end (or 1).
+    Each further seed starts at the last capacity and steps outwards. Rates are noisy: a seed's capacity is where the
+    isotonic regression of all its rates crosses epsilon.
     """
 
     epsilon: float = 0.05
@@ -72,7 +66,8 @@ class CapacitySearch(LoadTest):
             raise ValueError(f"epsilon is {self.epsilon}; it is the share of answers that may be late: 0 to below 1")
         if not (self.start_tokens_per_s > 0 and self.max_devices >= 1):
             raise ValueError(
-                f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, max_devices={self.max_devices} 1 or more"
+                f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, "
+                f"max_devices={self.max_devices} 1 or more"
             )
         if not 0 <= self.resolution < 1:
             raise ValueError(f"resolution is {self.resolution}; it is a share of the capacity: 0 to below 1")
@@ -82,7 +77,7 @@ class CapacitySearch(LoadTest):
 
 @dataclass
 class CapacityResult:
-    """A capacity: by seed, and everything that was measured on the way."""
+    """A capacity by seed, and all load tests of the search."""
 
     by_seed: dict[int, float] = field(default_factory=dict)
     load_tests: list[LoadTestResult] = field(default_factory=list)
@@ -107,18 +102,18 @@ class CapacityResult:
 
     @property
     def hit_max_devices(self) -> bool:
-        """Was the search stopped by its limit?"""
+        """True if the search stopped at `max_devices`."""
         return max(self.by_seed.values()) >= self.max_devices
 
 
 def search_capacity(evaluate: Evaluate, search: CapacitySearch, tokens_per_s: float) -> CapacityResult:
-    """The capacity for a promise of `tokens_per_s`. Raises whatever `evaluate` raises."""
+    """The capacity for an SLO of `tokens_per_s`. Passes through what `evaluate` raises."""
     found = CapacityResult(max_devices=search.max_devices)
     start, factor = max(1, min(search.max_devices, round(search.start_tokens_per_s / tokens_per_s))), 2.0
     for seed in search.seeds:
-        climb = _BracketSearch(evaluate, search, seed)
-        found.by_seed[seed] = climb.capacity(start, factor)
-        found.load_tests += [climb.results[n] for n in sorted(climb.results)]
+        bracket_search = _BracketSearch(evaluate, search, seed)
+        found.by_seed[seed] = bracket_search.capacity(start, factor)
+        found.load_tests += [bracket_search.results[n] for n in sorted(bracket_search.results)]
         start, factor = max(1, min(search.max_devices, round(found.by_seed[seed]))), 1.0 + max(search.resolution, 0.01)
     return found
 
@@ -135,14 +130,14 @@ class _BracketSearch:
         while high - low > max(1.0, self._search.resolution * high):
             middle = (low + high) // 2
             low, high = (middle, high) if self._meets_slo(middle) else (low, middle)
-        places = [0, *sorted(self.results)]
-        most = CLEAR_FACTOR * self._search.epsilon  # a run that ended there knows no more
-        rates = [0.0, *(min(most, self.results[n].violation_rate) for n in places[1:])]
-        weights = [1.0, *(float(sum(self.results[n].answers.values())) for n in places[1:])]
-        return isotonic_crossing(places, rates, weights, self._search.epsilon)
+        xs = [0, *sorted(self.results)]
+        most = CLEAR_FACTOR * self._search.epsilon  # a run that ended early knows no higher rate
+        rates = [0.0, *(min(most, self.results[n].violation_rate) for n in xs[1:])]
+        weights = [1.0, *(float(sum(self.results[n].answers.values())) for n in xs[1:])]
+        return isotonic_crossing(xs, rates, weights, self._search.epsilon)
 
     def _bracket(self, start: int, factor: float) -> tuple[int, int]:
-        """(kept, broken), or the limit twice where even that is kept; 0 devices always are."""
+        """(devices that meet the SLO, devices that do not), or `max_devices` twice if it meets it; 0 always does."""
         limit, n = self._search.max_devices, start
         rises = self._meets_slo(n)
         while True:

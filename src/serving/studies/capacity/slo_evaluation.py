@@ -1,9 +1,5 @@
-"""Which answers of a steady state were as fast as their class promises.
-
-An observer of a steady state: who was answered as fast as promised, and what was written meanwhile.
-
-Why verifications were late: because they waited, or because their batch took longer than batches lately do (WISP,
-section 5.3, Fig. 8).
+"""Which answers of a load test met their SLO, and why verifications were late: they waited, or their batch took longer
+than recent ones (WISP, section 5.3, Fig. 8).
 """
 
 from collections import defaultdict, deque
@@ -35,7 +31,7 @@ from serving.workload.slo import SloClass
 
 @dataclass(slots=True)
 class AnswerTiming:
-    """One answer, from when it was asked; times are seconds of the run's clock."""
+    """The times of one answer, in seconds of the run's clock."""
 
     session: str
     arrived_s: float
@@ -47,21 +43,21 @@ class AnswerTiming:
 
 @dataclass(slots=True)
 class WindowCounts:
-    """What happened within the window, over all devices."""
+    """Counts over all devices within the window."""
 
     emitted: int = 0
-    """Tokens that users saw."""
+    """Tokens that users got."""
     drafted: int = 0
-    """Passes of the drafter that wrote a token, sent or not."""
+    """Drafted tokens, sent or not."""
     drafts_verified: int = 0
     drafts_accepted: int = 0
     verifications: int = 0
-    """Drafts that were judged: rounds."""
+    """Verified draft chunks."""
 
 
 @dataclass
 class LoadObserver:
-    """Answers that were asked from `begin_s` to `end_s`, and what was written within that time."""
+    """An observer of the requests that arrive from `begin_s` to `end_s`, and of the tokens written in that time."""
 
     begin_s: float
     end_s: float
@@ -111,11 +107,11 @@ class LoadObserver:
 
 SpeedFrom = Literal["asked", "first_token"]
 SloCounts = tuple[dict[str, int], dict[str, int], dict[str, float]]
-"""Answers asked, those that were too slow, and mean tokens a second of complete ones, by class."""
+"""By class: answers, violations, and mean tokens per second of complete answers."""
 
 
 class SloEvaluator:
-    """Judges the answers of a load; speed counts from the question on (`asked`), or from the first token on."""
+    """Evaluates the answers of a load; speed counts from the arrival (`asked`) or from the first token."""
 
     def __init__(self, load: OfferedLoad, speed_from: SpeedFrom) -> None:
         self._speed_from = speed_from
@@ -123,14 +119,14 @@ class SloEvaluator:
         self._max_new_tokens = {query.request.session: query.request.max_new_tokens for query in load.queries}
 
     def is_decided(self, observer: LoadObserver, now: float, max_late_share: float) -> bool:
-        """Have all answers ended, or are more than `max_late_share` of them late already?"""
+        """True if all answers ended, or more than `max_late_share` of them are late."""
         answers = observer.answers.values()
         if all(answer.ended_s < INF for answer in answers):
             return True
         return sum(self._is_late(answer, now) for answer in answers) > max_late_share * len(answers)
 
     def counts(self, observer: LoadObserver) -> SloCounts:
-        """What has not ended is late: the run lasts as long as the slowest class's answers may."""
+        """An answer that has not ended is late: the run lasts as long as the slowest class's answers may."""
         asked: dict[str, int] = defaultdict(int)
         violated: dict[str, int] = defaultdict(int)
         reached: dict[str, list[float]] = defaultdict(list)
@@ -149,7 +145,7 @@ class SloEvaluator:
         return self._speed_from == "asked" and now > answer.arrived_s + self._max_new_tokens[answer.session] / rate
 
     def _speed(self, answer: AnswerTiming) -> float:
-        """Tokens a second; 0 where the answer has not ended."""
+        """Tokens per second; 0 if the answer has not ended."""
         if answer.ended_s == INF:
             return 0.0
         asked = self._speed_from == "asked"
@@ -163,15 +159,15 @@ class SloEvaluator:
 
 
 SPIKE_FACTOR = 1.5
-"""WISP, Eq. 21: a batch that takes longer than this many times the recent mean."""
+"""WISP, Eq. 21: a spike is a batch that takes longer than this factor of the recent mean."""
 RECENT_BATCHES = 32
-"""Batches that the recent mean is over: about two seconds of a busy cloud; the paper gives no W."""
+"""Batches in the recent mean: about two seconds of a busy cloud; the paper gives no W."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationTiming:
-    """One verification: how long it waited, how long its batch took, the latter over the mean of recent batches, and
-    whether its answer left after the deadline (Eq. 6, 12)."""
+    """One verification: its wait, its batch's time, the latter over the mean of recent batches, and True if its answer
+    left after the deadline (Eq. 6, 12)."""
 
     queue_s: float
     compute_s: float
@@ -181,7 +177,7 @@ class VerificationTiming:
 
 @dataclass
 class VerificationObserver:
-    """An observer of the `workers`: what they verified from `begin_s` to `end_s`."""
+    """An observer of the verifications on `workers` from `begin_s` to `end_s`."""
 
     workers: Container[str]
     begin_s: float
@@ -189,7 +185,7 @@ class VerificationObserver:
     recent_batches: int = RECENT_BATCHES
     verifications: list[VerificationTiming] = field(default_factory=list)
     _waiting: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Session -> (arrived, deadline) of its question."""
+    """Session -> (arrival, deadline) of its request."""
     _recent_batch_s: dict[str, deque[float]] = field(default_factory=dict)
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
@@ -201,12 +197,12 @@ class VerificationObserver:
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
         if type(work) is not ForwardWork or node not in self.workers:
             return
-        lately = self._recent_batch_s.setdefault(node, deque(maxlen=self.recent_batches))
+        recent = self._recent_batch_s.setdefault(node, deque(maxlen=self.recent_batches))
         compute_s = end_s - begin_s
-        mean_s = sum(lately) / len(lately) if lately else compute_s
-        lately.append(compute_s)
-        for rows in work.slices:
-            known = self._waiting.pop(rows.session, None) if rows.num_drafts else None
+        mean_s = sum(recent) / len(recent) if recent else compute_s
+        recent.append(compute_s)
+        for seq in work.slices:
+            known = self._waiting.pop(seq.session, None) if seq.num_drafts else None
             if known and self.begin_s <= begin_s < self.end_s:
                 arrived_s, deadline_s = known
                 late = end_s > deadline_s
@@ -216,9 +212,9 @@ class VerificationObserver:
 
 
 def lateness_shares(events: Sequence[VerificationTiming]) -> dict[str, float]:
-    """Shares of verifications that were late, and of the late ones by what dominated; mean seconds of each kind.
+    """The share of late verifications, of these the shares by dominant cause, and mean seconds of each kind.
 
-    What has no event is left out.
+    Kinds without verifications are left out.
     """
     late = [one for one in events if one.late]
     kinds = {

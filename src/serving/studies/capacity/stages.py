@@ -1,4 +1,4 @@
-"""What configuration may name as a stage: capacity by SLO class, and what is measured at given numbers of devices."""
+"""The stages of capacity studies: capacity by SLO class, and load tests at given numbers of devices."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ StudyTable = dict[str, dict[str, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class TableLayout:
-    """A table's rows and groups: templates over {system}, {target}, {variant}, and {devices} where those are given."""
+    """Templates for a table's rows and groups, over {system}, {target}, {variant}, and in load tests {devices}."""
 
     row: str = "{system}"
     group: str = "{target}{variant}"
@@ -51,25 +51,25 @@ def find_capacity(
     layout: TableLayout | None = None,
     processes: int | None = None,
 ) -> None:
-    """The capacity of each system for each SLO class of the workload, all devices in that class (WISP, Eq. 20).
+    """Finds the capacity of each system for each SLO class of the workload, all devices in that class (WISP, Eq. 20).
 
-    Writes rows.json (a table for an exhibit: capacities by seed), metrics.json (means, intervals, what deciding cost)
-    and curves.json (every violation rate that was measured on the way). Cells that are done survive an interruption.
+    Writes rows.json (a table for an exhibit: capacities by seed), metrics.json (means, intervals, decision times) and
+    curves.json (all measured violation rates). Finished jobs survive an interruption.
     """
-    tasks = [
+    jobs = [
         CapacityJob(_in_class(case, one), one.name, case.load_test)
         for case in cases(setup, runtime.outcomes, search, systems or {}, targets or {}, variants or {})
         for one in setup.workload.slo
         if isinstance(case.load_test, CapacitySearch)
     ]
-    _check_not_empty(tasks, "no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
-    names = [f"{cell.case.system}, {cell.case.target} {cell.case.variant}, {cell.column}" for cell in tasks]
+    _check_not_empty(jobs, "no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
+    names = [f"{job.case.system}, {job.case.target} {job.case.variant}, {job.column}" for job in jobs]
     table, metrics, curves = StudyTable(), dict[str, float](), dict[str, Any]()
-    places = [_table_row(table, cell.case, layout or TableLayout()) for cell in tasks]
-    found = run_jobs(tasks, names, run_capacity_job, work, progress, processes)
-    for cell, place, name, one in zip(tasks, places, names, found, strict=True):
-        place[cell.column] = _table_value(one["by_seed"])
-        place[f"{cell.column}, 95 %"] = interval_text(one)
+    table_rows = [_table_row(table, job.case, layout or TableLayout()) for job in jobs]
+    found = run_jobs(jobs, names, run_capacity_job, work, progress, processes)
+    for job, row, name, one in zip(jobs, table_rows, names, found, strict=True):
+        row[job.column] = _table_value(one["by_seed"])
+        row[f"{job.column}, 95 %"] = interval_text(one)
         metrics |= {f"{name}/{key}": one[key] for key in CAPACITY_METRICS if one[key] is not None}
         curves[name] = one["curve"]
     _write_json(out, rows=table, metrics=metrics, curves=curves)
@@ -91,25 +91,25 @@ def measure_load(
     layout: TableLayout | None = None,
     processes: int | None = None,
 ) -> None:
-    """Goodput, waste, violations by class and decision times at given numbers of devices.
+    """Measures goodput, waste, violations by class and decision times at given numbers of devices.
 
-    Writes rows.json (a table for an exhibit, a value a seed), metrics.json (means) and measured.json. Cells that are
-    done survive an interruption.
+    Writes rows.json (a table for an exhibit, a value per seed), metrics.json (means) and measured.json. Finished jobs
+    survive an interruption.
     """
-    tasks = [
+    jobs = [
         LoadTestJob(case, count, seed)
         for case in cases(setup, runtime.outcomes, load_test, systems or {}, targets or {}, variants or {})
         for count in device_counts
         for seed in seeds
     ]
-    _check_not_empty(tasks, f"devices={device_counts} and seeds={seeds}: name at least one of each")
-    names = [f"{p.case.system}, {p.case.target} {p.case.variant}, {p.devices} devices, seed {p.seed}" for p in tasks]
+    _check_not_empty(jobs, f"device_counts={device_counts} and seeds={seeds}: name at least one of each")
+    names = [f"{p.case.system}, {p.case.target} {p.case.variant}, {p.devices} devices, seed {p.seed}" for p in jobs]
     table = StudyTable()
-    places = [_table_row(table, one.case, layout or TableLayout("{system}, {devices}"), one) for one in tasks]
-    found = run_jobs(tasks, names, run_load_test_job, work, progress, processes)
-    for place, one in zip(places, found, strict=True):
+    table_rows = [_table_row(table, one.case, layout or TableLayout("{system}, {devices}"), one) for one in jobs]
+    found = run_jobs(jobs, names, run_load_test_job, work, progress, processes)
+    for row, one in zip(table_rows, found, strict=True):
         for key, value in table_columns(one).items():
-            place.setdefault(key, []).append(value)
+            row.setdefault(key, []).append(value)
     means = {
         f"{group} {row}/{key}".strip(): sum(values) / len(values)
         for group, rows in table.items()
@@ -123,7 +123,7 @@ def measure_load(
 
 
 def _in_class(case: Case, one: SloClass) -> Case:
-    """All devices in this class."""
+    """The case with all devices in this class."""
     workload = replace(case.setup.workload, slo=(replace(one, share=1.0),))
     return replace(case, setup=replace(case.setup, workload=workload))
 
@@ -134,13 +134,13 @@ def _table_row(table: StudyTable, case: Case, layout: TableLayout, job: LoadTest
 
 
 def _table_value(by_seed: list[float]) -> list[float] | float:
-    """One seed is a number, and has no interval."""
+    """A single value for one seed, else the values by seed."""
     return by_seed if len(by_seed) > 1 else by_seed[0]
 
 
-def _check_not_empty(tasks: Sequence[object], says: str) -> None:
-    if not tasks:
-        raise ValueError(says)
+def _check_not_empty(jobs: Sequence[object], message: str) -> None:
+    if not jobs:
+        raise ValueError(message)
 
 
 def _write_json(out: Path, **parts: Any) -> None:
