@@ -62,9 +62,15 @@ TIMELINE = pa.schema(
     {"request": pa.string(), "lane": pa.string(), "start_s": pa.float64(), "end_s": pa.float64(), "amount": pa.int64()}
 )
 CHUNKS = pa.schema(
-    {"request": pa.string(), "position": pa.int64(), "num_tokens": pa.int64(), "accepted": pa.int64(), "confidence": pa.float64(),
-     "importance": pa.float64()}
-)  # fmt: skip
+    {
+        "request": pa.string(),
+        "position": pa.int64(),
+        "num_tokens": pa.int64(),
+        "accepted": pa.int64(),
+        "confidence": pa.float64(),
+        "importance": pa.float64(),
+    }
+)
 META = {
     "policy": "synera",
     "lossless": False,

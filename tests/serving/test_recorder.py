@@ -37,8 +37,13 @@ def test_tokens_times_and_endings_are_what_the_user_saw(name: str) -> None:
     w, records = recorded(name, devices=2, calls_each=2, limit=30)
     for call in w.calls:
         record = records[call.session]
-        seen = [now for _, _, now, c in w.log.entries for d in c if isinstance(d, EmitTokens) and d.session == call.session
-                for _ in d.tokens]  # fmt: skip
+        seen = [
+            now
+            for _, _, now, commands in w.log.entries
+            for emit in commands
+            if isinstance(emit, EmitTokens) and emit.session == call.session
+            for _ in emit.tokens
+        ]
         assert tuple(record.tokens) == w.text(call.session)
         assert record.token_times_s == seen == sorted(seen)
         assert len(record.origins) == len(record.tokens) == sum(count_origins(record).values())

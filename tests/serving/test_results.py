@@ -40,7 +40,8 @@ def test_a_row_a_request(written: tuple[Path, dict[str, SessionRecord]]) -> None
 
 def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     schema = pq.read_schema(written[0] / "requests.parquet")
-    assert {name: str(schema.field(name).type) for name in ("slo", "slo_ttft_s", "ttft_s", "tokens", "drafts_unused")} == {
+    names = ("slo", "slo_ttft_s", "ttft_s", "tokens", "drafts_unused")
+    assert {name: str(schema.field(name).type) for name in names} == {
         "slo": "string", "slo_ttft_s": "double", "ttft_s": "double", "tokens": "list<element: int32>",
         "drafts_unused": "int64",
     }  # fmt: skip
