@@ -97,7 +97,7 @@ def test_clean_leaves_what_is_being_built_and_what_that_needs(store: Store, caps
         run(store, "clean", "corpus", "model", "report", "--yes")
         run(store, "clean", "--yes")
     assert sorted(left(store)) == sorted([CORPUS.key, MODEL.key, REPORT.key])
-    assert f"{MODEL.key}  stays: it is being built or needed for that" in capsys.readouterr().out
+    assert f"{MODEL.key}  stays: it is being built or needed for a build" in capsys.readouterr().out
     assert store.has_saved_state(REPORT)
 
 

@@ -230,5 +230,5 @@ def test_an_unwritable_root_is_said_before_anything_runs(tmp_path: Path) -> None
 def test_what_is_cached_needs_no_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     path = runner(tmp_path, recorder).ensure_built(graph())
-    monkeypatch.delattr(Store, "prepare")
+    monkeypatch.delattr(Store, "ensure_writable")
     assert runner(tmp_path, recorder).ensure_built(graph()) == path

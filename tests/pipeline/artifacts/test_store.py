@@ -94,7 +94,7 @@ def test_a_copied_artifact_is_not_taken_for_another(store: Store) -> None:
 
 
 def test_large_files_are_not_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "HASHED_BELOW_NBYTES", 10)
+    monkeypatch.setattr(manifest, "MAX_HASHED_NBYTES", 10)
     record = json.loads((put(store, corpus()) / "stage.json").read_text())
     assert record["files"] == {"deep/weights.safetensors": {"nbytes": 12, "sha256": None}}
 
@@ -179,7 +179,7 @@ def test_a_stage_must_fill_its_folder(store: Store, files: list[str]) -> None:
     out, _ = store.workspace(corpus())
     for name in files:
         (out / name).write_text("{}")
-    with pytest.raises(RuntimeError, match=r"training\.corpus\.build .*must fill its folder `out`"):
+    with pytest.raises(RuntimeError, match=r"training\.embedded_pair\.corpus\.build .*must fill its folder `out`"):
         store.commit(corpus(), out, 0.0)
 
 
