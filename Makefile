@@ -15,7 +15,7 @@ test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the te
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" -n 2
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-all: $(VENV)/.installed-dev   ## the tests that take minutes too
 	$(BIN)/python -m pytest

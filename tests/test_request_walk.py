@@ -13,8 +13,9 @@ from serving.drivers.simulator import Simulator
 SERVING = str(Path(__file__).parents[1] / "src" / "serving")
 MOST = 36
 WORDS = (
-    "policy=sled", "model=qwen3", "hardware=wisp", "workload=synthetic", "runtime=simulated", "runtime/outcomes=constant", "workload.num_prompts=1",
-    "workload.devices=1", "workload.max_new_tokens=16", "tracking.uri=none",
+    "policy=sled", "model=qwen3", "hardware=wisp", "workload=synthetic", "runtime=simulated",
+    "runtime/outcomes=constant",
+    "workload.num_prompts=1", "workload.devices=1", "workload.max_new_tokens=16", "tracking.uri=none",
 )  # fmt: skip
 
 

@@ -121,14 +121,28 @@ ROUTED = {
     "co_llm": (f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.offload.share=0.3"),
     "gpipe": tuple(
         f"policy.artifacts.dispatcher.recipe.{name}={n}" for name, n in
-        {"steps": 2, "episodes_per_step": 1, "rollouts_per_episode": 2, "eval_steps": 2, "validation_episodes": 1, "test_episodes": 2}.items()
+        {"steps": 2, "episodes_per_step": 1, "rollouts_per_episode": 2, "eval_steps": 2, "validation_episodes": 1,
+         "test_episodes": 2}.items()
     ),
 }  # fmt: skip
 """Routers that were hardly trained, on one round, route more here; a dispatcher that was hardly trained."""
 PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tokens_per_s: 2, share: 0.5}]",)
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
-CASES = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if name in POLICIES]
+REPRESENTATIVES = {
+    "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline"
+}  # fmt: skip
+"""Played on the wall clock and over gRPC at each change; the others where slow tests run."""
+
+
+def cases(representatives: set[str]) -> list[Any]:
+    """(policy, temperature); all cases of a policy run in one process, which plays its reference once."""
+    named = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if name in POLICIES]
+    return [pytest.param(*case, marks=marks(case[0], case[0] not in representatives)) for case in named]
+
+
+def marks(policy: str, slow: bool = False) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.xdist_group(policy), *([pytest.mark.slow] if slow else [])]
 
 
 @dataclass
@@ -308,7 +322,7 @@ def reference(policy: str, temperature: float, outputs: Path) -> list[EventHandl
     return case(policy, temperature, outputs).emulated()
 
 
-@pytest.mark.parametrize(("policy", "temperature"), CASES)
+@pytest.mark.parametrize(("policy", "temperature"), cases(REPRESENTATIVES))
 def test_every_driver_says_the_same(policy: str, temperature: float, outputs: Path) -> None:
     one, expected = case(policy, temperature, outputs), reference(policy, temperature, outputs)
     assert len(expected) > 50
@@ -337,16 +351,21 @@ def test_what_routing_brings_is_met(policy: str, outputs: Path) -> None:
     assert origins == {"device", "cloud"}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [pytest.param(name, marks=marks(name)) for name in POLICIES])
 def test_a_simulation_decides_the_same(policy: str, outputs: Path, tmp_path: Path) -> None:
     found = case(policy, 0.0, outputs).simulated(tmp_path)
     assert first_difference(decision_log(found), decision_log(reference(policy, 0.0, outputs))) is None
 
 
-@pytest.mark.parametrize(("policy", "temperature"), CASES)
+@pytest.mark.parametrize(("policy", "temperature"), cases(set(POLICIES)))
 def test_logs_replay_through_fresh_nodes(policy: str, temperature: float, outputs: Path) -> None:
     one = case(policy, temperature, outputs)
     assert one.difference(reference(policy, temperature, outputs)) is None
+
+
+@pytest.mark.parametrize(("policy", "temperature"), cases(REPRESENTATIVES))
+def test_logs_of_the_wall_clock_replay_through_fresh_nodes(policy: str, temperature: float, outputs: Path) -> None:
+    one = case(policy, temperature, outputs)
     assert one.difference(one.on_the_wall()) is None
 
 
@@ -409,7 +428,8 @@ def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> 
 
 
 def once(first_start_s: float, duration_s: float) -> str:
-    return f"{{_target_: serving.network.outages.PeriodicOutages, period_s: 1000, first_start_s: {first_start_s}, duration_s: {duration_s}}}"
+    times = f"period_s: 1000, first_start_s: {first_start_s}, duration_s: {duration_s}"
+    return f"{{_target_: serving.network.outages.PeriodicOutages, {times}}}"
 
 
 @pytest.mark.slow
