@@ -28,9 +28,7 @@ def test_a_folder_without_thresholds_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("share", "value"), [(0.0, 1), (0.1, 1), (0.3, 3), (0.31, 4), (0.5, 5), (0.7, 7), (1.0, 10)]
-)
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.1, 1), (0.3, 3), (0.31, 4), (0.5, 5), (0.7, 7), (1.0, 10)])
 def test_nearest_rank(share: float, value: int) -> None:
     assert nearest_rank(range(10, 0, -1), share) == value
     assert MADE.importance_percentile(1.0) == 1.0
