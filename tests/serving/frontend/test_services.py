@@ -31,8 +31,7 @@ from serving.drivers.real_time import RealTimeDriver
 from serving.engines.models import ModelConfig, ModelPair
 from serving.frontend.health import CloudStats, HealthServer
 from serving.frontend.openai.options import EndpointOptions
-from serving.frontend.service_options import HealthOptions as HealthOptions
-from serving.frontend.service_options import ServiceOptions, deployment_digest
+from serving.frontend.service_options import HealthOptions, ServiceOptions, deployment_digest
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.messages import ForwardWork, MessageReceived, Release, Request, SequenceSlice, Span
 from serving.nodes.worker import Worker

@@ -1,10 +1,17 @@
-"""The stages of capacity studies: capacity by SLO class, and load tests at given numbers of devices."""
+"""The stages of capacity studies: capacity by SLO class, and load tests at given numbers of devices.
+
+The jobs behind a table, a capacity search or a load test each; run in several processes, saved one by one.
+"""
 
 import json
-from collections.abc import Sequence
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
@@ -12,19 +19,134 @@ from serving.policy.policy import Policy
 from serving.progress import Progress
 from serving.runtimes.simulated import Simulated
 from serving.studies.capacity.cases import Case, cases
-from serving.studies.capacity.jobs import (
-    CAPACITY_METRICS,
-    CapacityJob,
-    LoadTestJob,
-    interval_text,
-    run_capacity_job,
-    run_jobs,
-    run_load_test_job,
-    table_columns,
-)
-from serving.studies.capacity.load_test import LoadTest
-from serving.studies.capacity.search import CapacitySearch
+from serving.studies.capacity.load_test import LoadTest, LoadTestResult, run_load_test
+from serving.studies.capacity.search import CLEAR_FACTOR, CapacitySearch, search_capacity
 from serving.workload.slo import SloClass
+
+T = TypeVar("T")
+JsonObject = dict[str, Any]
+"""A JSON object."""
+
+
+def run_jobs(
+    jobs: Sequence[T],
+    names: Sequence[str],
+    run: Callable[[T], JsonObject],
+    results_dir: Path,
+    progress: Progress,
+    processes: int | None,
+) -> list[JsonObject]:
+    """The result of `run` for each job, in their order; `results_dir` has the results of an interrupted run.
+
+    `processes` None: one per CPU. Passes through what `run` raises, and KeyboardInterrupt.
+    """
+    files = [results_dir / f"{i}.json" for i in range(len(jobs))]
+    left = [i for i, file in enumerate(files) if not file.is_file()]
+    for done, (i, result) in enumerate(_run_missing(jobs, left, run, processes), len(jobs) - len(left) + 1):
+        partial = files[i].with_suffix(".part")
+        partial.write_text(json.dumps(result), encoding="utf-8")
+        partial.replace(files[i])
+        progress(done, len(jobs), names[i])
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def _run_missing(
+    jobs: Sequence[T], missing: Sequence[int], run: Callable[[T], JsonObject], processes: int | None
+) -> Iterator[tuple[int, JsonObject]]:
+    workers = min(len(missing), processes or os.cpu_count() or 1)
+    if workers <= 1:
+        yield from ((i, run(jobs[i])) for i in missing)
+        return
+    with mp.get_context("spawn").Pool(workers, _ignoring_interrupts) as pool:
+        yield from pool.imap_unordered(_IndexedJob(run), [(i, jobs[i]) for i in missing])
+
+
+class _IndexedJob:
+    def __init__(self, run: Callable[[Any], JsonObject]) -> None:
+        self._run = run
+
+    def __call__(self, indexed: tuple[int, Any]) -> tuple[int, JsonObject]:
+        return indexed[0], self._run(indexed[1])
+
+
+def _ignoring_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; the parent stops its pool."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+CAPACITY_METRICS = ("capacity", "low", "high", "decision_ms", "decision_ms_median", "decision_ms_max", "queue_len_max")
+"""The metrics of a capacity job that go to metrics.json."""
+
+
+@dataclass(frozen=True)
+class CapacityJob:
+    """A search for the capacity of a case."""
+
+    case: Case
+    column: str
+    search: LoadTest
+
+
+@dataclass(frozen=True)
+class LoadTestJob:
+    """A load test of a case with a number of devices."""
+
+    case: Case
+    devices: int
+    seed: int
+
+
+def run_capacity_job(job: CapacityJob) -> JsonObject:
+    """The capacity by seed, its interval, decision times, and the curve: [seed, devices, answers, violations]."""
+    case, search = job.case, job.search
+    assert isinstance(search, CapacitySearch)
+
+    def evaluate(devices: int, seed: int) -> LoadTestResult:
+        return run_load_test(case.setup, case.outcomes, search, devices, seed, CLEAR_FACTOR * search.epsilon)
+
+    found = search_capacity(evaluate, search, case.setup.workload.slo[0].tokens_per_s)
+    low, high = found.interval or (None, None)
+    return {
+        "by_seed": list(found.by_seed.values()),
+        "capacity": found.capacity,
+        "low": low,
+        "high": high,
+        "bounded": found.hit_max_devices,
+        **_decision_times([one.metrics for one in found.load_tests]),
+        "curve": [[one.seed, one.num_devices, sum(one.answers.values()), sum(one.violations.values())]
+                  for one in found.load_tests],
+    }  # fmt: skip
+
+
+def _decision_times(figures: Sequence[Mapping[str, float]]) -> JsonObject:
+    """Means over runs; maxima for the metrics that are maxima."""
+    known = [one for one in figures if "decision_ms" in one]
+    return {
+        name: (max if name.endswith("max") else fmean)([one[name] for one in known]) if known else 0.0
+        for name in ("decision_ms", "decision_ms_median", "decision_ms_max", "queue_len_max")
+    }
+
+
+def run_load_test_job(job: LoadTestJob) -> JsonObject:
+    """The fields of `LoadTestResult`."""
+    case = job.case
+    return run_load_test(case.setup, case.outcomes, case.load_test, job.devices, job.seed).to_dict()
+
+
+def table_columns(one: Mapping[str, Any]) -> dict[str, float]:
+    """The value of each column of a table."""
+    answers, violations = one["answers"], one["violations"]
+    found = dict(one["metrics"])
+    found |= {f"slo_violation_rate/{name}": violations[name] / count for name, count in answers.items()}
+    found |= {f"speed/{name}": value for name, value in one["speeds"].items()}
+    return found | {"slo_violation_rate": LoadTestResult(**one).violation_rate}
+
+
+def interval_text(one: Mapping[str, Any]) -> str:
+    """The interval as text, and whether the search stopped at its limit."""
+    text = f"{one['low']:.0f} to {one['high']:.0f}" if one["low"] is not None else "one seed"
+    return f"{text}, stopped at the limit" if one["bounded"] else text
+
 
 StudyTable = dict[str, dict[str, dict[str, Any]]]
 

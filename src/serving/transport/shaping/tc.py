@@ -17,10 +17,10 @@ from serving.transport.shaping.netem import (
     CommandRunner,
     common_link,
     removal_command,
+    run_command,
     search_path,
     setup_commands,
 )
-from serving.transport.shaping.netem import run_command as run_command
 
 _CAP_NET_ADMIN = 12
 _ALTERNATIVE = "or set runtime.shaping=user, which needs no kernel support"
