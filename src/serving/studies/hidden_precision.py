@@ -56,7 +56,7 @@ def compare_precisions(
         found[precision] = {
             "equal_texts_share": sum(a == b for a, b in zip(same, full, strict=True)) / len(full),
             "equal_prefix_share": sum(same) / sum(full),
-            "nbytes": float(hidden_nbytes(1, models.cloud.model.hidden, precision)),  # type: ignore[attr-defined]
+            "nbytes": float(hidden_nbytes(1, models.cloud.model.hidden_size, precision)),  # type: ignore[attr-defined]
         }
         progress(i + 1, len(precisions), precision)
     return found
