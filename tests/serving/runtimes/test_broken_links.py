@@ -236,7 +236,7 @@ def test_requests_wait_for_a_cloud_whose_driver_has_not_started() -> None:
 
 def test_hostile_clients_do_not_affect_other_devices() -> None:
     from fake_hosts import hello, raw, request
-    from test_hostile import _attack, told
+    from test_hostile_bytes import _attack, told
 
     from serving.transport.handshake import Hello
 

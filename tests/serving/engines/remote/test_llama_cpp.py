@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from engines.remote.conftest import server
-from engines.remote.test_served import HYBRID, queries, served
-from engines.remote.test_served import made as setup_of
+from engines.remote.test_served_policies import HYBRID, queries, served
+from engines.remote.test_served_policies import made as setup_of
 
 from serving.engines.remote.engine import RemoteEngine
 from serving.engines.remote.opening import connect_remote
