@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Generic, TypeAlias, TypeVar
 
+from serving.core.codec import codec
 from serving.drivers.simulator import NodeObserver, Observer
-from serving.log.codec import codec
 from serving.messages import (
     Command,
     Event,

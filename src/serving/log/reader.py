@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.log.codec import MalformedError, codec
+from serving.core.codec import MalformedError, codec
 from serving.log.event_log import (
     MAX_PENDING,
     VERSION,

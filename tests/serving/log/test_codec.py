@@ -9,13 +9,14 @@ import pytest
 from fake_world import ROWS, policy, world
 
 from serving import messages
-from serving.log.codec import codec
+from serving.core.codec import codec
 from serving.messages import (
     INF,
     Command,
     DraftDecision,
     DraftOutcome,
     DraftStopRule,
+    DraftTree,
     DraftWork,
     DropCache,
     EarlyExitRule,
@@ -52,7 +53,7 @@ REQUEST = Request(
     4, ROWS_FULL, (Hop("cloud", Span(0, 8, True, True), "all"),), 0, ("cloud-0",), "device-0", 3, 1.5, 2.0, ("margin",),
     (2,),
 )  # fmt: skip
-VERDICT = Verdict(1, 9, (0,), ((4, 5), (-1, 0)))
+VERDICT = Verdict(1, 9, (0,), DraftTree((4, 5), (-1, 0)))
 EVENTS: list[Event] = [
     RequestArrived(GenerationRequest("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF)),
     RequestArrived(GenerationRequest("routed", (1,), 4, routing=RoutingOptions(0.3, small_only=True))),
@@ -139,17 +140,17 @@ def test_defaults_are_left_out_and_infinity_is_a_text() -> None:
         (Event, {"is": "StartWork", "job": 1}, r"got 'StartWork', not one of"),
         (Event, {"timer": 1}, r"got None, not one of"),
         (Event, 3, r"got 3, not an object"),
-        (Event, {"is": "TimerFired", "timer": 1, "at": 2}, r"TimerFired has no at"),
+        (Event, {"is": "TimerFired", "timer": 1, "at": 2}, r"TimerFired has no 'at'"),
         (Event, {"is": "TimerFired"}, r"TimerFired without timer"),
         (Event, {"is": "TimerFired", "timer": True}, r"TimerFired\.timer: got True, not a whole number"),
         (Event, {"is": "TimerFired", "timer": 1.0}, r"TimerFired\.timer: got 1\.0"),
         (Event, {"is": "RequestArrived", "request": {"session": "s", "prompt": [1, "x"], "max_new_tokens": 1}},
-         r"^RequestArrived\.request\.GenerationRequest\.prompt\[1\]: got 'x', not a whole number$"),
+         r"^RequestArrived\.request\.prompt\[1\]: got 'x', not a whole number$"),
         (Outcome, {"is": "DraftOutcome", "tokens": [], "scores": {"m": ["high"]}, "top_candidates": [],
                    "stopped": False, "cached_len": 0},
          r"DraftOutcome\.scores\.m\[0\]: got 'high', not a number"),
         (Outcome, [{"verdict": {"accepted": 0, "next_token": 1, "next_tree": [[1]]}, "hidden_states": None}],
-         r"\[0\]\.SliceOutcome\.verdict\.Verdict\.next_tree: got \[\[1\]\], not a list of 2"),
+         r"\[0\]\.verdict\.next_tree: got \[\[1\]\], not an object"),
         (Command, {"is": "EmitTokens", "session": "s", "tokens": [], "origins": ["god"]}, r"origins\[0\]: got 'god'"),
         (Command, {"is": "SetTimer", "due_s": "soon", "timer": 1}, r"SetTimer\.due_s: got 'soon', not a number"),
         (Work, [], r"not an object"),
