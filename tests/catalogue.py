@@ -16,13 +16,35 @@ CONF = Path(__file__).parents[1] / "conf"
 
 
 def names(folder: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
+    return sorted(path.stem for path in (CONF / folder).glob("[!_]*.yaml"))
 
 
 def fields(folder: str, name: str) -> dict[str, Any]:
-    node = yaml.safe_load((CONF / folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    node = _merged(folder, name)
     node.pop("_target_")
-    return dict(node)
+    return node
+
+
+def _merged(folder: str, name: str) -> dict[str, Any]:
+    """The file over those that its `defaults` name, as Hydra merges them; other groups' defaults are left out."""
+    node = yaml.safe_load((CONF / folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    for default in node.pop("defaults", ()):
+        if isinstance(default, str) and default != "_self_" and "/" not in default:
+            base, _, package = default.partition("@")
+            below = _merged(folder, base)
+            for key in reversed(package.split(".") if package else ()):
+                below = {key: below}
+            found = _over(found, below)
+    return _over(found, node)
+
+
+def _over(below: Any, above: Any) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {
+        key: _over(below.get(key, above[key]), above[key]) if key in above else below[key] for key in {**below, **above}
+    }
 
 
 def architecture(name: str) -> Architecture:

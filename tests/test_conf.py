@@ -43,7 +43,7 @@ beside each other the page's, partitions come with placements, and artifacts wit
 
 
 def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "unset")
+    return sorted(path.stem for path in (CONF / group).glob("[!_]*.yaml") if path.stem != "unset")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ from pipeline import api
 
 RUNNER = Path(__file__).with_name("experimenting.py")
 CONF = Path(__file__).parents[1] / "conf" / "experiment"
-NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*.yaml"))
+NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("[!_]*.yaml"))
 QUANTISED = "synera/table6"
 DISTINCT = (
     "compare", "hat/fig1a", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
@@ -62,7 +62,7 @@ ROUTED = (
     f"{ROUTES}.max_comparisons=1",
     "policy.artifacts.router_1.mlp.epochs=2",
 )
-FIRST = (*ROUTED, "policy.offload.router.path=${stage:router_1}")
+FIRST = (*ROUTED, "policy.offload.scorer.path=${stage:router_1}")
 TIERS = ("model=llama3_8b", "workload.seed=0", "workload.arrivals.tasks_per_episode=3", "workload.max_new_tokens=4")
 LESS = {
     "validate": (

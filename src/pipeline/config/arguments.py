@@ -56,11 +56,14 @@ def config_folders(argv: Sequence[str]) -> Iterator[Path]:
 
 
 def choices_available(argv: Sequence[str], group: str) -> dict[str, str]:
-    """The choices of `group`, each with the first comment line of its file; the placeholder `unset` is left out."""
+    """The choices of `group`, each with the first comment line of its file.
+
+    The placeholder `unset` is left out, and files that others build on, whose names begin with an underscore.
+    """
     found: dict[str, str] = {}
     for folder in config_folders(argv):
         place = folder / group
-        for file in sorted(place.rglob("*.yaml") if group == "experiment" else place.glob("*.yaml")):
+        for file in sorted(place.rglob("[!_]*.yaml") if group == "experiment" else place.glob("[!_]*.yaml")):
             lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @"))
             found.setdefault(str(file.relative_to(place).with_suffix("")), next(lines, "").lstrip("# "))
     found.pop("unset", None)

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 CONF = Path(__file__).parents[3] / "conf"
-NAMES = sorted(path.stem for path in (CONF / "workload").glob("*.yaml"))
+NAMES = sorted(path.stem for path in (CONF / "workload").glob("[!_]*.yaml"))
 
 
 def composed(*overrides):
