@@ -15,7 +15,7 @@ from pipeline.report.exhibit.sweep import prepare_exhibit
 EXPERIMENTS = conf_dir() / "experiment"
 NAMES = sorted(
     str(file.relative_to(EXPERIMENTS).with_suffix(""))
-    for file in EXPERIMENTS.rglob("*.yaml")
+    for file in EXPERIMENTS.rglob("[!_]*.yaml")
     if "\nexhibit:" in file.read_text(encoding="utf-8")
 )
 
