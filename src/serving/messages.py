@@ -42,7 +42,12 @@ INF = float("inf")
 
 TokenIds: TypeAlias = tuple[int, ...]
 
-AcceptanceRule = Literal["", "greedy", "sample", "tree"]
+DraftParents: TypeAlias = tuple[int, ...] | None
+"""The shape of a draft: for each of its tokens the index of its parent, which stands before it; -1: the last committed
+token. None: a chain.
+"""
+
+AcceptanceRule = Literal["", "greedy", "sample"]
 """How the target accepts drafts; "": no verdict is wanted (all chunks of a prompt but the last)."""
 
 Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
@@ -132,8 +137,8 @@ class SequenceSlice:
     rule: AcceptanceRule = ""
     sampling: SamplingParams | None = None
     """None: greedy."""
-    parents: tuple[int, ...] | None = None
-    """For a tree: each draft's parent as an index into the drafts, -1 for the last committed token. None: a chain."""
+    parents: DraftParents = None
+    """The shape of the drafts."""
     kept_tree_nodes: tuple[int, ...] | None = None
     """For a tree: which drafts of the session's previous pass were accepted, and so stay in the cache."""
     hidden_states: TensorRef | None = None
@@ -151,8 +156,8 @@ class SequenceSlice:
     def narrow(self, begin: int, end: int) -> "SequenceSlice":
         """The chunk of tokens begin .. end - 1.
 
-        Only the chunk with the last token keeps what belongs to verification: the drafts, their distributions and the
-        rule.
+        Only the chunk with the last token keeps what belongs to verification: the drafts, their shape, their
+        distributions and the rule.
         """
         if end - begin == self.num_tokens:
             return self
@@ -165,7 +170,7 @@ class SequenceSlice:
             num_drafts=self.num_drafts if last else 0,
             rule=self.rule if last else "",
             sampling=self.sampling,
-            parents=self.parents,
+            parents=self.parents if last else None,
             kept_tree_nodes=self.kept_tree_nodes if begin == 0 else None,
             hidden_states=self.hidden_states,
             draft_probs=self.draft_probs if last else (),
@@ -266,6 +271,16 @@ class DraftOutcome:
     """For each distribution, how many tokens it lists; 0: the whole vocabulary."""
     exit_depths: tuple[float, ...] = ()
     """For each token, the share of the layers that had run when it was read off; empty without early exit."""
+    parents: DraftParents = None
+    """The shape of the tokens, where -1 stands for the last input token."""
+
+
+@message
+class DraftTree:
+    """A proposed draft: its tokens and its shape."""
+
+    tokens: TokenIds
+    parents: DraftParents
 
 
 @message
@@ -278,8 +293,8 @@ class Verdict:
     """The token that follows them: a correction, or a bonus token if all were accepted."""
     kept_tree_nodes: tuple[int, ...] | None = None
     """For a tree: the accepted drafts, from the root on."""
-    next_tree: tuple[TokenIds, tuple[int, ...]] | None = None
-    """(tokens, parents) of the tree that the Medusa heads propose next."""
+    next_tree: DraftTree | None = None
+    """The tree that the Medusa heads propose next."""
 
 
 @message
@@ -564,6 +579,8 @@ class DraftDecision:
     accepted: int | None
     """Drafts that the target accepted; None: the device kept the draft without verification."""
     lookahead_outcome: LookaheadOutcome = ""
+    parents: DraftParents = None
+    """The shape of the tokens."""
 
 
 Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | EmitTokens | DraftDecision

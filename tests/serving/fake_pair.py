@@ -9,6 +9,7 @@ from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
     DraftOutcome,
+    DraftTree,
     DraftWork,
     ForwardWork,
     Outcome,
@@ -216,7 +217,7 @@ class FakePair:
             likeliest.append(ranks + [(token + 5 + i) % VOCABULARY for i in range(self.medusa.top_k)])
             prefix = extend(prefix, token)
         return replace(
-            result, verdict=replace(verdict, next_tree=(self.medusa.propose(likeliest), self.medusa.parents))
+            result, verdict=replace(verdict, next_tree=DraftTree(self.medusa.propose(likeliest), self.medusa.parents))
         )
 
 

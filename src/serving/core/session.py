@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from serving.core import draft_tree
 from serving.core.keyed_random import key, uniform
 from serving.core.link_monitor import DeviceMonitor
 from serving.core.scores import IMPORTANCE
 from serving.messages import (
     AcceptanceRule,
     DraftOutcome,
+    DraftParents,
     GenerationRequest,
     LookaheadOutcome,
     Origin,
@@ -146,7 +148,7 @@ class Session:
         self.scores: dict[str, list[float]] = {}
         self.top_candidates: list[tuple[int, ...]] = []
         self.draft_probs: list[TensorRef] = []
-        self.draft_parents: tuple[int, ...] | None = None
+        self.draft_parents: DraftParents = None
         self.stopped = False  # True if the stop rule ended the draft
 
     # State that the policy's slots read.
@@ -191,6 +193,10 @@ class Session:
     # State changes.
 
     def add_draft(self, outcome: DraftOutcome) -> None:
+        """Appends the drafted tokens, which grow from the last draft so far, or from the last committed token."""
+        shape, grown = self.draft_parents, outcome.parents
+        if shape is not None or grown is not None:
+            self.draft_parents = draft_tree.joined(shape, len(self.draft), grown, len(outcome.tokens))
         self.draft += outcome.tokens
         self.top_candidates += outcome.top_candidates
         self.stopped = outcome.stopped
@@ -292,7 +298,7 @@ class Session:
         if branches:
             self._adopt_branch(branches, verdict)
         if verdict.next_tree:
-            self.draft, self.draft_parents = list(verdict.next_tree[0]), verdict.next_tree[1]
+            self.draft, self.draft_parents = list(verdict.next_tree.tokens), verdict.next_tree.parents
         return new
 
     def num_accepted_in_answer(self, verdict: Verdict) -> int:

@@ -40,7 +40,7 @@ from serving.messages import (
 )
 from serving.nodes.hop_path import HopPath
 from serving.policy.policy import Policy
-from serving.policy.slots.offload import ScoredOffload
+from serving.policy.slots.offload import OptionalOffload
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
 _MAX_REPLY_TIMEOUT_S = 60.0
@@ -112,7 +112,7 @@ class Requester:
 
     def _stays_local(self) -> bool:
         """True if the policy sends nothing of this session to the cloud, not even its prompt."""
-        return isinstance(self.policy.offload, ScoredOffload) and self.policy.offload.never_offloads(self.session)
+        return isinstance(self.policy.offload, OptionalOffload) and self.policy.offload.never_offloads(self.session)
 
     def handle(self, event: Event, now: float) -> Commands:
         if self.state != "running":
@@ -320,7 +320,8 @@ class Requester:
         if not s.draft:
             return []
         scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
-        return [DraftDecision(s.request.session, len(s.tokens), tuple(s.draft), scores, accepted, lookahead_outcome)]
+        draft, shape = tuple(s.draft), s.draft_parents
+        return [DraftDecision(s.request.session, len(s.tokens), draft, scores, accepted, lookahead_outcome, shape)]
 
     # Work on the device's chip.
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
-from serving.messages import DraftStopRule, Verdict
+from serving.core.draft_tree import accept_greedily
+from serving.core.scores import NO_SCORERS, Scorers
+from serving.messages import DraftParents, DraftStopRule, Verdict
 from serving.outcomes.trace import NUM_TOP_CANDIDATES, RecordedSession, TraceTables, triangle_size
 
 TracePosition = tuple[int, int]
@@ -35,11 +36,7 @@ class TraceLookup:
         self._attention, self._triangle_size = tables.flat("attention"), triangle_size(tables.max_draft_len)
         self._exit_layers = tables.flat("exit_layers")
         self._proposals, self._tree_size = tables.flat("proposals"), int(tables.proposals.shape[1])
-        self._scores = {name: tables.flat_score(name) for name in LOGIT_SCORES}
-        for name, scorer in scorers.items():
-            self._scores[name] = (
-                tables.flat_trained(scorer) if scorer.feature_kind == "scores" else tables.flat("router_scores")
-            )
+        self._scores = tables.flat_scores(scorers)
 
     def advance(
         self, session: RecordedSession, position: TracePosition, tokens: tuple[int, ...]
@@ -119,21 +116,14 @@ class TraceLookup:
         return Verdict(accepted, self._targets[min(first + accepted, last)])
 
     def tree_verdict(
-        self, session: RecordedSession, prefix_len: int, drafts: Sequence[int], parents: Sequence[int]
+        self, session: RecordedSession, prefix_len: int, drafts: Sequence[int], parents: DraftParents
     ) -> Verdict:
         """The verdict on a tree of drafts after `prefix_len` agreed tokens."""
         first, last = (
             session.first_row + prefix_len - session.prompt_tokens,
             session.first_row + session.num_positions - 1,
         )
-        path: list[int] = []
-        while True:
-            target = self._targets[min(first + len(path), last)]
-            here = path[-1] if path else -1
-            child = next((i for i, p in enumerate(parents) if p == here and drafts[i] == target), None)
-            if child is None:
-                return Verdict(len(path), target, tuple(path))
-            path.append(child)
+        return accept_greedily(drafts, parents, lambda path: self._targets[min(first + len(path), last)])
 
     def proposal(self, session: RecordedSession, prefix_len: int) -> tuple[int, ...]:
         """The tree that the target's heads propose with the token after `prefix_len` agreed ones."""

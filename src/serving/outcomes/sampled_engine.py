@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
+from serving.core.draft_tree import accept_greedily
 from serving.core.keyed_random import key, substream, uniform_at
 from serving.core.scores import IMPORTANCE
 from serving.hardware.estimator import forward_load
@@ -20,6 +21,7 @@ from serving.messages import (
     MEDUSA_TREE,
     DraftOutcome,
     DraftStopRule,
+    DraftTree,
     DraftWork,
     EarlyExitRule,
     ForwardWork,
@@ -315,7 +317,9 @@ class SampledEngine:
 
     def _make_verdict(self, seq: SequenceSlice, prefix_len: int, drafts: tuple[int, ...]) -> SliceOutcome:
         if seq.parents is not None:
-            return SliceOutcome(_tree_verdict(prefix_len, drafts, seq.parents), None)
+            return SliceOutcome(
+                accept_greedily(drafts, seq.parents, lambda path: TOKENS_PER_POSITION * (prefix_len + len(path))), None
+            )
         accepted = 0
         for token in drafts:
             if token != TOKENS_PER_POSITION * (prefix_len + accepted):
@@ -344,24 +348,13 @@ class SampledEngine:
         tokens = tuple(
             TOKENS_PER_POSITION * (at + len(ranks)) + (i not in right) for i, ranks in enumerate(medusa.tree)
         )
-        return SliceOutcome(replace(verdict, next_tree=(tokens, medusa.parents)), None)
+        return SliceOutcome(replace(verdict, next_tree=DraftTree(tokens, medusa.parents)), None)
 
     def _hidden(self, seq: SequenceSlice, span: Span, out: str) -> SliceOutcome:
         if not out:
             return _EMPTY_RESULT
         sent = seq.num_tokens if out == "all" else seq.num_drafts + 1
         return SliceOutcome(None, TensorRef(f"hidden/{span.end_layer}/{seq.session}/{next(self._serial)}", sent))
-
-
-def _tree_verdict(prefix_len: int, drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
-    """The verdict on a tree of drafts: the path of right candidates."""
-    path: list[int] = []
-    while True:
-        target, here = TOKENS_PER_POSITION * (prefix_len + len(path)), path[-1] if path else -1
-        child = next((i for i, p in enumerate(parents) if p == here and drafts[i] == target), None)
-        if child is None:
-            return Verdict(len(path), target, tuple(path))
-        path.append(child)
 
 
 def _top_candidates(token: int, rank: int) -> tuple[int, ...]:

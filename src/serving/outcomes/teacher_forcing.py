@@ -86,7 +86,7 @@ class TeacherForcedModel:
     @torch.inference_mode()
     def proposals(self, token_ids: Sequence[int], first: int, proposer: MedusaProposer) -> list[tuple[int, ...]]:
         """The heads' tree at each of these positions."""
-        return [proposer.propose(row)[0] for row in self.hidden_and_logits(token_ids, first)[0]]
+        return [proposer.propose(row).tokens for row in self.hidden_and_logits(token_ids, first)[0]]
 
     @torch.inference_mode()
     def continuations(

@@ -16,6 +16,7 @@ from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
     DraftOutcome,
+    DraftTree,
     DraftWork,
     EarlyExitRule,
     ForwardWork,
@@ -248,7 +249,7 @@ class TraceEngine:
             raise ValueError(f"session {seq.session!r} needs heads that draft, and the trace has none")
         at = seq.start + seq.num_tokens - seq.num_drafts + verdict.accepted
         tokens = self._lookup.proposal(self._session(seq.session), at)
-        return replace(verdict, next_tree=(tokens, self._medusa.parents))
+        return replace(verdict, next_tree=DraftTree(tokens, self._medusa.parents))
 
 
 def _truncated(position: TracePosition, start: int, session: str) -> TracePosition:

@@ -139,7 +139,7 @@ def _verdict(v: Verdict) -> pb.Verdict:
         accepted=v.accepted,
         next_token=v.next_token,
         kept_tree_nodes=_indices(v.kept_tree_nodes),
-        next_tree=pb.DraftTree(tokens=v.next_tree[0], parents=v.next_tree[1]) if v.next_tree else None,
+        next_tree=pb.DraftTree(tokens=v.next_tree.tokens, parents=v.next_tree.parents) if v.next_tree else None,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from serving.core.keyed_random import key, uniform
 from serving.core.session import Branch, Session
-from serving.messages import DraftOutcome, GenerationRequest, LookaheadOutcome, TensorRef, Verdict
+from serving.messages import DraftOutcome, DraftTree, GenerationRequest, LookaheadOutcome, TensorRef, Verdict
 
 PROMPT = (1, 2, 3)
 DRAFT = (10, 11, 12, 13)
@@ -91,7 +91,7 @@ def test_drafts_of_a_tree_beyond_the_answers_end_do_not_count_as_accepted(
     """A trace ends there, too: it does not know what the target would accept further on."""
     s, verdict = session(limit, ends), Verdict(3, 50, kept_tree_nodes=(0, 2, 3))
     s.draft, s.draft_parents = list(DRAFT), (-1, -1, 0, 2)
-    s.start_verification(True, "tree")
+    s.start_verification(True, "greedy")
     assert s.num_accepted_in_answer(verdict) == fit
     assert s.apply_verdict(verdict)[1].count("accepted") == fit
 
@@ -151,10 +151,19 @@ def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
 
 def test_accepted_drafts_of_a_tree_are_committed_in_path_order() -> None:
     s = asked()
-    new, origins = s.apply_verdict(Verdict(2, 50, kept_tree_nodes=(1, 3), next_tree=((60, 61), (-1, 0))))
+    new, origins = s.apply_verdict(Verdict(2, 50, kept_tree_nodes=(1, 3), next_tree=DraftTree((60, 61), (-1, 0))))
     assert new == (11, 13, 50)
     assert origins == ("accepted", "accepted", "corrected")
     assert (s.kept_tree_nodes, s.draft, s.draft_parents) == ((1, 3), [60, 61], (-1, 0))
+
+
+def test_a_draft_that_grows_by_a_tree_is_verified_as_one_tree() -> None:
+    s = drafted(session(), (10, 11))
+    assert s.draft_parents is None
+    s.add_draft(DraftOutcome((12, 13, 14), {}, ((12,), (13,), (14,)), False, 4, parents=(-1, -1, 1)))
+    seq = s.start_verification(True, "greedy")
+    assert (seq.tokens[-5:], seq.parents) == ((10, 11, 12, 13, 14), (-1, 0, 1, 1, 3))
+    assert s.apply_verdict(Verdict(4, 50, kept_tree_nodes=(0, 1, 3, 4)))[0] == (10, 11, 13, 14, 50)
 
 
 # A draft that nobody checks.

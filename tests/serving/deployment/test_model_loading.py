@@ -12,7 +12,7 @@ from serving.messages import MEDUSA_TREE, DraftOutcome, DraftStopRule, DraftWork
 from serving.policy.policy import EngineRequirements
 
 WHOLE = Span(0, 3, embedding=True, lm_head=True)
-ASKED = SequenceSlice("s", 0, 3, (2, 3, 4), 0, "tree")
+ASKED = SequenceSlice("s", 0, 3, (2, 3, 4), 0, "greedy")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_heads_of_the_target_propose_wherever_it_ends_and_leave_the_drafter_alon
     for engine in (models.cloud, models.device_target):
         outcome, _ = engine.execute(ForwardWork(WHOLE, (ASKED,), ("last",), (MEDUSA_TREE,)))
         (result,) = outcome  # type: ignore[misc]
-        assert result.verdict.next_tree[1] == (-1, -1, 0)
+        assert result.verdict.next_tree.parents == (-1, -1, 0)
     drafted, _ = models.device.execute(DraftWork("s", 0, (2, 3), DraftStopRule(3)))
     assert isinstance(drafted, DraftOutcome)
     assert len(drafted.tokens) == 3

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_hosts import ROUTE, request
 
-from serving.messages import Hop, Reply, Request, Span, TensorRef, Verdict
+from serving.messages import DraftTree, Hop, Reply, Request, Span, TensorRef, Verdict
 from serving.transport import encode
 from serving.transport import tandem_pb2 as pb
 from serving.transport.decode import MessageDecoder
@@ -115,8 +115,8 @@ def test_an_empty_envelope_is_refused() -> None:
         (Verdict(101, 1), "accepted"),
         (Verdict(0, 1000), "verdict.next_token"),
         (Verdict(0, 1, (3, 3)), "verdict.kept_tree_nodes"),
-        (Verdict(0, 1, None, ((1, 2), (-1,))), "number of parents"),
-        (Verdict(0, 1, None, ((1, 2), (-1, 1))), "next_tree.parents"),
+        (Verdict(0, 1, None, DraftTree((1, 2), (-1,))), "number of parents"),
+        (Verdict(0, 1, None, DraftTree((1, 2), (-1, 1))), "next_tree.parents"),
     ],
 )
 def test_a_verdict_out_of_bounds_is_refused(verdict: Verdict, field: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serving.messages import (
     INF,
     CacheMiss,
+    DraftTree,
     Hop,
     LoadReport,
     Message,
@@ -46,7 +47,7 @@ def trees(n: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 @st.composite
 def slices(draw: st.DrawFn, embedding: bool) -> SequenceSlice:
-    rule = draw(st.sampled_from(("", "greedy", "sample", "tree")))
+    rule = draw(st.sampled_from(("", "greedy", "sample")))
     num_tokens = draw(st.integers(1, 12))
     num_drafts = draw(st.integers(0, num_tokens - 1)) if rule else 0
     hidden = None if embedding and draw(st.booleans()) else TensorRef(draw(names), draw(st.integers(0, 1 << 40)))
@@ -73,7 +74,7 @@ def requests(draw: st.DrawFn) -> Request:
 @st.composite
 def verdicts(draw: st.DrawFn) -> Verdict:
     size = draw(st.none() | st.integers(0, 9))
-    next_tree = None if size is None else (draw(st.tuples(*[ints] * size)), draw(trees(size)))
+    next_tree = None if size is None else DraftTree(draw(st.tuples(*[ints] * size)), draw(trees(size)))
     return Verdict(draw(few), draw(ints), draw(keeps), next_tree)
 
 

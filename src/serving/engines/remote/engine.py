@@ -84,7 +84,7 @@ class RemoteEngine:
     def _verdict(self, seq: SequenceSlice, text: TokenIds) -> Verdict | None:
         if not seq.rule:
             return None
-        if seq.rule == "tree" or (seq.num_drafts and seq.sampling):
+        if seq.num_drafts and seq.sampling:
             raise ValueError(f"session {seq.session!r} wants drafts judged as {seq.rule!r}, which no server does")
         question = text, seq.num_drafts
         self._negative_cache.check(seq.session, question)

@@ -11,6 +11,7 @@ from torch.nn.functional import silu
 
 from serving.engines.torch.model import DecomposedModel
 from serving.learned.medusa import WEIGHTS, MedusaHeads
+from serving.messages import DraftTree
 
 
 class ZeroMLP(nn.Module):
@@ -85,12 +86,12 @@ class MedusaProposer:
     def __init__(self, draft_heads: nn.ModuleList, medusa: MedusaHeads, vocab_size: int) -> None:
         self._draft_heads, self._medusa, self._vocab_size = draft_heads, medusa, vocab_size
 
-    def propose(self, hidden: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens and parents of the tree whose root is the token that the target chooses here.
+    def propose(self, hidden: torch.Tensor) -> DraftTree:
+        """The tree whose root is the token that the target chooses here.
 
         `hidden` is the final hidden state of the last accepted token, norm included, of shape (hidden).
         """
-        return self._medusa.propose(self.top_tokens(hidden[None])[0]), self._medusa.parents
+        return DraftTree(self._medusa.propose(self.top_tokens(hidden[None])[0]), self._medusa.parents)
 
     def top_tokens(self, hidden: torch.Tensor) -> Sequence[Sequence[Sequence[int]]]:
         """Per token and head, the likeliest tokens, as many as the tree uses; `hidden` is (tokens, hidden)."""

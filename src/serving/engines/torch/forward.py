@@ -172,11 +172,10 @@ def _verdict(
 ) -> Verdict:
     drafts = seq.tokens[len(seq.tokens) - seq.num_drafts :]
     if seq.rule == "sample":
-        if seq.sampling is None:
-            raise ValueError(f"session {seq.session!r} asks for the rule 'sample' without saying how tokens are drawn")
+        if seq.sampling is None or seq.parents is not None:
+            lacks = "without saying how tokens are drawn" if seq.sampling is None else "for a tree; it accepts chains"
+            raise ValueError(f"session {seq.session!r} asks for the rule 'sample' {lacks}")
         draft_probs = [tensor_store.get(ref) for ref in seq.draft_probs]
         first = seq.start + seq.num_tokens - seq.num_drafts
         return sampling.verify_sampled(logits.cpu(), drafts, draft_probs, seq.sampling, seq.session, first)
-    if seq.rule == "tree" and seq.parents is not None:
-        return sampling.verify_tree(argmax_tokens, drafts, seq.parents)
-    return sampling.verify_greedy(argmax_tokens, drafts)
+    return sampling.verify_greedy(argmax_tokens, drafts, seq.parents)

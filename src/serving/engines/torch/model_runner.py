@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from serving.core.draft_tree import depths
 from serving.engines.torch.attention import AttentionSegment, ImportanceCollector, PackedBatch
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
@@ -146,7 +147,7 @@ class ModelRunner:
 
     def _mask(self, entry: RunnerInput, num_cached: int, window: int | None) -> torch.Tensor | None:
         if entry.parents is not None:
-            return self._masks.tree(num_cached, entry.parents, _depths(entry.parents), window)
+            return self._masks.tree(num_cached, entry.parents, depths(entry.parents), window)
         plain = num_cached == 0 and (window is None or entry.num_tokens <= window)
         return None if plain else self._masks.causal(num_cached, entry.num_tokens, window)
 
@@ -166,11 +167,4 @@ def _positions(entry: RunnerInput) -> list[int]:
     past = entry.start
     if entry.parents is None:
         return list(range(past, past + entry.num_tokens))
-    return [past + depth for depth in _depths(entry.parents)]
-
-
-def _depths(parents: tuple[int, ...]) -> list[int]:
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return depths
+    return [past + depth for depth in depths(entry.parents)]

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from serving.core.draft_tree import accept_greedily
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.hardware.payload_size import draft_probs_nbytes, prob_entry_nbytes
-from serving.messages import SamplingParams, Verdict
+from serving.messages import DraftParents, SamplingParams, Verdict
 
 _NUCLEUS_CANDIDATES = 1024
 
@@ -138,24 +139,11 @@ def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
     return rest if float(rest.sum()) > 0 else target
 
 
-def verify_greedy(argmax_tokens: Sequence[int], drafts: Sequence[int]) -> Verdict:
-    """Accepts drafts while they equal the target's choices; `argmax_tokens` has one more entry than `drafts`."""
-    accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == argmax_tokens[accepted]:
-        accepted += 1
-    return Verdict(accepted, argmax_tokens[accepted])
-
-
-def verify_tree(argmax_tokens: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
-    """Follows the target's choices down a tree: argmax_tokens[0] belongs to the root, [i + 1] to draft i."""
-    at = -1
-    path: list[int] = []
-    while True:
-        child = next((i for i, p in enumerate(parents) if p == at and drafts[i] == argmax_tokens[at + 1]), None)
-        if child is None:
-            return Verdict(len(path), argmax_tokens[at + 1], tuple(path))
-        at = child
-        path.append(child)
+def verify_greedy(argmax_tokens: Sequence[int], drafts: Sequence[int], parents: DraftParents = None) -> Verdict:
+    """Accepts the longest path of drafts that the target chooses: argmax_tokens[0] is its token before all drafts,
+    argmax_tokens[i + 1] its token after draft i.
+    """
+    return accept_greedily(drafts, parents, lambda path: argmax_tokens[path[-1] + 1 if path else 0])
 
 
 def verify_sampled(

@@ -52,4 +52,4 @@ class TreeVerify:
     greedy_only: ClassVar[bool] = True
 
     def rule(self, session: Session) -> AcceptanceRule:  # noqa: ARG002
-        return "tree"
+        return "greedy"

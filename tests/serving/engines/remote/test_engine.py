@@ -196,7 +196,7 @@ def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokeni
         engine.execute(DraftWork("a", 0, (40,), DraftStopRule(1)))
     for wrong, match in (
         ((rows("a", 0, 40), rows("a", 1, 41)), "two slices"),
-        ((rows("a", 0, 40, 41, num_drafts=1, rule="tree", parents=(-1,)),), "a tree, which no server"),
+        ((rows("a", 0, 40, 41, num_drafts=1, rule="greedy", parents=(-1,)),), "a tree, which no server"),
         ((rows("a", 0, 40, 41, num_drafts=1, rule="sample", sampling=DRAWN),), "judged as 'sample'"),
         ((SequenceSlice("a", 0, 2, (), 0, "greedy"),), "hidden states"),
     ):

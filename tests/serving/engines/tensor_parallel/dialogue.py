@@ -28,7 +28,7 @@ class Talk:
         parents = [luck.randint(-1, i - 1) if tree else i - 1 for i in range(count)]
         drafts = self._guessed(parents)
         return SequenceSlice(
-            self.name, self.cached, len(rest) + count, (*rest, *drafts), count, "tree" if tree else "greedy",
+            self.name, self.cached, len(rest) + count, (*rest, *drafts), count, "greedy",
             parents=tuple(parents) if tree else None, kept_tree_nodes=self.keep,
         )  # fmt: skip
 

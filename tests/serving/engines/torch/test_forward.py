@@ -93,12 +93,30 @@ def test_exports_weigh_two_bytes_a_number_for_the_rows_asked_for(engine):
 def test_a_tree_is_walked_and_its_survivors_are_the_next_cache(engine, written):
     wrong = _other(written[0])
     drafts, parents = (wrong, written[0], wrong, written[1], written[2]), (-1, -1, 1, 1, 3)
-    rows = SequenceSlice("a", 0, 14, (*PROMPT, *drafts), 5, "tree", parents=parents)
+    rows = SequenceSlice("a", 0, 14, (*PROMPT, *drafts), 5, "greedy", parents=parents)
     assert _verdicts(engine, rows) == [Verdict(3, written[3], (1, 3, 4))]
-    follow = SequenceSlice("a", 12, 2, (written[3], written[4]), 1, "tree", parents=(-1,), kept_tree_nodes=(1, 3, 4))
+    follow = SequenceSlice("a", 12, 2, (written[3], written[4]), 1, "greedy", parents=(-1,), kept_tree_nodes=(1, 3, 4))
     assert _verdicts(engine, follow) == [Verdict(1, written[5], (0,))]
-    nothing = SequenceSlice("a", 13, 2, (written[4], _other(written[5])), 1, "tree", parents=(-1,), kept_tree_nodes=())
+    nothing = SequenceSlice(
+        "a", 13, 2, (written[4], _other(written[5])), 1, "greedy", parents=(-1,), kept_tree_nodes=()
+    )
     assert _verdicts(engine, nothing) == [Verdict(0, written[5], ())]
+
+
+def test_a_tree_that_follows_a_prompt_in_chunks_gets_the_same_verdict(engine, written):
+    """After a cache miss the whole text is sent again, and a worker may split it before the drafts."""
+    drafts, parents = (_other(written[0]), written[0], written[1]), (-1, -1, 1)
+    whole = SequenceSlice("tree", 0, len(PROMPT) + 3, (*PROMPT, *drafts), 3, "greedy", parents=parents)
+    first, last = whole.narrow(0, 4), whole.narrow(4, whole.num_tokens)
+    assert first.parents is None
+    assert _verdicts(engine, first) == [None]
+    assert _verdicts(engine, last) == [Verdict(2, written[2], (1, 2))]
+
+
+def test_a_sampled_tree_is_refused_by_the_rule_that_accepts_chains(engine):
+    rows = SequenceSlice("s", 0, 10, (*PROMPT, 1), 1, "sample", SamplingParams(1.0, 0, 1.0, 0), parents=(-1,))
+    with pytest.raises(ValueError, match="'sample' for a tree"):
+        _verdicts(engine, rows)
 
 
 def test_a_decode_by_sampling_draws_from_the_target_alone(engine, llama):

@@ -54,7 +54,7 @@ class Chip:
             n + check,
             tokens,
             check,
-            "tree" if parents else "greedy",
+            "greedy",
             parents=parents,
             kept_tree_nodes=keep,
         )

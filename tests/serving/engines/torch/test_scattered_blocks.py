@@ -27,7 +27,7 @@ def _served(model, pool, prompts):
     ]
     parents, keep = (-1, 0, 0, 1, -1, 4), (0, 2)
     trees = [
-        SequenceSlice(str(i), 0, len(p) + 6, (*p, *d.tokens), 6, "tree", parents=parents)
+        SequenceSlice(str(i), 0, len(p) + 6, (*p, *d.tokens), 6, "greedy", parents=parents)
         for i, (p, d) in enumerate(zip(prompts, drafted, strict=True))
     ]
     verdicts = [engine.execute(ForwardWork(WHOLE, tuple(trees), ("last",) * len(trees)))[0]]

@@ -139,9 +139,9 @@ def conversation(w):
     yield (SequenceSlice("a", n + 1, 4, (w[1], w[2], other(w[3]), w[4]), 3, "greedy"),)
     yield (SequenceSlice("a", n + 3, 3, w[3:6], 2, "greedy"), SequenceSlice("b", 11, 3, PROMPT[11:14], 1, "greedy"))
     drafts, parents = (other(w[7]), w[7], other(w[8]), w[8], w[9]), (-1, -1, 1, 1, 3)
-    yield (SequenceSlice("a", n + 6, 6, (w[6], *drafts), 5, "tree", parents=parents),)
-    yield (SequenceSlice("a", n + 10, 2, w[10:12], 1, "tree", parents=(-1,), kept_tree_nodes=(1, 3, 4)),)
-    yield (SequenceSlice("a", n + 11, 2, (w[11], other(w[12])), 1, "tree", parents=(-1,), kept_tree_nodes=()),)
+    yield (SequenceSlice("a", n + 6, 6, (w[6], *drafts), 5, "greedy", parents=parents),)
+    yield (SequenceSlice("a", n + 10, 2, w[10:12], 1, "greedy", parents=(-1,), kept_tree_nodes=(1, 3, 4)),)
+    yield (SequenceSlice("a", n + 11, 2, (w[11], other(w[12])), 1, "greedy", parents=(-1,), kept_tree_nodes=()),)
 
 
 def wanted(w):
@@ -328,14 +328,14 @@ def test_a_proposal_grows_from_the_last_row_that_stands(saved, written):
     model = load_model(saved["llama"])
     drafts, parents = (other(w[1]), w[1], other(w[2]), w[2]), (-1, -1, 1, 1)
     asked = {
-        "tree": SequenceSlice("t", 0, n + 5, (*PROMPT, w[0], *drafts), 4, "tree", parents=parents),
-        "none": SequenceSlice("n", 0, n + 2, (*PROMPT, w[0], other(w[1])), 1, "tree", parents=(-1,)),
+        "tree": SequenceSlice("t", 0, n + 5, (*PROMPT, w[0], *drafts), 4, "greedy", parents=parents),
+        "none": SequenceSlice("n", 0, n + 2, (*PROMPT, w[0], other(w[1])), 1, "greedy", parents=(-1,)),
     }
     for name, known in (("tree", w[:3]), ("none", w[:1])):
         (verdict,) = (
             Route(saved["llama"], 1, 2, heads=proposer(model, 1)).ask(asked[name], probes=(MEDUSA_TREE,)).values()
         )
-        plain = SequenceSlice("p", 0, n + len(known), (*PROMPT, *known), 0, "tree")
+        plain = SequenceSlice("p", 0, n + len(known), (*PROMPT, *known), 0, "greedy")
         (anew,) = Route(saved["llama"], 1, 2, heads=proposer(model, 1)).ask(plain, probes=(MEDUSA_TREE,)).values()
         assert verdict.next_token == anew.next_token == w[len(known)]
         assert verdict.next_tree == anew.next_tree

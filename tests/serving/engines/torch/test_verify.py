@@ -12,7 +12,6 @@ from serving.engines.torch.sampling import (
     sample_token,
     verify_greedy,
     verify_sampled,
-    verify_tree,
 )
 from serving.messages import SamplingParams, Verdict
 
@@ -37,8 +36,8 @@ def test_greedy_stops_at_the_first_difference(drafts, verdict):
         ((7, 7), (-1, 0), (7, 3, 9), (1, 3, (0,))),
     ],
 )
-def test_tree_follows_the_targets_choices(drafts, parents, choices, verdict):
-    assert verify_tree(choices, drafts, parents) == Verdict(*verdict)
+def test_greedy_follows_the_targets_choices_down_a_tree(drafts, parents, choices, verdict):
+    assert verify_greedy(choices, drafts, parents) == Verdict(*verdict)
 
 
 def _tables():
