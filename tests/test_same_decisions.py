@@ -19,7 +19,6 @@ import yaml
 from pipeline import api
 from pipeline.config.plan import build_arguments
 from pipeline.running import create_job
-from serving.core.scores import ROUTE
 from serving.deployment.model_loading import load_models, make_queries
 from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
@@ -117,7 +116,7 @@ SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = {
     "citer": (f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.artifacts.router_1.mlp.epochs=2",
-              "policy.offload.router.path=${stage:router_1}", "policy.offload.share=0.3"),
+              "policy.offload.scorer.path=${stage:router_1}", "policy.offload.share=0.3"),
     "co_llm": (f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.offload.share=0.3"),
     "gpipe": tuple(
         f"policy.artifacts.dispatcher.recipe.{name}={n}" for name, n in
@@ -204,7 +203,7 @@ class Case:
             folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
             workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
             early_exit=setup.policy.early_exit, medusa=setup.policy.draft.medusa,
-            router=setup.policy.scorers.get(ROUTE), timed_architecture=pair.cloud.timed_architecture,
+            scorers=tuple(setup.policy.scorers.values()), timed_architecture=pair.cloud.timed_architecture,
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
         simulate(setup, opened, self.queries, observers=[log])

@@ -1,8 +1,10 @@
 """The stages of serving that configuration may name: serve, record and fit outcomes, and small studies."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from serving.core.decoding import Decoding
+from serving.core.scores import Scorer, by_name, reading_hidden_states
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.drivers.simulator import Observer
@@ -16,7 +18,6 @@ from serving.metrics.batch_timing import BatchObserver
 from serving.metrics.utilisation import UtilisationObserver
 from serving.policy.policy import NO_REQUIREMENTS, Policy
 from serving.policy.slots.early_exit import EarlyExit
-from serving.policy.slots.routed_offload import RoutingScorer
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.workload.workload import Workload
@@ -69,7 +70,7 @@ def record_outcomes(
     early_exit: EarlyExit,
     policy: Policy | None = None,
     medusa: MedusaHeads | None = None,
-    router: RoutingScorer | None = None,
+    scorers: tuple[Scorer, ...] = (),
     timed_architecture: Architecture | None = None,
     max_draft_len: int = 8,
     max_prompts: int = 480,
@@ -80,10 +81,11 @@ def record_outcomes(
     `policy` None: the target's own greedy text; else the text that this policy writes under `seed`, where its placement
     splits the target as it would split `timed_architecture` (None: one of as many layers as the target has), because
     hidden states are rounded wherever it is split. Drafts leave layers early as the policy's do, or without one as
-    `early_exit` says; `medusa` are heads of the target that propose trees of drafts, and of a `router` the score of
-    each draft is kept. `max_draft_len` is how many tokens the drafter continues from each position: the longest window
-    that the trace answers exactly; no prompt is recorded twice, and `max_prompts` of them at most: a simulation deals
-    further requests onto them. Raises ValueError for sampled text.
+    `early_exit` says; `medusa` are heads of the target that propose trees of drafts. The scores that `scorers`, and
+    those of the policy, compute from a draft's hidden state are kept. `max_draft_len` is how many tokens the drafter
+    continues from each position: the longest window that the trace answers exactly; no prompt is recorded twice, and
+    `max_prompts` of them at most: a simulation deals further requests onto them. Raises ValueError for sampled text,
+    and for a scorer of another model.
     """
     from serving.deployment.model_loading import load_models, make_queries
     from serving.outcomes.record import TraceRecorder
@@ -91,7 +93,9 @@ def record_outcomes(
     from serving.outcomes.trace import TOKENIZER_DIR, save_trace
 
     check_greedy(decoding)
-    models = load_models(device, cloud, accelerator, policy.engine_requirements if policy else NO_REQUIREMENTS)
+    needed = policy.engine_requirements if policy else NO_REQUIREMENTS
+    needed = replace(needed, scorers=by_name((*needed.scorers.values(), *scorers)))
+    models = load_models(device, cloud, accelerator, needed)
     once: dict[str, Query] = {}
     for query in make_queries(workload, decoding, seed, 1, models.tokenizer):
         once.setdefault(query.prompt.id, query)
@@ -102,7 +106,8 @@ def record_outcomes(
     }
     rule = (policy.early_exit if policy else early_exit).layer_exit
     layers = timed_architecture.layers if timed_architecture else None
-    recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, router, layers)
+    scored = reading_hidden_states(needed.scorers)
+    recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, scored, layers)
     save_trace(out, recorder.record(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / TOKENIZER_DIR)
 

@@ -8,7 +8,7 @@ class Judge:
     """Looks at confidence, or says the same of every draft."""
 
     acceptance = 0.5
-    feature_kind, num_features = "scores", 4
+    name, feature_kind, num_features = "accept", "scores", 4
 
     def __init__(self, threshold: float, always: float | None = None) -> None:
         self.threshold, self._always = threshold, always

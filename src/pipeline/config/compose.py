@@ -5,13 +5,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.artifacts.stage import REFERENCE
+from pipeline.config.build import TARGET, load
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ HOISTED_SECTIONS = {"workload": "profiling"}
 def register_resolvers() -> None:
     """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: its machine;
     `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
-    `device_graph` where a model runs from a graph, else null.
+    `device_graph` where a model runs from a graph, else null; `${hidden_scorers:}`: the policy's trained scorers that
+    read hidden states, which what records or exports a draft model needs to know.
     """
     import os
 
@@ -40,12 +42,32 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("stage", lambda name: {REFERENCE: name}, replace=True)
     OmegaConf.register_new_resolver("trained_here", lambda *paths: all(_is_stage(p) for p in paths), replace=True)
     OmegaConf.register_new_resolver("device_graph", _device_graph, replace=True)
+    OmegaConf.register_new_resolver("hidden_scorers", _hidden_scorers, replace=True)
     OmegaConf.register_new_resolver("process", os.getpid, replace=True)
     OmegaConf.register_new_resolver("machine", facts, replace=True)
 
 
 def _device_graph(backend: str) -> dict[str, str] | None:
     return {REFERENCE: "device_graph"} if backend == "onnx" else None
+
+
+def _hidden_scorers(*, _root_: DictConfig) -> list[Any]:
+    """The nodes `policy.SLOT.scorer`, without those whose class says that it reads scores of the logits."""
+    policy = OmegaConf.select(_root_, "policy")
+    slots = OmegaConf.to_container(policy, resolve=False) if policy is not None else {}
+    assert isinstance(slots, dict)
+    scored = [name for name, choice in slots.items() if isinstance(choice, dict) and choice.get("scorer")]
+    found = [OmegaConf.to_container(policy[name].scorer, resolve=True) for name in scored]
+    return [node for node in found if getattr(_made_class(node), "feature_kind", "hidden") == "hidden"]
+
+
+def _made_class(node: Any) -> Any:
+    """The class of what a node describes; None where nothing says it, or where building it will report an error."""
+    try:
+        target = load(node[TARGET], "")
+    except (ConfigError, KeyError):
+        return None
+    return target if isinstance(target, type) else get_type_hints(target).get("return")
 
 
 def _is_stage(value: Any) -> bool:

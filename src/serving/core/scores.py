@@ -1,8 +1,8 @@
-"""Scores of a drafted token, by name."""
+"""Scores of a drafted token, by name. Trained ones come with a policy's slots, each as a `Scorer` that names it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 LOGIT_SCORES = ("confidence", "margin", "entropy", "logit_std")
 """confidence: the top-1 probability; margin: top-1 minus top-2 probability; entropy in nats; logit_std: standard
@@ -13,10 +13,7 @@ IMPORTANCE = "importance"
 """The attention that later tokens pay to the token."""
 
 ACCEPTANCE = "accept"
-"""The probability that the target accepts the token, as a trained predictor estimates it."""
-
-ROUTE = "route"
-"""A trained router's score of the draft model's last hidden state, from which the token was generated."""
+"""The probability that the target accepts the token, as a rejection predictor estimates it."""
 
 UNTRAINED_SCORES = (*LOGIT_SCORES, IMPORTANCE)
 """Scores that need no training."""
@@ -24,6 +21,11 @@ UNTRAINED_SCORES = (*LOGIT_SCORES, IMPORTANCE)
 
 class Scorer(Protocol):
     """A trained score, computed from a token's `LOGIT_SCORES` (in this order) or from its hidden state."""
+
+    @property
+    def name(self) -> str:
+        """The score that it computes: an identifier, none of `UNTRAINED_SCORES`."""
+        ...
 
     @property
     def feature_kind(self) -> Literal["scores", "hidden"]:
@@ -47,10 +49,40 @@ class Scorer(Protocol):
         ...
 
 
+@runtime_checkable
+class ScoredChoice(Protocol):
+    """A slot choice that decides by a trained score of its own."""
+
+    @property
+    def scorer(self) -> Scorer: ...
+
+
 Scorers = Mapping[str, Scorer]
 """Trained scores by name."""
 
 NO_SCORERS: Scorers = MappingProxyType({})
+
+
+def by_name(scorers: Iterable[Scorer]) -> Scorers:
+    """Raises ValueError for a name that cannot be a trained score's, and for two scorers that share a name."""
+    found: dict[str, Scorer] = {}
+    for scorer in scorers:
+        if not scorer.name.isidentifier() or scorer.name in UNTRAINED_SCORES:
+            raise ValueError(
+                f"{scorer!r} names its score {scorer.name!r}; a trained score's name is letters, digits and _, and "
+                f"none of {', '.join(UNTRAINED_SCORES)}"
+            )
+        if found.setdefault(scorer.name, scorer).digest != scorer.digest:
+            raise ValueError(
+                f"{found[scorer.name]!r} and {scorer!r} both name their score {scorer.name!r}; give one of them "
+                "another name"
+            )
+    return found
+
+
+def reading_hidden_states(scorers: Scorers) -> Scorers:
+    """Those that need the hidden state of a token; the others follow from its `LOGIT_SCORES`."""
+    return {name: scorer for name, scorer in scorers.items() if scorer.feature_kind == "hidden"}
 
 
 ThresholdSide = Literal["below", "above"]

@@ -197,7 +197,7 @@ class _EngineFactory:
             if scorer.feature_kind == "hidden" and scorer.num_features != drafter.hidden_size:
                 raise ValueError(
                     f"{scorer!r} reads hidden states of {scorer.num_features} numbers, and those of {drafter.name} "
-                    f"have {drafter.hidden_size}; train the router for this model, or choose the one that was"
+                    f"have {drafter.hidden_size}; train the scorer for this model, or choose the one that was"
                 )
 
     def _onnx_engine(self, device: Checkpoint, folder: Path) -> "OnnxEngine":

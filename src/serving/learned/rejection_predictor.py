@@ -8,12 +8,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from serving.core.scores import LOGIT_SCORES
+from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
 from serving.learned.artifact import ArtifactFormat, Floats, check_digest
 from serving.learned.mlp import NumpyMLP, layers_from
 
 HEADER, WEIGHTS = "predictor.json", "predictor.safetensors"
-FORMAT = ArtifactFormat("predictor", HEADER, WEIGHTS, "policy.draft.predictor.path")
+FORMAT = ArtifactFormat("predictor", HEADER, WEIGHTS, "policy.draft.scorer.path")
+
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,6 +32,7 @@ class RejectionPredictor(NumpyMLP):
     """The rule by which the threshold was chosen."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, str] = field(default_factory=dict)
+    name: ClassVar[str] = ACCEPTANCE
     feature_kind: ClassVar[Literal["scores"]] = "scores"
 
     def __post_init__(self) -> None:

@@ -12,8 +12,10 @@ from serving.learned.artifact import ArtifactFormat, Floats, check_digest
 from serving.learned.mlp import NumpyMLP, layers_from
 
 HEADER, WEIGHTS = "router.json", "router.safetensors"
-FORMAT = ArtifactFormat("router", HEADER, WEIGHTS, "policy.offload.router.path")
+FORMAT = ArtifactFormat("router", HEADER, WEIGHTS, "policy.offload.scorer.path")
 VERSION = 1
+ROUTE = "route"
+"""The score: which model should write the token that a hidden state predicts."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,6 +36,7 @@ class TokenRouter(NumpyMLP):
     """Sorted scores of held-out states; they give the share that a threshold routes."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, str] = field(default_factory=dict)
+    name: ClassVar[str] = ROUTE
     feature_kind: ClassVar[Literal["hidden"]] = "hidden"
 
     def __post_init__(self) -> None:

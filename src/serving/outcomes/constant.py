@@ -1,7 +1,7 @@
 """Outcomes from stated rates: every draft is right with the same probability, and a predictor errs at given rates."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast
 
 from serving.core.decoding import Decoding
@@ -61,7 +61,7 @@ class ConstantAcceptance:
         check_exit(None, policy, "runtime/outcomes=constant")
         check_medusa_tree((), policy.draft.medusa)
         rate = self.acceptance_rate
-        scores = ConstantScores(rate, _stated_predictor(policy))
+        scores = ConstantScores(rate, _stated_predictors(policy))
         return sampled_engines(
             queries, (self.layers, self.layers), MatchProbabilities(rate, rate, rate), scores, policy, seed
         )
@@ -72,11 +72,11 @@ class ConstantScores:
     """Every score is `value`, except that of a predictor with stated rates."""
 
     value: float
-    predictor: "StatedPredictor | None" = None
+    predictors: "Mapping[str, StatedPredictor]" = field(default_factory=dict)
 
     def score(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int, name: str) -> float:
-        if name == ACCEPTANCE and self.predictor:
-            return self.predictor.score(i < num_accepted, uniform(draws.stream, prefix_len + i, "predicted"))
+        if predictor := self.predictors.get(name):
+            return predictor.score(i < num_accepted, uniform(draws.stream, prefix_len + i, "predicted"))
         return self.value
 
     def target_rank(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:  # noqa: ARG002
@@ -104,6 +104,7 @@ class StatedPredictor:
     false_alarm: float = 0.4250
     acceptance: float = 0.48
     threshold: ClassVar[float] = 0.5
+    name: ClassVar[str] = ACCEPTANCE
     feature_kind: ClassVar[Literal["scores"]] = "scores"
     num_features: ClassVar[int] = len(LOGIT_SCORES)
 
@@ -127,19 +128,19 @@ class StatedPredictor:
         raise ValueError(self._untrained_error)
 
     _untrained_error: ClassVar[str] = (
-        "policy.draft.predictor is known by its rates alone and cannot score a draft; use it with "
+        "policy.draft.scorer is known by its rates alone and cannot score a draft; use it with "
         "runtime=simulated runtime/outcomes=constant, or train one: policy/draft=rejection_predictor"
     )
 
 
-def _stated_predictor(policy: Policy) -> StatedPredictor | None:
-    predictor = policy.scorers.get(ACCEPTANCE)
-    if predictor is not None and not isinstance(predictor, StatedPredictor):
-        raise ValueError(
-            f"policy {policy.name} has a trained predictor, and runtime/outcomes=constant knows no scores for it "
-            "to read; use runtime/outcomes=fitted or trace, or policy/draft=stated_predictor"
-        )
-    return predictor
+def _stated_predictors(policy: Policy) -> dict[str, StatedPredictor]:
+    for name, scorer in policy.scorers.items():
+        if scorer.feature_kind == "scores" and not isinstance(scorer, StatedPredictor):
+            raise ValueError(
+                f"policy {policy.name} has a trained score {name!r}, and runtime/outcomes=constant knows no scores for "
+                "it to read; use runtime/outcomes=fitted or trace, or policy/draft=stated_predictor"
+            )
+    return {name: scorer for name, scorer in policy.scorers.items() if isinstance(scorer, StatedPredictor)}
 
 
 def numbered_queries(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from serving.core.scores import LOGIT_SCORES, ROUTE
+from serving.core.scores import LOGIT_SCORES
 from serving.learned.medusa import parents_of
 from serving.outcomes.fitted import AFTER_ERROR, DRAFT_KINDS, FittedAcceptance, ScorePools
 from serving.outcomes.lookup import TraceLookup
@@ -102,7 +102,7 @@ def fit_acceptance(trace: OutcomeTrace, seed: int) -> FittedAcceptance:
         fit_quality,
         trace.exit_rule,
         trace.medusa_tree,
-        router_digest=trace.router_digest,
+        scorer_digests=trace.scorer_digests,
     )
 
 
@@ -132,9 +132,9 @@ def _score_pools(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> Scor
         before = True
         for i, right in enumerate(matches):
             row = session.first_row + i
-            rows[2 * before + right].append(_pool_row(trace.tables, row, 0, right))
+            rows[2 * before + right].append(_pool_row(trace, row, 0, right))
             if not right and trace.tables.continuation_lens[row] > 1:
-                rows[AFTER_ERROR].append(_pool_row(trace.tables, row, 1, False))
+                rows[AFTER_ERROR].append(_pool_row(trace, row, 1, False))
             before = right
     for a, b in ((0, 2), (1, 3), (2, 0), (3, 1), (AFTER_ERROR, 0)):
         rows[a] = rows[a] or rows[b]
@@ -142,8 +142,8 @@ def _score_pools(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> Scor
         raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
     attention = [tuple(row) for row in _thinned(trace.tables.attention.tolist())]
     nodes = tuple(_thinned(_last_accepted_nodes(trace)))
-    thinned, trained = tuple(tuple(_thinned(pool)) for pool in rows), (ROUTE,) if trace.router_digest else ()
-    return ScorePools(thinned, tuple(attention), trace.tables.max_draft_len, nodes, trained)
+    thinned = tuple(tuple(_thinned(pool)) for pool in rows)
+    return ScorePools(thinned, tuple(attention), trace.tables.max_draft_len, nodes, tuple(trace.scorer_digests))
 
 
 def _last_accepted_nodes(trace: OutcomeTrace) -> list[int]:
@@ -159,12 +159,15 @@ def _last_accepted_nodes(trace: OutcomeTrace) -> list[int]:
     return found
 
 
-def _pool_row(tables: TraceTables, row: int, offset: int, right: bool) -> PoolRow:
+def _pool_row(trace: OutcomeTrace, row: int, offset: int, right: bool) -> PoolRow:
+    tables = trace.tables
     tops = tables.top_candidates[row, offset].tolist()
     target = int(tables.targets[row])
     rank = 0 if right else tops.index(target) if offset == 0 and target in tops else NUM_TOP_CANDIDATES
-    route = tables.router_scores[row, offset : offset + 1].tolist()
-    return (*tables.scores[:, row, offset].tolist(), float(rank), float(tables.exit_layers[row, offset]), *route)
+    logit_scores, trained = (
+        [float(tables.scores[name][row, offset]) for name in names] for names in (LOGIT_SCORES, trace.scorer_digests)
+    )
+    return (*logit_scores, float(rank), float(tables.exit_layers[row, offset]), *trained)
 
 
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
@@ -190,7 +193,7 @@ def _sample_answers(
 
 
 def _trace_auc(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> float:
-    table = trace.tables.scores[LOGIT_SCORES.index("confidence")]
+    table = trace.tables.scores["confidence"]
     confidence = [
         float(table[session.first_row + i, 0])
         for session, answer in zip(trace.sessions, answers, strict=True)

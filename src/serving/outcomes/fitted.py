@@ -1,8 +1,9 @@
 """Outcomes from a model of acceptance that was fitted to a trace: a Markov chain, and scores resampled with it."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import NormalDist
@@ -10,14 +11,14 @@ from typing import Any, ClassVar
 
 from serving.core.decoding import Decoding
 from serving.core.keyed_random import key, uniform
-from serving.core.scores import LOGIT_SCORES, ROUTE, Scorers
+from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.deployment.queries import Query
 from serving.learned.medusa import CandidateRanks
 from serving.messages import EarlyExitRule
 from serving.outcomes.constant import numbered_queries, sampled_engines
 from serving.outcomes.lookup import column_means
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
-from serving.outcomes.replayed import check_medusa_tree, check_router
+from serving.outcomes.replayed import check_medusa_tree, check_scorers
 from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.trace import triangle_size
 from serving.policy.policy import Policy
@@ -69,12 +70,12 @@ class ScorePools:
     """Names of the further columns: scores computed by trained networks."""
 
     def with_scores(self, scorers: Scorers) -> "ScorePools":
-        """The pools with a further column for each trained score that is not in them."""
+        """The pools with a further column for each trained score that follows from the others."""
         import numpy as np
 
         rows = self.rows
-        missing = {name: scorer for name, scorer in scorers.items() if name not in self.trained_scores}
-        for scorer in missing.values():
+        computed = {name: scorer for name, scorer in scorers.items() if scorer.feature_kind == "scores"}
+        for scorer in computed.values():
             found = [
                 scorer.probabilities(np.array([row[: len(LOGIT_SCORES)] for row in kind])).tolist() for kind in rows
             ]
@@ -82,13 +83,15 @@ class ScorePools:
                 tuple((*row, score) for row, score in zip(kind, scores, strict=True))
                 for kind, scores in zip(rows, found, strict=True)
             )
-        return replace(self, rows=rows, trained_scores=(*self.trained_scores, *missing))
+        return replace(self, rows=rows, trained_scores=(*self.trained_scores, *computed))
 
     def score(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int, name: str) -> float:
-        column = (
-            NUM_COLUMNS + self.trained_scores.index(name) if name in self.trained_scores else LOGIT_SCORES.index(name)
-        )
-        return self._sample_row(draws, prefix_len, i, num_accepted)[column]
+        return self._sample_row(draws, prefix_len, i, num_accepted)[self._columns[name]]
+
+    @cached_property
+    def _columns(self) -> dict[str, int]:
+        trained = {name: NUM_COLUMNS + i for i, name in enumerate(self.trained_scores)}
+        return {name: i for i, name in enumerate(LOGIT_SCORES)} | trained
 
     def target_rank(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
         return int(self._sample_row(draws, prefix_len, i, num_accepted)[RANK_COLUMN])
@@ -120,6 +123,7 @@ def _sample(
     return pool[int(uniform(draws.stream, position, purpose) * len(pool))]
 
 
+VERSION = 2
 HEADER_FILE, TENSORS_FILE, ACCEPTED_NODES = "fitted.json", "pools.safetensors", "stems"
 
 
@@ -146,8 +150,8 @@ class FittedAcceptance:
     """Replaces the recorded lengths of prompts."""
     full_length_answers: bool = False
     """True if every answer is as long as the workload allows."""
-    router_digest: str = ""
-    """The digest of the router whose scores were recorded; "": none."""
+    scorer_digests: Mapping[str, str] = field(default_factory=dict)
+    """The digests of the scorers of the recorded trained scores, by name."""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -167,10 +171,10 @@ class FittedAcceptance:
         return list(numbered_queries(requests, decoding, seed, [self._request_lengths(one, seed) for one in requests]))
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines that draw outcomes. Raises ValueError for another early-exit rule, other heads or another router."""
+        """Engines that draw outcomes. Raises ValueError for another early-exit rule, other heads or another scorer."""
         check_exit(self.exit_rule, policy, "the trace that acceptance was fitted to")
         check_medusa_tree(self.medusa_tree, policy.draft.medusa)
-        check_router(self.router_digest, policy)
+        check_scorers(self.scorer_digests, policy)
         pools = self.pools.with_scores(policy.scorers)
         return sampled_engines(queries, self.layers, self.probabilities, pools, policy, seed, self.exit_rule)
 
@@ -197,6 +201,7 @@ def save(out: Path, fitted: FittedAcceptance) -> None:
         pools[ACCEPTED_NODES] = tuple((node,) for node in fitted.pools.last_accepted_nodes)
     save_file({name: np.array(rows, np.float32) for name, rows in pools.items()}, out / TENSORS_FILE)
     header = {
+        "version": VERSION,
         "probabilities": asdict(fitted.probabilities),
         "max_draft_len": fitted.pools.max_draft_len,
         "layers": fitted.layers,
@@ -205,7 +210,7 @@ def save(out: Path, fitted: FittedAcceptance) -> None:
         "session_lengths": fitted.session_lengths,
         "exit_rule": asdict(fitted.exit_rule) if fitted.exit_rule else None,
         "medusa_tree": fitted.medusa_tree,
-        "router_digest": fitted.router_digest,
+        "scorer_digests": fitted.scorer_digests,
     }
     (out / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
@@ -235,20 +240,17 @@ def load(
 
 
 def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
-    depth = header["max_draft_len"]
+    if (version := header.get("version", 1)) != VERSION:
+        raise ValueError(f"it is of version {version}, this code reads {VERSION}")
+    depth, trained = header["max_draft_len"], tuple(header["scorer_digests"])
     for name, array in arrays.items():
         width = (
-            triangle_size(depth)
-            if name == "attention"
-            else 1
-            if name == ACCEPTED_NODES
-            else NUM_COLUMNS + bool(header["router_digest"])
+            triangle_size(depth) if name == "attention" else 1 if name == ACCEPTED_NODES else NUM_COLUMNS + len(trained)
         )
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
     rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
     nodes = tuple(int(node) for (node,) in rows.get(ACCEPTED_NODES, ()))
-    trained = (ROUTE,) if header["router_digest"] else ()
     return FittedAcceptance(
         MatchProbabilities(**header["probabilities"]),
         ScorePools(tuple(rows[kind] for kind in DRAFT_KINDS), rows["attention"], depth, nodes, trained),
@@ -258,5 +260,5 @@ def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
         header["fit_quality"],
         EarlyExitRule(**header["exit_rule"]) if header["exit_rule"] else None,
         tuple(tuple(ranks) for ranks in header["medusa_tree"]),
-        router_digest=header["router_digest"],
+        scorer_digests=header["scorer_digests"],
     )

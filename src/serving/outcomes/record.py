@@ -1,11 +1,11 @@
 """Records a trace: runs the policy, or the target alone, then both models at every position of the text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.core.scores import LOGIT_SCORES, NO_SCORERS, ROUTE
+from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.deployment.queries import LoadedModels, Query
 from serving.learned.medusa import MedusaHeads
 from serving.messages import EarlyExitRule
@@ -35,7 +35,6 @@ from serving.policy.slots.offload import FullOffload
 from serving.policy.slots.payload import TokenPayload
 from serving.policy.slots.placement import CloudPlacement
 from serving.policy.slots.prefill import WholePrefill
-from serving.policy.slots.routed_offload import RoutingScorer
 from serving.policy.slots.scheduler import ContinuousBatch
 from serving.policy.slots.verify import Lossless
 from serving.progress import Progress, silent
@@ -80,8 +79,8 @@ class TraceRecorder:
     exit_rule: EarlyExitRule | None = None
     medusa: MedusaHeads | None = None
     """Heads of the target; their proposals are recorded, too."""
-    router: RoutingScorer | None = None
-    """Its scores of the drafts are recorded, too."""
+    scorers: Scorers = field(default_factory=lambda: NO_SCORERS)
+    """Their scores of the drafts are recorded, too; they read hidden states, which are not."""
     timed_layers: int | None = None
     """Layers of the architecture that the target is timed as: placements split it by them; None: as many as it has."""
 
@@ -133,7 +132,7 @@ class TraceRecorder:
             self.made_from,
             self.exit_rule,
             self.medusa.tree if self.medusa else (),
-            self.router.digest if self.router else "",
+            {name: scorer.digest for name, scorer in self.scorers.items()},
         )
 
     def _proposals(self, session: RecordedSession, large: "TeacherForcedModel") -> list[tuple[int, ...]]:
@@ -170,8 +169,8 @@ class TraceRecorder:
 
         small, large = (_torch_model(engine) for engine in (self.models.device, self.models.cloud))
         vocabulary = min(len(self.models.tokenizer), small.vocab_size, large.vocab_size)
-        scorers = {ROUTE: self.router} if self.router else NO_SCORERS
-        return TeacherForcedModel(small, vocabulary, self.exit_rule, scorers), TeacherForcedModel(large, vocabulary)
+        drafter = TeacherForcedModel(small, vocabulary, self.exit_rule, self.scorers)
+        return drafter, TeacherForcedModel(large, vocabulary)
 
 
 def _torch_model(engine: Any) -> Any:
@@ -197,10 +196,9 @@ def _build_tables(
     n = len(rows)
     counts = np.array([len(row.drafted.tokens) for row in rows], np.int32)
     drafts, tops = np.zeros((n, max_draft_len), np.int32), np.zeros((n, max_draft_len, NUM_TOP_CANDIDATES), np.int32)
-    scores, attention = (
-        np.zeros((len(LOGIT_SCORES), n, max_draft_len), np.float32),
-        np.zeros((n, triangle_size(max_draft_len)), np.float32),
-    )
+    attention = np.zeros((n, triangle_size(max_draft_len)), np.float32)
+    dtypes = {name: np.float32 if name in LOGIT_SCORES else np.float64 for row in rows for name in row.drafted.scores}
+    scores = {name: np.zeros((n, max_draft_len), dtype) for name, dtype in dtypes.items()}
     depths = np.zeros((n, max_draft_len), np.uint8)
     for i, row in enumerate(rows):
         count = counts[i]
@@ -210,10 +208,7 @@ def _build_tables(
             row.exit_layers,
         )
         attention[i, : len(row.attention)] = row.attention
-        for j, name in enumerate(LOGIT_SCORES):
-            scores[j, i, :count] = row.drafted.scores[name]
+        for name, column in scores.items():
+            column[i, :count] = row.drafted.scores[name]
     trees = np.array(proposals, np.int32) if proposals else np.zeros((n, 0), np.int32)
-    routes = np.zeros((n, max_draft_len if any(ROUTE in row.drafted.scores for row in rows) else 0), np.float64)
-    for i, row in enumerate(rows if routes.size else ()):
-        routes[i, : counts[i]] = row.drafted.scores[ROUTE]
-    return TraceTables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, trees, routes)
+    return TraceTables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, trees)

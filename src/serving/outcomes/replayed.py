@@ -1,12 +1,12 @@
 """Outcomes from a recorded trace, and the checks that it was recorded for a policy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from serving.core.decoding import Decoding
-from serving.core.scores import ROUTE
+from serving.core.scores import reading_hidden_states
 from serving.deployment.queries import Query
 from serving.learned.medusa import CandidateRanks, MedusaHeads
 from serving.messages import INF, GenerationRequest
@@ -41,7 +41,7 @@ class TraceOutcomes:
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
         """Engines that read the trace. Raises ValueError for prompts that were not recorded, another early-exit rule,
-        other heads or another router.
+        other heads or another scorer.
         """
         trace, unrecorded = self.trace, UnrecordedCounts()
         check_exit(trace.exit_rule, policy, "the trace")
@@ -49,7 +49,7 @@ class TraceOutcomes:
         device = TraceEngine(trace, sessions, trace.device_layers, unrecorded, trace.exit_rule, policy.scorers)
         medusa = policy.draft.medusa
         check_medusa_tree(trace.medusa_tree, medusa)
-        check_router(trace.router_digest, policy)
+        check_scorers(trace.scorer_digests, policy)
         cloud, device_target = (
             TraceEngine(trace, sessions, trace.cloud_layers, unrecorded, medusa=medusa) for _ in range(2)
         )
@@ -100,15 +100,19 @@ def check_medusa_tree(recorded: tuple[CandidateRanks, ...], medusa: MedusaHeads 
         )
 
 
-def check_router(recorded: str, policy: Policy) -> None:
-    """Raises ValueError for a router whose scores were not recorded; `recorded` is the recorded router's digest."""
-    router = policy.scorers.get(ROUTE)
-    if router and router.digest != recorded:
-        raise ValueError(
-            f"policy {policy.name} routes by {router!r}, and the record has the scores of "
-            f"{f'another router ({recorded[:12]})' if recorded else 'none'}, which need hidden states; record it "
-            "with this one (runtime/outcomes=trace, own_trace or fitted, router: ${policy.offload.router})"
-        )
+def check_scorers(recorded: Mapping[str, str], policy: Policy) -> None:
+    """Raises ValueError for a score of hidden states that was not recorded, or that another scorer computed.
+
+    `recorded` has the digests of the recorded scorers, by name.
+    """
+    for name, scorer in reading_hidden_states(policy.scorers).items():
+        if recorded.get(name) != scorer.digest:
+            other = f"those of another scorer ({recorded[name][:12]})" if name in recorded else "none of this name"
+            raise ValueError(
+                f"policy {policy.name} decides by the scores {name!r} of {scorer!r} ({scorer.digest[:12]}), and the "
+                f"record has {other}. They come from hidden states, which are not recorded: record it with this "
+                "scorer (runtime/outcomes=trace, own_trace or fitted does, scorers: ${hidden_scorers:})"
+            )
 
 
 def _quality_notes(trace: OutcomeTrace, policy: Policy, seed: int) -> tuple[str, ...]:

@@ -4,22 +4,25 @@ On disk: `trace.json` has the header, `trace.safetensors` the tables, `tokenizer
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
 from serving.core.keyed_random import key, uniform
-from serving.core.scores import LOGIT_SCORES, Scorer
+from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.learned.medusa import CandidateRanks
 from serving.messages import EarlyExitRule, GenerationRequest
 from serving.outcomes.outcomes import describe_exit
 from serving.workload.prompt import Prompt
 
+VERSION = 2
 NUM_TOP_CANDIDATES = 3
 HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR = "trace.json", "trace.safetensors", "tokenizer"
+_SCORE = "score."
+"""Begins the names of the saved tables of `TraceTables.scores`."""
 _HEADER_FIELDS = (
     "policy_name",
     "seed",
@@ -29,7 +32,7 @@ _HEADER_FIELDS = (
     "made_from",
     "exit_rule",
     "medusa_tree",
-    "router_digest",
+    "scorer_digests",
 )
 
 
@@ -80,8 +83,8 @@ class TraceTables:
     """(rows, L) the drafter's continuation."""
     top_candidates: Any
     """(rows, L, 3) the drafter's likeliest tokens."""
-    scores: Any
-    """(4, rows, L) in the order of `LOGIT_SCORES`."""
+    scores: Mapping[str, Any]
+    """By name, each (rows, L): the `LOGIT_SCORES`, and trained scores of hidden states, which are not recorded."""
     exit_layers: Any
     """(rows, L) after how many layers each draft was decoded."""
     attention: Any
@@ -89,8 +92,6 @@ class TraceTables:
     each draft i that was fed back to drafts 0..i."""
     proposals: Any
     """(rows, tree size) the tree that the target's heads propose with the row's target; tree size 0: no heads."""
-    router_scores: Any
-    """(rows, L) a router's scores of the drafts; (rows, 0) without a router."""
 
     @property
     def max_draft_len(self) -> int:
@@ -98,15 +99,25 @@ class TraceTables:
 
     def flat(self, name: str) -> Sequence[Any]:
         """A flat view of a table that gives Python numbers."""
-        return cast("Sequence[Any]", memoryview(getattr(self, name).reshape(-1)))
+        return _flat(getattr(self, name))
 
-    def flat_score(self, name: str) -> Sequence[float]:
-        return cast("Sequence[float]", memoryview(self.scores[LOGIT_SCORES.index(name)].reshape(-1)))
+    def flat_scores(self, scorers: Scorers) -> dict[str, Sequence[float]]:
+        """Flat views of the recorded scores, and of those that `scorers` compute from recorded ones."""
+        columns = dict(self.scores)
+        for name, scorer in scorers.items():
+            if scorer.feature_kind == "scores":
+                columns[name] = scorer.probabilities(self._logit_scores().T).astype("float64")
+        return {name: _flat(column) for name, column in columns.items()}
 
-    def flat_trained(self, scorer: Scorer) -> Sequence[float]:
-        """A flat view of a score that `scorer` computes from the recorded ones."""
-        found = scorer.probabilities(self.scores.reshape(len(LOGIT_SCORES), -1).T)
-        return cast("Sequence[float]", memoryview(found.astype("float64")))
+    def _logit_scores(self) -> Any:
+        """(4, rows * L)"""
+        import numpy as np
+
+        return np.stack([self.scores[name] for name in LOGIT_SCORES]).reshape(len(LOGIT_SCORES), -1)
+
+
+def _flat(table: Any) -> Sequence[Any]:
+    return cast("Sequence[Any]", memoryview(table.reshape(-1)))
 
 
 @dataclass(frozen=True)
@@ -130,8 +141,8 @@ class OutcomeTrace:
     """The early-exit rule of the recorded drafts; None: they ran all layers."""
     medusa_tree: tuple[CandidateRanks, ...] = ()
     """The tree that the target's heads proposed with each of its tokens; (): it has no heads."""
-    router_digest: str = ""
-    """The digest of the router whose scores were recorded; "": none."""
+    scorer_digests: Mapping[str, str] = field(default_factory=dict)
+    """The digests of the scorers of the recorded trained scores, by name."""
 
     @property
     def described(self) -> str:
@@ -185,6 +196,7 @@ class OutcomeTrace:
 
 def save_trace(out: Path, trace: OutcomeTrace) -> None:
     """Writes the trace into a folder."""
+    import numpy as np
     from safetensors.numpy import save_file
 
     sessions = [asdict(session) for session in trace.sessions]
@@ -192,9 +204,10 @@ def save_trace(out: Path, trace: OutcomeTrace) -> None:
     for session, token_ids in zip(sessions, texts, strict=True):
         session["num_tokens"] = len(token_ids)
         del session["first_row"]
-    header = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
+    header = {"version": VERSION, **{name: getattr(trace, name) for name in _HEADER_FIELDS}, "sessions": sessions}
     header["exit_rule"] = asdict(trace.exit_rule) if trace.exit_rule else None
-    save_file(_arrays(texts, trace.tables), out / TENSORS_FILE)
+    arrays = {"token_ids": np.array([token for text in texts for token in text], np.int32), **_arrays(trace.tables)}
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, out / TENSORS_FILE)
     (out / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
@@ -208,12 +221,14 @@ def load_trace(path: Path) -> OutcomeTrace:
 
     try:
         header = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
+        if (version := header.pop("version", 1)) != VERSION:
+            raise ValueError(f"it is of version {version}, this code reads {VERSION}")
         arrays = load_file(path / TENSORS_FILE)
         text = arrays.pop("token_ids").tolist()
         header["exit_rule"] = EarlyExitRule(**header["exit_rule"]) if header["exit_rule"] else None
         header["medusa_tree"] = tuple(tuple(ranks) for ranks in header["medusa_tree"])
         header["stop_tokens"] = tuple(header["stop_tokens"])
-        trace = OutcomeTrace(_sessions(header.pop("sessions"), text), TraceTables(**arrays), **header)
+        trace = OutcomeTrace(_sessions(header.pop("sessions"), text), _tables(arrays), **header)
         _check(trace, len(text))
     except OSError:
         raise ValueError(
@@ -240,20 +255,19 @@ def stack_tables(tables: Sequence[TraceTables]) -> TraceTables:
     """One table with the rows of several."""
     import numpy as np
 
-    columns = {
-        field.name: np.concatenate([getattr(one, field.name) for one in tables], 1 if field.name == "scores" else 0)
-        for field in fields(TraceTables)
-    }
-    return TraceTables(**columns)
+    parts = [_arrays(one) for one in tables]
+    return _tables({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-def _arrays(texts: Sequence[tuple[int, ...]], tables: TraceTables) -> dict[str, Any]:
-    import numpy as np
+def _arrays(tables: TraceTables) -> dict[str, Any]:
+    """All tables by name, as they are saved."""
+    plain = {each.name: getattr(tables, each.name) for each in fields(TraceTables) if each.name != "scores"}
+    return plain | {f"{_SCORE}{name}": column for name, column in tables.scores.items()}
 
-    token_ids = np.array([token for text in texts for token in text], np.int32)
-    return {"token_ids": token_ids} | {
-        field.name: np.ascontiguousarray(getattr(tables, field.name)) for field in fields(TraceTables)
-    }
+
+def _tables(arrays: Mapping[str, Any]) -> TraceTables:
+    scores = {name.removeprefix(_SCORE): array for name, array in arrays.items() if name.startswith(_SCORE)}
+    return TraceTables(**{name: array for name, array in arrays.items() if not name.startswith(_SCORE)}, scores=scores)
 
 
 def _sessions(listed: Sequence[dict[str, Any]], text: list[int]) -> tuple[RecordedSession, ...]:
@@ -289,17 +303,17 @@ def _check(trace: OutcomeTrace, text: int) -> None:
         "continuation_lens": (rows,),
         "drafts": (rows, length),
         "top_candidates": (rows, length, NUM_TOP_CANDIDATES),
-        "scores": (len(LOGIT_SCORES), rows, length),
         "exit_layers": (rows, length),
         "attention": (rows, triangle_size(length)),
         "proposals": (rows, len(trace.medusa_tree)),
-        "router_scores": (rows, length if trace.router_digest else 0),
+        **{f"{_SCORE}{name}": (rows, length) for name in (*LOGIT_SCORES, *trace.scorer_digests)},
     }
     if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
-    for name, shape in shapes.items():
-        if getattr(tables, name).shape != shape:
-            raise ValueError(f"{name} has the shape {getattr(tables, name).shape}, and the header says {shape}")
+    found = {name: array.shape for name, array in _arrays(tables).items()}
+    if found != shapes:
+        name = next(name for name in {**shapes, **found} if shapes.get(name) != found.get(name))
+        raise ValueError(f"{name} has the shape {found.get(name)}, and the header says {shapes.get(name)}")
     if not all(0 < session.prompt_tokens <= len(session.token_ids) for session in trace.sessions):
         raise ValueError("a session has no prompt, or one longer than its text")
     if tables.exit_layers.max() > trace.device_layers:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from serving.core.scores import NO_SCORERS, Scorers
+from serving.core.scores import NO_SCORERS, ScoredChoice, Scorers, by_name
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
 from serving.policy.slots.dispatch import Dispatch
@@ -11,7 +11,7 @@ from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.kv_cache import BLOCK_TOKENS, KvCache
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import Lookahead
-from serving.policy.slots.offload import Offload, ScoredOffload
+from serving.policy.slots.offload import Offload
 from serving.policy.slots.payload import HiddenStatePayload, Payload
 from serving.policy.slots.placement import DEVICE_TIER, Placement
 from serving.policy.slots.prefill import Prefill
@@ -119,15 +119,13 @@ class Policy:
     @property
     def requested_scores(self) -> tuple[str, ...]:
         """Scores that the device's slots read; the draft model's forward pass computes them."""
-        return tuple(
-            sorted({*self.draft.requested_scores, *self.offload.requested_scores, *self.lookahead.requested_scores})
-        )
+        slots = (self.draft, self.offload, self.lookahead)
+        return tuple(sorted({*self.scorers, *(name for slot in slots for name in slot.requested_scores)}))
 
     @property
     def scorers(self) -> Scorers:
-        """The trained scorers among `requested_scores`."""
-        own = self.offload.scorers if isinstance(self.offload, ScoredOffload) else NO_SCORERS
-        return {**self.draft.scorers, **own}
+        """The trained scores that its slots bring. Those still to be trained are missing while a run is planned."""
+        return scorers_of(self.draft, self.offload, self.lookahead)
 
     @property
     def monitors_link(self) -> bool:
@@ -147,3 +145,9 @@ class Policy:
         return (
             self.offload.scope in ("all", "full") and self.verify.sends_drafts and not self.early_exit.has_sequence_exit
         )
+
+
+def scorers_of(*slots: object) -> Scorers:
+    """The trained scores that these slot choices bring."""
+    found = [slot.scorer for slot in slots if isinstance(slot, ScoredChoice)]
+    return by_name(each for each in found if hasattr(each, "probability"))

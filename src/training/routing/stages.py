@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.core.decoding import Decoding
-from serving.core.scores import ROUTE
+from serving.core.scores import NO_SCORERS, by_name
 from serving.engines.models import Checkpoint
 from serving.learned import router as routers
 from serving.learned.router import TokenRouter
@@ -154,7 +154,7 @@ def _check_share(routed_share: float) -> None:
 
 
 def _engine_requirements(router: TokenRouter | None) -> EngineRequirements:
-    return EngineRequirements({ROUTE: router}) if router else EngineRequirements()
+    return EngineRequirements(by_name([router]) if router else NO_SCORERS)
 
 
 def _reference_answers(

@@ -1,13 +1,11 @@
 """Stages of Synera that configuration names: the profiled thresholds and the alignment of both models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
-from serving.policy.policy import EngineRequirements
+from serving.policy.policy import EngineRequirements, scorers_of
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
@@ -46,7 +44,7 @@ def profile_thresholds(
         quantile_threshold,
     )
 
-    models = load_models(device, cloud, accelerator, EngineRequirements(draft.scorers))
+    models = load_models(device, cloud, accelerator, EngineRequirements(scorers_of(draft)))
     queries = make_queries(workload, decoding, seed, 1, models.tokenizer)
     records = run_untimed(profiling_policy(draft, early_exit), models, queries, seed, progress)
     decisions = [each for query in queries for each in records[query.request.session].draft_decisions]

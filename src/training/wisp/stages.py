@@ -1,7 +1,5 @@
 """Stages of WISP that configuration names: the token trace, the rejection predictor, and its evaluations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -83,13 +81,13 @@ def train_rejection_predictor(
     Writes predictor.json, predictor.safetensors and metrics.json. `workload`, `decoding` and `seed` are those of the
     trace. Raises ValueError, with the figures, for a predictor that does not raise the acceptance rate.
     """
-    from serving.core.scores import ACCEPTANCE
+    from serving.core.scores import by_name
     from serving.deployment.model_loading import load_models, make_queries
     from training.wisp import trace, train
 
     split = load_samples(token_trace).split(seed)
     found = train.train(split, mlp, rule, seed, trainer, progress)
-    models = load_models(device, cloud, accelerator, EngineRequirements({ACCEPTANCE: found}))
+    models = load_models(device, cloud, accelerator, EngineRequirements(by_name([found])))
     held_out = set(split.test.sessions.tolist())
     asked = [q for q in make_queries(workload, decoding, seed, 1, models.tokenizer) if q.request.session in held_out]
     if len(asked) < len(held_out):

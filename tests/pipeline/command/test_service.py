@@ -214,5 +214,5 @@ def test_both_routers_stand_beside_each_other() -> None:
     with api.composed(*words) as cfg:
         policy_variants.check(cfg, alone)
         assert set(cfg.page.policies) == {"citer", "co_llm", "edge_centric", "cloud_centric"}
-        paths = [dict(cfg.page.policies[name].offload.router.path) for name in ("citer", "co_llm")]
+        paths = [dict(cfg.page.policies[name].offload.scorer.path) for name in ("citer", "co_llm")]
     assert paths == [{"_stage_": "router_3"}, {"_stage_": "co_llm"}]

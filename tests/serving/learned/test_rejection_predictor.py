@@ -75,7 +75,7 @@ def test_processes_know_it_by_its_weights_and_threshold() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"there is no .*{HEADER}; policy.draft.predictor.path names"):
+    with pytest.raises(ValueError, match=f"there is no .*{HEADER}; policy.draft.scorer.path names"):
         load(tmp_path)
     made(4).save(tmp_path)
     (tmp_path / WEIGHTS).unlink()

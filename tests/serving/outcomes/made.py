@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 
+from serving.core.scores import LOGIT_SCORES
 from serving.messages import EarlyExitRule
 from serving.outcomes.trace import NUM_TOP_CANDIDATES, OutcomeTrace, RecordedSession, TraceTables, triangle_size
 from serving.workload.prompt import Prompt
@@ -40,11 +41,10 @@ def trace(
         counts,
         drafts,
         tops,
-        scores,
+        dict(zip(LOGIT_SCORES, scores, strict=True)),
         depths if exits else np.full_like(depths, 4),
         attention,
         np.zeros((len(targets), 0), np.int32),
-        np.zeros((len(targets), 0), np.float32),
     )
     rule = EarlyExitRule("margin", 0.7, 0.25) if exits else None
     return OutcomeTrace(tuple(recorded), tables, None, 0, 4, 8, (1,), {"pair": "a made-up pair"}, rule)

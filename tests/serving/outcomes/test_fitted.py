@@ -119,7 +119,7 @@ def leaving() -> FittedAcceptance:
 def test_where_drafts_leave_is_drawn_with_their_scores(leaving: FittedAcceptance) -> None:
     """Each draft's confidence and depth stand side by side in the trace; loads follow from who left where before."""
     recorded, rule = trace(20, exits=True).tables, EarlyExitRule("margin", 0.7, 0.25)
-    pairs = set(zip(recorded.scores[0].ravel().tolist(), recorded.exit_layers.ravel().tolist(), strict=True))
+    pairs = set(zip(recorded.scores["confidence"].ravel().tolist(), recorded.exit_layers.ravel().tolist(), strict=True))
     queries = leaving.make_queries(asked(1), Decoding(), 0)
     call, ledger = queries[0].request, ExitDepths(4)
     engine = leaving.open(queries, setup("sled", override={"early_exit": LayerwiseExit()}).policy, 0).device

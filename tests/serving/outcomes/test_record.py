@@ -34,7 +34,11 @@ def assert_equal(a: OutcomeTrace, b: OutcomeTrace) -> None:
         if field.name != "tables":
             assert getattr(a, field.name) == getattr(b, field.name), field.name
     for field in fields(TraceTables):
-        assert np.array_equal(getattr(a.tables, field.name), getattr(b.tables, field.name)), field.name
+        if field.name != "scores":
+            assert np.array_equal(getattr(a.tables, field.name), getattr(b.tables, field.name)), field.name
+    assert a.tables.scores.keys() == b.tables.scores.keys()
+    for name, column in a.tables.scores.items():
+        assert np.array_equal(column, b.tables.scores[name]), name
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from serving.core.scores import IMPORTANCE, NO_SCORERS, ROUTE, Scorers
-from serving.engines.onnx.session import OnnxCacheManager, OnnxOutput, OnnxRouter, OnnxSequenceCache, OnnxSession
+from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
+from serving.engines.onnx.session import OnnxCacheManager, OnnxOutput, OnnxScorer, OnnxSequenceCache, OnnxSession
 from serving.engines.torch.draft import DraftBuilder, StepOutput
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.latency import ForwardLoad, batch_load
@@ -21,7 +21,7 @@ class OnnxEngine:
         folder: written by the stage `device_graph`.
         tensor_store: shared by all engines of a process; default: its own.
         vocab_size: how many rows of the head are real tokens; the rest is padding, never chosen. Default: all.
-        scorers: trained scores, by name. A router that was exported with the model runs as a graph.
+        scorers: trained scores, by name. Those that were exported with the model run as graphs.
         threads: of onnxruntime.
 
     Raises ValueError for a vocabulary larger than the model's, or a folder without an export.
@@ -43,10 +43,10 @@ class OnnxEngine:
         self.tensor_store = TensorStore() if tensor_store is None else tensor_store
         self.cache = OnnxCacheManager(self._session.empty_cache())
         self._vocab_size = vocab_size or header.vocab_size
-        own = ROUTE in scorers and header.router_digest == scorers[ROUTE].digest
-        self._graph_has_router = own and header.has_router_output
-        graph: Scorers = {ROUTE: OnnxRouter(folder, scorers[ROUTE].digest, threads)} if own else NO_SCORERS
-        self._scorers: Scorers = {**scorers, **graph}
+        exported = [name for name, each in scorers.items() if header.scorer_digests.get(name) == each.digest]
+        self._scores_of_graph = [name for name in exported if name in header.scores_of_graph]
+        graphs = {name: OnnxScorer(folder, name, scorers[name].digest, threads) for name in exported}
+        self._scorers: Scorers = {**scorers, **graphs}
 
     @torch.inference_mode()
     def execute(self, work: DraftWork | ForwardWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
@@ -117,11 +117,7 @@ class OnnxEngine:
         return builder.build(cache.length, None), (done,)
 
     def _step_output(self, output: OnnxOutput) -> StepOutput:
-        given_scores = (
-            {ROUTE: sigmoid(float(output.router_logits[0]))}
-            if self._graph_has_router and output.router_logits is not None
-            else {}
-        )
+        given_scores = {name: sigmoid(float(output.score_logits[name][0])) for name in self._scores_of_graph}
         logits = torch.from_numpy(output.logits)[:, : self._vocab_size]
         return StepOutput(logits, torch.from_numpy(output.hidden_states), 1.0, given_scores)
 

@@ -1,4 +1,4 @@
-"""Exports a checkpoint to model.onnx and a router to router.onnx, and compares the graph with torch."""
+"""Exports a checkpoint and the scorers of its hidden states to ONNX graphs, and compares the model's with torch."""
 
 import logging
 import warnings
@@ -13,14 +13,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from serving.core.scores import Scorer, Scorers, by_name, reading_hidden_states
 from serving.engines.models import Checkpoint, check_exportable, check_onnx_libraries
-from serving.engines.onnx.graph import ExportGraph, RouterLogit
-from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE, GraphLayout, OnnxHeader, weights_digest
+from serving.engines.onnx.graph import ExportGraph, logit_module
+from serving.engines.onnx.header import (
+    MODEL_FILE,
+    GraphLayout,
+    OnnxHeader,
+    score_output,
+    scorer_file,
+    weights_digest,
+)
 from serving.engines.onnx.session import OnnxOutput, OnnxSession
 from serving.engines.torch.model import DecomposedModel, load_model
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
-from serving.learned.router import TokenRouter
 
 MAX_DIFFERENCE = 1e-3
 """The largest difference from torch that a logit or hidden state may have."""
@@ -88,37 +95,45 @@ MAX_INLINE_NBYTES = 1 << 30
 def export(
     checkpoint: Checkpoint,
     out: Path,
-    router: TokenRouter | None = None,
+    scorers: Sequence[Scorer] = (),
     graphs: GraphLayout = "one",
     int8: bool = False,
 ) -> OnnxHeader:
-    """Writes model.onnx, onnx.json and, for a router, router.onnx; then compares them with torch.
+    """Writes model.onnx, onnx.json and a graph of each of `scorers` that reads hidden states; then compares with torch.
 
-    `graphs` one: the model's graph also outputs the router's logit; two: only router.onnx does. `int8`: onnxruntime's
-    dynamic quantisation of matrix products (weights stored as bytes, inputs rounded to bytes at run time).
+    `graphs` one: the model's graph also outputs the logits of these scores; two: only their own graphs do. `int8`:
+    onnxruntime's dynamic quantisation of matrix products (weights stored as bytes, inputs rounded to bytes at run
+    time).
 
-    Raises ValueError for a checkpoint that is not fp32, for a router of another model, if the exporter fails, and if
-    the graph differs from torch.
+    Raises ValueError for a checkpoint that is not fp32, for a scorer of another model or one that cannot be exported,
+    if the exporter fails, and if the graph differs from torch.
     """
     check_onnx_libraries()
     check_exportable(checkpoint)
+    exported = reading_hidden_states(by_name(scorers))
+    logits = {name: logit_module(scorer) for name, scorer in exported.items()}
     model = load_model(checkpoint.name_or_path)
-    if router and router.num_features != model.hidden_size:
-        raise ValueError(
-            f"the router {router} reads {router.num_features} numbers, and the hidden states of "
-            f"{checkpoint.display_name} have {model.hidden_size}; train it on this model"
-        )
+    _check_width(exported, checkpoint, model)
     header = OnnxHeader(
         architecture=_architecture(checkpoint), layers=len(model.layers), kv_heads=model.kv_heads,
         head_size=model.head_size, hidden_size=model.hidden_size, vocab_size=model.vocab_size, int8=int8, graphs=graphs,
-        router_digest=router.digest if router else None, checkpoint_name=checkpoint.display_name,
-        weights_digest=weights_digest(checkpoint),
+        scorer_digests={name: scorer.digest for name, scorer in exported.items()},
+        checkpoint_name=checkpoint.display_name, weights_digest=weights_digest(checkpoint),
     )  # fmt: skip
     with _export_errors(checkpoint, header.architecture), _quiet_export():
-        _export_model(model, header, router if header.has_router_output else None, out / MODEL_FILE)
-        if router:
-            _export_router(router, out / ROUTER_FILE)
+        _export_model(model, header, [logits[name] for name in header.scores_of_graph], out / MODEL_FILE)
+        for name, module in logits.items():
+            _export_scorer(name, module, model.hidden_size, out)
     return check_export(model, header, out)
+
+
+def _check_width(scorers: Scorers, checkpoint: Checkpoint, model: DecomposedModel) -> None:
+    for scorer in scorers.values():
+        if scorer.num_features != model.hidden_size:
+            raise ValueError(
+                f"{scorer!r} reads {scorer.num_features} numbers, and the hidden states of "
+                f"{checkpoint.display_name} have {model.hidden_size}; train it on this model"
+            )
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -127,8 +142,8 @@ def _architecture(checkpoint: Checkpoint) -> str:
     return str(AutoConfig.from_pretrained(checkpoint.name_or_path).model_type)
 
 
-def _export_model(model: DecomposedModel, header: OnnxHeader, router: TokenRouter | None, file: Path) -> None:
-    graph = ExportGraph(model, router)
+def _export_model(model: DecomposedModel, header: OnnxHeader, score_logits: Sequence[nn.Module], file: Path) -> None:
+    graph = ExportGraph(model, score_logits)
     try:
         program = _export_program(graph.eval(), *_example_inputs(header), header.input_names, header.output_names)
     finally:
@@ -141,12 +156,11 @@ def _export_model(model: DecomposedModel, header: OnnxHeader, router: TokenRoute
         _quantize(Path(folder) / MODEL_FILE, file, external=_nbytes(graph) > MAX_INLINE_NBYTES)
 
 
-def _export_router(router: TokenRouter, file: Path) -> None:
-    states = torch.zeros(3, router.num_features)
-    shapes = {"hidden": {0: torch.export.Dim("rows")}}
-    _export_program(RouterLogit(router).eval(), (states,), shapes, ("hidden",), ("route",)).save(
-        file, external_data=False
-    )
+def _export_scorer(name: str, logit: nn.Module, num_features: int, folder: Path) -> None:
+    # No keys: the parameter of a user's module may have any name.
+    shapes = ({0: torch.export.Dim("rows")},)
+    program = _export_program(logit, (torch.zeros(3, num_features),), shapes, ("hidden",), (score_output(name),))
+    program.save(folder / scorer_file(name), external_data=False)
 
 
 def _example_inputs(header: OnnxHeader) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -159,12 +173,12 @@ def _example_inputs(header: OnnxHeader) -> tuple[tuple[Any, ...], Mapping[str, A
 
 
 def _export_program(
-    module: nn.Module, example: tuple[Any, ...], shapes: Mapping[str, Any], inputs: tuple[str, ...],
+    module: nn.Module, example: tuple[Any, ...], shapes: Mapping[str, Any] | tuple[Any, ...], inputs: tuple[str, ...],
     outputs: tuple[str, ...],
 ) -> Any:  # fmt: skip
     with torch.no_grad():
         program: Any = torch.onnx.export(
-            module, example, dynamo=True, dynamic_shapes=dict(shapes), input_names=list(inputs),
+            module, example, dynamo=True, dynamic_shapes=shapes, input_names=list(inputs),
             output_names=list(outputs), verbose=False,
         )  # fmt: skip
     for node in program.model.graph:  # traces of source lines: a quarter of a small graph's bytes
@@ -173,13 +187,15 @@ def _export_program(
 
 
 def _quantize(source: Path, file: Path, external: bool) -> None:
-    """Quantises matrix products with weights. Attention has none, and the router keeps its precision."""
+    """Quantises matrix products with weights. Attention has none, and trained scores keep their precision."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    router = _nodes_between("hidden", "route", onnx.load(str(source), load_external_data=False).graph.node)
+    graph = onnx.load(str(source), load_external_data=False).graph
+    scores = [each.name for each in graph.output if each.name.startswith(score_output(""))]
+    kept = [node for score in scores for node in _nodes_between("hidden", score, graph.node)]
     quantize_dynamic(
-        str(source), str(file), op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8, nodes_to_exclude=router,
+        str(source), str(file), op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8, nodes_to_exclude=kept,
         use_external_data_format=external,
     )  # fmt: skip
 
@@ -237,12 +253,10 @@ def _quiet_export() -> Iterator[None]:
 
 
 def export_device(
-    out: Path, *, device: Checkpoint, router: Path | None = None, graphs: GraphLayout = "one", int8: bool = False
+    out: Path, *, device: Checkpoint, scorers: tuple[Scorer, ...] = (), graphs: GraphLayout = "one", int8: bool = False
 ) -> None:
-    """Stage: exports the device's model and the policy's router, if any; writes the graphs, onnx.json and check.txt."""
-    from serving.learned import router as routing
-
-    header = export(device, out, routing.load(router) if router else None, graphs, int8)
+    """Stage: exports the device's model and its trained scores; writes the graphs, onnx.json and check.txt."""
+    header = export(device, out, scorers, graphs, int8)
     found = header.torch_differences
     (out / "check.txt").write_text(
         f"{header.checkpoint_name} as an ONNX graph{' in int8' if int8 else ''}, beside torch: largest difference of "

@@ -4,11 +4,13 @@ It runs the layers of `transformers` with its own attention, which appends new k
 Positions and masks follow from the shapes.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from serving.core.scores import Scorer
 from serving.engines.torch.model import DecomposedModel, RotaryEmbedding
 from serving.learned.mlp import NumpyMLP
 
@@ -89,14 +91,38 @@ class RotaryAngles(nn.Module):
         return (cos, sin) if self._scale == 1.0 else (cos * self._scale, sin * self._scale)
 
 
-class RouterLogit(nn.Module):
-    """A router's logit over hidden states, (..., hidden) to (...); the caller computes the sigmoid in float64."""
+@runtime_checkable
+class TorchScorer(Protocol):
+    """A scorer that is more than a `NumpyMLP`, and so brings what is exported."""
 
-    def __init__(self, router: NumpyMLP) -> None:
+    def logit_module(self) -> nn.Module:
+        """Computes the logit of its score from hidden states: (..., hidden) to (...)."""
+        ...
+
+
+def logit_module(scorer: Scorer) -> nn.Module:
+    """The logit of a trained score over hidden states, (..., hidden) to (...); the caller computes the sigmoid in
+    float64. Raises ValueError for a scorer that cannot be exported.
+    """
+    if isinstance(scorer, TorchScorer):
+        return scorer.logit_module().eval()
+    if isinstance(scorer, NumpyMLP):
+        return MLPLogit(scorer).eval()
+    raise ValueError(
+        f"{scorer!r}, which computes {scorer.name!r}, cannot be exported to ONNX: make it a NumpyMLP, or give it a "
+        "logit_module() (serving.engines.onnx.graph.TorchScorer). With model.stages.device_graph.scorers=[] it is not "
+        "exported, and reads the hidden states that the graph outputs"
+    )
+
+
+class MLPLogit(nn.Module):
+    """The logit of a network over its features, (..., features) to (...)."""
+
+    def __init__(self, mlp: NumpyMLP) -> None:
         super().__init__()
-        self.mean = nn.Parameter(torch.tensor(router.mean), requires_grad=False)
-        self.deviation = nn.Parameter(torch.tensor(router.std), requires_grad=False)
-        self.linears = nn.ModuleList(_linear(weight, bias) for weight, bias in router.layers)
+        self.mean = nn.Parameter(torch.tensor(mlp.mean), requires_grad=False)
+        self.deviation = nn.Parameter(torch.tensor(mlp.std), requires_grad=False)
+        self.linears = nn.ModuleList(_linear(weight, bias) for weight, bias in mlp.layers)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         x = (hidden - self.mean) / self.deviation
@@ -112,21 +138,21 @@ def _linear(weight: Any, bias: Any) -> nn.Linear:
 
 
 class ExportGraph(nn.Module):
-    """(ids, rows, past) to (logits, hidden, route if there is a router, present).
+    """(ids, rows, past) to (logits, hidden, a logit of each trained score, present).
 
     Shapes: ids (batch, length); rows (n): the output positions among the new tokens; past: two per layer, of shape
     (batch, KV heads, past, head size). logits (batch, n, vocabulary); hidden (batch, n, hidden), after the last norm;
-    route (batch, n), logits of the router; present as past, `length` longer. All of a batch have the same past length.
+    trained scores (batch, n); present as past, `length` longer. All of a batch have the same past length.
 
     The model's layers are given this module's attention: its engine cannot run them until `restore_attention`.
     """
 
-    def __init__(self, model: DecomposedModel, router: NumpyMLP | None = None) -> None:
+    def __init__(self, model: DecomposedModel, score_logits: Sequence[nn.Module] = ()) -> None:
         super().__init__()
         self.embed, self.layers = model.embed, nn.ModuleList(model.layers)
         self.norm, self.lm_head = model.norm, model.lm_head
         self.angles = RotaryAngles(model.rotary)
-        self.router = RouterLogit(router) if router else None
+        self.score_logits = nn.ModuleList(score_logits)
         self._windows = model.sliding_windows
         self._original_attention = _set_attention(self.layers, ATTENTION_NAME)
 
@@ -142,8 +168,7 @@ class ExportGraph(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, caches=caches)
         hidden = self.norm(hidden.index_select(1, rows))
-        route = (self.router(hidden),) if self.router is not None else ()
-        return (self.lm_head(hidden), hidden, *route, *caches.present)
+        return (self.lm_head(hidden), hidden, *(logit(hidden) for logit in self.score_logits), *caches.present)
 
     def _masks(self, positions: torch.Tensor, keys: torch.Tensor) -> dict[int | None, torch.Tensor]:
         masks = {}

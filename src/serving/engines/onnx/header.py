@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from serving.engines.models import Checkpoint
 
-HEADER_FILE, MODEL_FILE, ROUTER_FILE = "onnx.json", "model.onnx", "router.onnx"
-VERSION = 2
+HEADER_FILE, MODEL_FILE = "onnx.json", "model.onnx"
+VERSION = 3
 GraphLayout = Literal["one", "two"]
 
 
@@ -30,12 +30,12 @@ class OnnxHeader:
     int8: bool = False
     """True if the weights of matrix products are stored as bytes."""
     graphs: GraphLayout = "one"
-    """one: the model's graph also outputs the router's logit; two: only router.onnx does."""
-    router_digest: str | None = None
-    """The digest of the exported router."""
-    router_output: Literal["logit"] = "logit"
-    """The output "route" of both graphs is the router's logit; the score is its sigmoid in float64. In float32 every
-    logit above 17 would give exactly 1.0, which is not below a threshold of 1.0.
+    """one: the model's graph also outputs the logits of trained scores; two: only their own graphs do."""
+    scorer_digests: Mapping[str, str] = field(default_factory=dict)
+    """The digests of the exported scorers, by the name of the score."""
+    score_output: Literal["logit"] = "logit"
+    """Graphs output a score's logit; the score is its sigmoid in float64. In float32 every logit above 17 would give
+    exactly 1.0, which is not below a threshold of 1.0.
     """
     checkpoint_name: str = ""
     weights_digest: str = ""
@@ -70,15 +70,25 @@ class OnnxHeader:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        return ("logits", "hidden", *(("route",) if self.has_router_output else ()), *self.present_names)
+        return ("logits", "hidden", *map(score_output, self.scores_of_graph), *self.present_names)
 
     @property
-    def has_router_output(self) -> bool:
-        """True if the model's own graph outputs the router's logit."""
-        return self.graphs == "one" and self.router_digest is not None
+    def scores_of_graph(self) -> tuple[str, ...]:
+        """The scores whose logits the model's own graph outputs."""
+        return tuple(self.scorer_digests) if self.graphs == "one" else ()
 
     def save(self, folder: Path) -> None:
         (folder / HEADER_FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+
+def score_output(name: str) -> str:
+    """The name of the output that has the logit of a trained score, in the model's graph and in the score's own."""
+    return f"score.{name}"
+
+
+def scorer_file(name: str) -> str:
+    """The file of a trained score's own graph."""
+    return f"score.{name}.onnx"
 
 
 def load_header(folder: Path) -> OnnxHeader:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engines.models import check_onnx_libraries
-from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE, load_header
+from serving.engines.onnx.header import MODEL_FILE, load_header, score_output, scorer_file
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.learned.mlp import sigmoid
 
@@ -24,8 +24,8 @@ class OnnxOutput:
     """(n, vocabulary)"""
     hidden_states: Floats
     """(n, hidden) after the last norm."""
-    router_logits: Floats | None
-    """(n,); None if the graph has no router."""
+    score_logits: dict[str, Floats]
+    """By name, for the trained scores that the graph computes: (n,)."""
     present: list[Floats]
     """Keys and values, layer by layer, of shape (1, KV heads, tokens, head size)."""
 
@@ -49,8 +49,9 @@ class OnnxSession:
         feeds: dict[str, Any] = dict(zip(self.header.past_names, past, strict=True))
         feeds["ids"], feeds["rows"] = np.array([tokens], np.int64), np.array(output_positions, np.int64)
         logits, hidden, *rest = self._session.run(self._outputs, feeds)
-        route = rest.pop(0)[0] if self.header.has_router_output else None
-        return OnnxOutput(logits[0], hidden[0], route, rest)
+        scores = self.header.scores_of_graph
+        score_logits = {name: each[0] for name, each in zip(scores, rest, strict=False)}
+        return OnnxOutput(logits[0], hidden[0], score_logits, rest[len(scores) :])
 
     def empty_cache(self) -> list[Floats]:
         """The cache of a new session."""
@@ -58,14 +59,14 @@ class OnnxSession:
         return [np.zeros((1, header.kv_heads, 0, header.head_size), np.float32) for _ in header.past_names]
 
 
-class OnnxRouter:
-    """Scores hidden states with router.onnx of a folder."""
+class OnnxScorer:
+    """Scores hidden states with the score's own graph in a folder."""
 
     feature_kind: Literal["hidden"] = "hidden"
 
-    def __init__(self, folder: Path, digest: str, threads: int = 1) -> None:
-        self.digest = digest
-        self._session = open_session(folder / ROUTER_FILE, threads)
+    def __init__(self, folder: Path, name: str, digest: str, threads: int = 1) -> None:
+        self.name, self.digest = name, digest
+        self._session = open_session(folder / scorer_file(name), threads)
 
     @property
     def num_features(self) -> int:
@@ -76,7 +77,7 @@ class OnnxRouter:
         return float(self.probabilities(np.asarray(features)[None])[0])
 
     def probabilities(self, features: Any) -> Any:
-        (logits,) = self._session.run(["route"], {"hidden": np.asarray(features, np.float32)})
+        (logits,) = self._session.run([score_output(self.name)], {"hidden": np.asarray(features, np.float32)})
         return np.array([sigmoid(logit) for logit in logits.tolist()], np.float64)
 
 

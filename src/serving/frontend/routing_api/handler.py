@@ -58,7 +58,7 @@ def decide(
     `context` is the request's text, tokenized by this server. Raises ApiError (400) for a state that the router cannot
     read.
     """
-    router = routed.router
+    router = routed.scorer
     if len(request.hidden_state) != router.num_features:
         name = "slm_state.hidden_states"
         message = f"{name} is {len(request.hidden_state)} wide; this server's router reads {router.num_features}"

@@ -68,7 +68,7 @@ class PolicyCard:
 
 def _router_json(routed: RoutedOffload) -> dict[str, Any]:
     """`scores` are those of held-out states, ascending; they show what share of tokens a threshold routes."""
-    router = routed.router
+    router = routed.scorer
     return {
         "family": getattr(router, "family", type(router).__name__.lower()),
         "threshold": routed.effective_threshold,

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from serving.core.scores import ROUTE
 from serving.frontend.device_gateway import RequestStreams, SessionUpdate, normalize_seed
 from serving.frontend.openai.detokenizer import IncrementalDetokenizer, decode
 from serving.frontend.openai.errors import ApiError
@@ -119,14 +118,14 @@ class UiRun:
     def _token_data(self, token: int, origin: Origin, at_ms: float) -> dict[str, Any]:
         drafted = self.observer.drafted_token(self.session, len(self.prompt) + self._num_tokens, token)
         self._num_tokens += 1
-        end = token in self.tokenizer.eos_token_ids
+        end, routed = token in self.tokenizer.eos_token_ids, self.request.policy_card.routed
         return {
             "text": self._detokenizer.flush() if end else self._detokenizer.push(token),
             "token": self._token_text(token),
             "end": end,
             "origin": origin,
             "by_cloud": origin in CLOUD_ORIGINS,
-            "score": drafted.scores.get(ROUTE) if drafted else None,
+            "score": drafted.scores.get(routed.scorer.name) if drafted and routed else None,
             "device_token": self._token_text(drafted.token) if drafted else None,
             "alternatives": self._alternatives(drafted),
             "at_ms": round(at_ms, 3),

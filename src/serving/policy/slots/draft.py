@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal, Protocol
 
-from serving.core.scores import ACCEPTANCE, NO_SCORERS, Scorer, Scorers
+from serving.core.scores import Scorer
 from serving.core.session import Session
 from serving.learned.medusa import MedusaHeads
 from serving.messages import DraftStopRule
@@ -22,12 +22,7 @@ class Draft(Protocol):
 
     @property
     def requested_scores(self) -> tuple[str, ...]:
-        """Scores that `next_stop` needs."""
-        ...
-
-    @property
-    def scorers(self) -> Scorers:
-        """The trained scorers among `requested_scores`."""
+        """Untrained scores that `next_stop` needs. A trained one comes from its `scorer`, if it has one."""
         ...
 
     @property
@@ -66,7 +61,6 @@ class WindowDraft:
     keep_last: bool = True
     """True: keep the token whose score is below the threshold (HAT, Eq. 5). False: drop it (WISP, section 4.1)."""
     source: ClassVar[Literal["model"]] = "model"
-    scorers: ClassVar[Scorers] = NO_SCORERS
     acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
     medusa: ClassVar[None] = None
 
@@ -123,10 +117,10 @@ class RejectionAwareDraft:
     """
 
     k: int
-    predictor: RejectionScorer
+    scorer: RejectionScorer
     threshold: float | None = None
     source: ClassVar[Literal["model"]] = "model"
-    requested_scores: ClassVar[tuple[str, ...]] = (ACCEPTANCE,)
+    requested_scores: ClassVar[tuple[str, ...]] = ()
     keep_last: ClassVar[bool] = False
     medusa: ClassVar[None] = None
 
@@ -139,16 +133,12 @@ class RejectionAwareDraft:
             )
 
     @property
-    def scorers(self) -> Scorers:
-        return {ACCEPTANCE: self.predictor}
-
-    @property
     def acceptance(self) -> float:
-        return self.predictor.acceptance
+        return self.scorer.acceptance
 
     @property
     def effective_threshold(self) -> float:
-        return self.predictor.threshold if self.threshold is None else self.threshold
+        return self.scorer.threshold if self.threshold is None else self.threshold
 
     def next_stop(self, session: Session) -> DraftStopRule | None:
         drafted = len(session.draft)
@@ -159,10 +149,10 @@ class RejectionAwareDraft:
             or (drafted and (session.draft_hit_stop_token or self.should_stop(session.scores)))
         ):
             return None
-        return _cached_stop(room, ACCEPTANCE, self.effective_threshold, False, 0 if drafted else 1)
+        return _cached_stop(room, self.scorer.name, self.effective_threshold, False, 0 if drafted else 1)
 
     def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:
-        return min(scores.get(ACCEPTANCE) or (1.0,)) < self.effective_threshold
+        return min(scores.get(self.scorer.name) or (1.0,)) < self.effective_threshold
 
 
 @dataclass(frozen=True)
@@ -172,7 +162,6 @@ class InitialDraft:
     k: int
     source: ClassVar[Literal["model"]] = "model"
     requested_scores: ClassVar[tuple[str, ...]] = ()
-    scorers: ClassVar[Scorers] = NO_SCORERS
     acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
     keep_last: ClassVar[bool] = True
     medusa: ClassVar[None] = None
@@ -196,7 +185,6 @@ class NoDraft:
 
     source: ClassVar[Literal["none"]] = "none"
     requested_scores: ClassVar[tuple[str, ...]] = ()
-    scorers: ClassVar[Scorers] = NO_SCORERS
     acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
     keep_last: ClassVar[bool] = True
     medusa: ClassVar[None] = None
@@ -217,7 +205,6 @@ class MedusaDraft:
     medusa: MedusaHeads
     source: ClassVar[Literal["medusa"]] = "medusa"
     requested_scores: ClassVar[tuple[str, ...]] = ()
-    scorers: ClassVar[Scorers] = NO_SCORERS
     keep_last: ClassVar[bool] = True
 
     @property

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-from serving.core.scores import Scorers
 from serving.core.session import Session
 
 OffloadScope = Literal["none", "some", "all", "full"]
@@ -16,7 +15,9 @@ class Offload(Protocol):
         ...
 
     @property
-    def requested_scores(self) -> tuple[str, ...]: ...
+    def requested_scores(self) -> tuple[str, ...]:
+        """Untrained scores that it reads. A trained one comes from its `scorer`, if it has one (`ScoredChoice`)."""
+        ...
 
     def tokens_to_offload(self, session: Session) -> int:
         """Tokens that the target may write now: 0 keeps the draft, 1 verifies it, more let the target continue."""
@@ -24,11 +25,8 @@ class Offload(Protocol):
 
 
 @runtime_checkable
-class ScoredOffload(Protocol):
-    """An offload that decides by trained scores."""
-
-    @property
-    def scorers(self) -> Scorers: ...
+class OptionalOffload(Protocol):
+    """An offload that a request may switch off."""
 
     def never_offloads(self, session: Session) -> bool:
         """True if it is known beforehand that nothing of this session is offloaded."""

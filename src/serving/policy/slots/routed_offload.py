@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, get_args
 
-from serving.core.scores import ROUTE, Scorer, Scorers, ThresholdSide, check_threshold
+from serving.core.scores import Scorer, ThresholdSide, check_threshold
 from serving.core.session import Session
 
 RoutingMode = Literal["joint", "small_only"]
@@ -11,11 +11,6 @@ RoutingMode = Literal["joint", "small_only"]
 
 class RoutingScorer(Scorer, Protocol):
     """A trained score of the next token, with the threshold beyond which the cloud writes it."""
-
-    @property
-    def num_features(self) -> int:
-        """Width of the hidden state that it reads."""
-        ...
 
     @property
     def threshold(self) -> float: ...
@@ -41,20 +36,20 @@ class RoutedOffload:
     Drafts are one token long and are not sent (policy/draft=single_token, policy/verify=replace).
 
     Args:
-        router: the trained score; it also says which side is routed.
+        scorer: a router; it also says which side is routed.
         threshold: CITER's tau or Co-LLM's eta; None: the router's own. A request may override it.
         num_cloud_tokens: tokens that the cloud writes each time.
         mode: joint, or small_only, in which nothing is routed.
         share: instead of a threshold: route this share of the router's held-out states.
     """
 
-    router: RoutingScorer
+    scorer: RoutingScorer
     threshold: float | None = None
     num_cloud_tokens: int = 1
     mode: RoutingMode = "joint"
     share: float | None = None
     scope: ClassVar[Literal["some"]] = "some"
-    requested_scores: ClassVar[tuple[str, ...]] = (ROUTE,)
+    requested_scores: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.num_cloud_tokens < 1:
@@ -73,15 +68,11 @@ class RoutedOffload:
             )
 
     @property
-    def scorers(self) -> Scorers:
-        return {ROUTE: self.router}
-
-    @property
     def effective_threshold(self) -> float:
         """The threshold of requests without their own."""
         if self.share is not None:
-            return self.router.threshold_for(self.share)
-        return self.router.threshold if self.threshold is None else self.threshold
+            return self.scorer.threshold_for(self.share)
+        return self.scorer.threshold if self.threshold is None else self.threshold
 
     def never_offloads(self, session: Session) -> bool:
         return self.mode == "small_only" or bool(session.request.routing and session.request.routing.small_only)
@@ -93,5 +84,5 @@ class RoutedOffload:
         if options and options.large_only:
             return session.remaining_tokens
         threshold = self.effective_threshold if options is None or options.threshold is None else options.threshold
-        routed = self.router.routes(session.scores[ROUTE][-1], threshold)
+        routed = self.scorer.routes(session.scores[self.scorer.name][-1], threshold)
         return min(self.num_cloud_tokens, session.remaining_tokens) if routed else 0

@@ -77,5 +77,5 @@ def exported(checkpoint: Checkpoint, router: TokenRouter, shared: Path) -> Path:
     with FileLock(shared / "exported.lock"):
         if not (folder / HEADER_FILE).exists():
             folder.mkdir(exist_ok=True)
-            export(checkpoint, folder, router, "one")
+            export(checkpoint, folder, [router], "one")
     return folder

@@ -11,11 +11,10 @@ from fake_setup import pair, setup
 
 from pipeline import api
 from pipeline.errors import UserError
-from serving.core.scores import ROUTE
 from serving.deployment.model_loading import load_models
 from serving.engines.models import Checkpoint, ModelConfig, ModelPair
 from serving.engines.onnx.engine import OnnxEngine
-from serving.learned.router import TokenRouter
+from serving.learned.router import ROUTE, TokenRouter
 from serving.messages import DraftStopRule, DraftWork
 from serving.policy.policy import EngineRequirements
 
@@ -143,7 +142,7 @@ def test_the_export_is_a_stage_of_the_plan_where_it_is_asked_for(planned: Callab
         assert onnx[name].digest == plain[name].digest
     int8 = planned(ONNX, "model.stages.device_graph.int8=true")
     assert int8["device_graph"].digest != onnx["device_graph"].digest
-    assert onnx["device_graph"].args["router"] is None
+    assert onnx["device_graph"].args["scorers"] == []
 
 
 def test_the_policys_router_is_exported_with_the_model(planned: Callable[..., dict[str, Any]]) -> None:
@@ -151,8 +150,8 @@ def test_the_policys_router_is_exported_with_the_model(planned: Callable[..., di
     routed = (
         "policy/offload=always",
         "policy.offload._target_=serving.policy.slots.routed_offload.RoutedOffload",
-        "+policy.offload.router._target_=serving.learned.router.load",
-        "+policy.offload.router.path=${stage:corpus}",
+        "+policy.offload.scorer._target_=serving.learned.router.load",
+        "+policy.offload.scorer.path=${stage:corpus}",
     )
     graph = planned(ONNX, *routed)["device_graph"]
     assert {*graph.inputs} == {"corpus", "device_model"}

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from variants import VOCABULARY
 
-from serving.core.scores import LOGIT_SCORES, ROUTE
+from serving.core.scores import LOGIT_SCORES
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import header as headers
 from serving.engines.onnx.engine import OnnxEngine
-from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE
-from serving.engines.onnx.session import OnnxRouter
+from serving.engines.onnx.header import MODEL_FILE, score_output, scorer_file
+from serving.engines.onnx.session import OnnxScorer
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import load_model
 from serving.engines.torch.sequence_cache import CacheHoleError
-from serving.learned.router import TokenRouter
+from serving.learned.router import ROUTE, TokenRouter
 from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, SamplingParams, SequenceSlice, Span
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
@@ -132,9 +132,9 @@ def apart(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("apart")
     graph = onnx.load(str(exported / MODEL_FILE))
-    graph.graph.output.remove(next(each for each in graph.graph.output if each.name == "route"))
+    graph.graph.output.remove(next(each for each in graph.graph.output if each.name == score_output(ROUTE)))
     onnx.save(graph, str(folder / MODEL_FILE))
-    (folder / ROUTER_FILE).symlink_to(exported / ROUTER_FILE)
+    (folder / scorer_file(ROUTE)).symlink_to(exported / scorer_file(ROUTE))
     replace(headers.load_header(exported), graphs="two").save(folder)
     return folder
 
@@ -173,12 +173,12 @@ def test_a_score_next_to_one_is_not_one(
 
     weight, bias = router.layers[-1]
     sure = replace(router, layers=(*router.layers[:-1], (weight, bias + 24)))
-    for name in (MODEL_FILE, ROUTER_FILE):
+    for name in (MODEL_FILE, scorer_file(ROUTE)):
         model = onnx.load(str(exported / name))
         (last,) = (each for each in model.graph.initializer if each.name.endswith("linears.1.bias"))
         last.CopyFrom(onnx.numpy_helper.from_array(bias + 24, last.name))
         onnx.save(model, str(tmp_path / name))
-    replace(headers.load_header(exported), router_digest=sure.digest).save(tmp_path)
+    replace(headers.load_header(exported), scorer_digests={ROUTE: sure.digest}).save(tmp_path)
     scorers = {ROUTE: sure}
     engines = TorchEngine(load_model(checkpoint.name_or_path), scorers=scorers), OnnxEngine(tmp_path, scorers=scorers)
     work = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=(ROUTE,))
@@ -186,7 +186,7 @@ def test_a_score_next_to_one_is_not_one(
     assert all(score < 1.0 for score in want)
     assert [1 - score for score in found] == pytest.approx([1 - score for score in want], rel=1e-3)
     states = np.ones((2, router.num_features), np.float32)
-    ours = OnnxRouter(tmp_path, sure.digest).probabilities(states)
+    ours = OnnxScorer(tmp_path, ROUTE, sure.digest).probabilities(states)
     assert (1 - ours).tolist() == pytest.approx((1 - sure.probabilities(states)).tolist(), rel=1e-3)
     for engine in engines:
         engine.drop("a", None)

@@ -16,11 +16,11 @@ from serving.engines.models import Checkpoint
 from serving.engines.onnx import export as exporting
 from serving.engines.onnx import header as headers
 from serving.engines.onnx.export import check_export, export
-from serving.engines.onnx.header import HEADER_FILE, MODEL_FILE, ROUTER_FILE
+from serving.engines.onnx.header import HEADER_FILE, MODEL_FILE, scorer_file
 from serving.engines.onnx.session import OnnxSession
 from serving.engines.torch.model import ARCHITECTURES, load_model
 from serving.learned.mlp import sigmoid
-from serving.learned.router import TokenRouter
+from serving.learned.router import ROUTE, TokenRouter
 
 Save = Callable[..., Path]
 FEEDS = (1, 24, 1, 1, 7, 1, 20)
@@ -100,16 +100,16 @@ def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, ro
     header = headers.load_header(exported)
     assert (header.architecture, header.layers, header.kv_heads, header.head_size) == ("qwen2", 2, 2, 8)
     assert (header.hidden_size, header.vocab_size, header.int8, header.graphs) == (32, VOCABULARY, False, "one")
-    assert (header.router_digest, header.router_output) == (router.digest, "logit")
+    assert (header.scorer_digests, header.score_output) == ({ROUTE: router.digest}, "logit")
     assert header.checkpoint_name.endswith("mixed")
     assert 0 <= header.torch_differences["logits"] < 1e-4
     assert header.torch_differences["greedy"] == 1.0
 
 
-def test_a_graph_whose_router_output_was_a_probability_is_exported_again(exported: Path, tmp_path: Path) -> None:
-    first = json.loads((exported / HEADER_FILE).read_text()) | {"version": 1}
+def test_a_graph_of_an_older_version_is_exported_again(exported: Path, tmp_path: Path) -> None:
+    first = json.loads((exported / HEADER_FILE).read_text()) | {"version": 2}
     (tmp_path / HEADER_FILE).write_text(json.dumps(first))
-    with pytest.raises(ValueError, match=r"of version 1, this code reads 2.*force=\[device_graph\]"):
+    with pytest.raises(ValueError, match=r"of version 2, this code reads 3.*force=\[device_graph\]"):
         headers.load_header(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_a_router_of_another_model_is_refused(checkpoint: Checkpoint, router: To
     narrow = replace(router, layers=((router.layers[0][0][:, :7], router.layers[0][1]), router.layers[1]),
                      mean=router.mean[:7], std=router.std[:7])  # fmt: skip
     with pytest.raises(ValueError, match=r"reads 7 numbers, and the hidden states of .* have 32"):
-        export(checkpoint, tmp_path, narrow)
+        export(checkpoint, tmp_path, [narrow])
 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_folder_without_a_graph_or_with_a_damaged_one_is_refused(exported: Pat
     (tmp_path / MODEL_FILE).write_bytes((exported / MODEL_FILE).read_bytes()[:5000])
     with pytest.raises(ValueError, match=r"model.onnx cannot be opened .* export again with force=\[device_graph\]"):
         OnnxSession(tmp_path)
-    (tmp_path / MODEL_FILE).write_bytes((exported / ROUTER_FILE).read_bytes())
+    (tmp_path / MODEL_FILE).write_bytes((exported / scorer_file(ROUTE)).read_bytes())
     with pytest.raises(ValueError, match="is not the graph that its header describes"):
         OnnxSession(tmp_path)
     (tmp_path / "onnx.json").write_text('{"version": 9}')
@@ -202,25 +202,21 @@ def test_bytes_are_fewer_and_the_router_keeps_its_precision(
     assert 0.5 < header.torch_differences["greedy"] <= 1.0
     session = OnnxSession(tmp_path)
     ran = session.run(PROMPT, range(9), session.empty_cache())
-    assert ran.router_logits is not None
-    assert (
-        np.abs([sigmoid(logit) for logit in ran.router_logits.tolist()] - router.probabilities(ran.hidden_states)).max()
-        < 1e-5
-    )
+    scores = [sigmoid(logit) for logit in ran.score_logits[ROUTE].tolist()]
+    assert np.abs(scores - router.probabilities(ran.hidden_states)).max() < 1e-5
 
 
 @pytest.mark.slow
 def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
     checkpoint: Checkpoint, router: TokenRouter, tmp_path: Path
 ) -> None:
-    router.save(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
-    exporting.export_device(out, device=checkpoint, router=tmp_path, graphs="two", int8=True)
+    exporting.export_device(out, device=checkpoint, scorers=(router,), graphs="two", int8=True)
     assert headers.load_header(out).graphs == "two"
     assert "in int8, beside torch" in (out / "check.txt").read_text()
-    assert sorted(file.name for file in out.iterdir()) == ["check.txt", MODEL_FILE, "onnx.json", ROUTER_FILE]
-    assert OnnxSession(out).run(PROMPT, (8,), OnnxSession(out).empty_cache()).router_logits is None
+    assert sorted(file.name for file in out.iterdir()) == ["check.txt", MODEL_FILE, "onnx.json", scorer_file(ROUTE)]
+    assert OnnxSession(out).run(PROMPT, (8,), OnnxSession(out).empty_cache()).score_logits == {}
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from fake_pair import own_text
 from frontend.routing_api.examples import routed
 from frontend.test_device_gateway import PROMPT, Stage, played, text
 
-from serving.core.scores import ROUTE
 from serving.frontend.routing_api.handler import UNVERIFIED
 from serving.messages import RoutingOptions
 from serving.policy.slots.draft import WindowDraft
@@ -57,8 +56,7 @@ def test_the_gateway_exposes_the_router() -> None:
     async def scene(s: Stage) -> None:
         found = s.gateway.routed
         assert found
-        assert found.router.num_features == 3
-        assert ROUTE in found.scorers
+        assert (found.scorer.name, found.scorer.num_features) == ("route", 3)
 
     asked(scene)
 

@@ -43,7 +43,7 @@ def _policy(folder: Path) -> str:
         f"# CITER with a router made by hand.\ndefaults:\n{defaults}\n  - _self_\n_target_: "
         "serving.policy.policy.Policy\n"
         "name: citer\noffload:\n  _target_: serving.policy.slots.routed_offload.RoutedOffload\n"
-        f"  router: {{_target_: serving.learned.router.load, path: {folder}}}\n"
+        f"  scorer: {{_target_: serving.learned.router.load, path: {folder}}}\n"
     )
 
 

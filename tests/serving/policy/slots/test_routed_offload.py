@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from routers import made
 
-from serving.core.scores import ROUTE
 from serving.core.session import Session
 from serving.deployment.model_loading import load_models
 from serving.deployment.queries import LoadedModels, Query
 from serving.engines.models import Checkpoint
-from serving.learned.router import TokenRouter
+from serving.learned.router import ROUTE, TokenRouter
 from serving.log.event_log import EventHandled
 from serving.messages import (
     DraftOutcome,
@@ -253,5 +252,5 @@ def test_small_only_sends_nothing_not_even_the_prompt(
 
 
 def test_a_router_of_another_width_is_refused_when_models_are_opened(pair: tuple[Path, Path]) -> None:
-    with pytest.raises(ValueError, match=r"hidden states of 7 numbers, and those of .* have 16; train the router"):
+    with pytest.raises(ValueError, match=r"hidden states of 7 numbers, and those of .* have 16; train the scorer"):
         opened(pair, made(7))
