@@ -1,7 +1,5 @@
 """When requests arrive and at which device: closed loop, Poisson process, episodes of one, or a recorded trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime

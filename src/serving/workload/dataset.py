@@ -1,7 +1,5 @@
 """The protocol of data sets, and the base class of public ones, which turns records into prompts."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass

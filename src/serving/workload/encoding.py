@@ -1,7 +1,5 @@
 """Encodes a prompt as token ids, with a chat template or plain, within a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol

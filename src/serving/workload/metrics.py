@@ -1,7 +1,5 @@
 """Quality of one generated text, from 0 to 1: exact match, chosen option, final number, ROUGE-1."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

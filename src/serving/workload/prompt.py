@@ -1,7 +1,5 @@
 """A prompt with its reference answers, and the selection of a data set's prompts for a run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

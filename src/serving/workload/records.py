@@ -1,7 +1,5 @@
 """Records of JSON Lines, JSON and CSV files and of the Hugging Face Hub, with their locations for error messages."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -52,10 +50,10 @@ class DataRecord:
             return int(value)
         return int(self._value(name, int, "a whole number"))
 
-    def nested(self, name: str) -> DataRecord:
+    def nested(self, name: str) -> "DataRecord":
         return DataRecord(self._value(name, dict, "an object"), f"{self.location} {name}", self.index)
 
-    def records(self, name: str) -> Iterator[DataRecord]:
+    def records(self, name: str) -> "Iterator[DataRecord]":
         """The objects of a nested list."""
         for index, value in enumerate(self._value(name, list, "a list of objects")):
             location = f"{self.location} {name}[{index}]"

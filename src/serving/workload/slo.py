@@ -1,7 +1,5 @@
 """Service-level objectives: classes of token rate and time to first token, and their assignment to requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The workload of a run: prompts of a data set on devices, with arrivals, SLO classes and length limits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path

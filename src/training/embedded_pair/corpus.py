@@ -1,7 +1,5 @@
 """The corpus stage: items of the six tasks in three splits, and the tokenizer trained on the first items."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Mapping

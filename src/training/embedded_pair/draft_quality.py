@@ -1,7 +1,5 @@
 """How well a small model drafts for a large one, token by token on the large model's greedy outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -35,8 +33,8 @@ class DraftQuality:
 
 @torch.no_grad()
 def measure_drafts(
-    small: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    small: "LlamaForCausalLM",
+    tokenizer: "PreTrainedTokenizerFast",
     prompts: Sequence[list[int]],
     outputs: Sequence[list[int]],
     on_progress: Callable[[int], None] = lambda _: None,
@@ -54,7 +52,7 @@ def measure_drafts(
     return drafts
 
 
-def _layer_hidden_states(small: LlamaForCausalLM, pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+def _layer_hidden_states(small: "LlamaForCausalLM", pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
     """Normed hidden states (rows, layers, length, d) after each layer; right-padded, which a causal model ignores."""
     width = max(len(prompt) + len(output) for prompt, output in pairs)
     ids = torch.tensor([(prompt + output + [0] * width)[:width] for prompt, output in pairs])
@@ -62,7 +60,7 @@ def _layer_hidden_states(small: LlamaForCausalLM, pairs: Sequence[tuple[list[int
     return torch.stack([*(small.model.norm(states) for states in inner), last], dim=1)
 
 
-def _record_drafts(drafts: DraftQuality, small: LlamaForCausalLM, hidden: Tensor, target_tokens: Tensor) -> None:
+def _record_drafts(drafts: DraftQuality, small: "LlamaForCausalLM", hidden: Tensor, target_tokens: Tensor) -> None:
     logits = small.lm_head(hidden).float()
     top = logits.argmax(-1)
     drafts.accepted.append((top[-1] == target_tokens).numpy())
@@ -70,7 +68,7 @@ def _record_drafts(drafts: DraftQuality, small: LlamaForCausalLM, hidden: Tensor
     drafts.exit_agreement.append((top == top[-1]).numpy())
 
 
-def content_mask(tokenizer: PreTrainedTokenizerFast, output: Sequence[int]) -> NDArray[np.bool_]:
+def content_mask(tokenizer: "PreTrainedTokenizerFast", output: Sequence[int]) -> NDArray[np.bool_]:
     """True for the tokens of an output that overlap a content word; False for the end of sequence."""
     pieces = tokenizer.batch_decode([[token] for token in output], skip_special_tokens=True)
     ends = np.cumsum([len(piece) for piece in pieces])

@@ -6,8 +6,6 @@ output projections near a scaled identity follow Trockman and Kolter, Mimetic In
 (Olsson et al., In-context Learning and Induction Heads, 2022).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

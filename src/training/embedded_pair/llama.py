@@ -4,8 +4,6 @@ The same mathematics as `transformers.LlamaForCausalLM` with tied embeddings; a 
 uses transformers' own module: this one has no KV cache.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -108,7 +106,7 @@ def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 # ---- Hugging Face format
 
 
-def save(model: Llama, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def save(model: Llama, tokenizer: "PreTrainedTokenizerFast", out: Path) -> None:
     """Write config.json, model.safetensors (float32) and the tokenizer's files, as `from_pretrained` reads them."""
     from safetensors.torch import save_file
     from transformers import GenerationConfig
@@ -143,7 +141,7 @@ def load(checkpoint: Path) -> Llama:
     return model
 
 
-def _hf_config(model: Llama, special: dict[str, Any]) -> LlamaConfig:
+def _hf_config(model: Llama, special: dict[str, Any]) -> "LlamaConfig":
     from transformers import LlamaConfig
 
     sizes = model.sizes

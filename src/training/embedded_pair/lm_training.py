@@ -1,7 +1,5 @@
 """Training of a model of the embedded pair: the loss of one step, and the whole training from corpus to checkpoint."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

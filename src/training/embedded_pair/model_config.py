@@ -1,7 +1,5 @@
 """Sizes and initial weights of a model of the embedded pair, as configuration gives them. Loads no torch."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 

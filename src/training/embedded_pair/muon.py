@@ -1,7 +1,5 @@
 """Muon for matrices and AdamW for the rest, as one optimiser, so that a trainer can save and restore it as one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any

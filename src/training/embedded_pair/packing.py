@@ -1,7 +1,5 @@
 """Packs several short documents into each row, with a mask that keeps them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,12 +28,12 @@ class PackedSequences:
         same = self.document_ids[:, :, None] == self.document_ids[:, None, :]
         return same.tril()
 
-    def select(self, rows: Tensor) -> PackedSequences:
+    def select(self, rows: Tensor) -> "PackedSequences":
         return PackedSequences(
             self.input_ids[rows], self.document_ids[rows], self.labels[rows], self.loss_weights[rows]
         )
 
-    def to(self, device: torch.device) -> PackedSequences:
+    def to(self, device: torch.device) -> "PackedSequences":
         return PackedSequences(
             *(each.to(device) for each in (self.input_ids, self.document_ids, self.labels, self.loss_weights))
         )

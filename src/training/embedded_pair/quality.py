@@ -1,7 +1,5 @@
 """The quality of the pair: each model's scores on test items, and how well the small model drafts for the large one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 BATCH_SIZE = 100
 
 
-def load(checkpoint: Path) -> LlamaForCausalLM:
+def load(checkpoint: Path) -> "LlamaForCausalLM":
     from transformers import LlamaForCausalLM
 
     return LlamaForCausalLM.from_pretrained(str(checkpoint), dtype=torch.float32)
@@ -35,8 +33,8 @@ def load(checkpoint: Path) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def generate_greedy(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    model: "LlamaForCausalLM",
+    tokenizer: "PreTrainedTokenizerFast",
     prompts: list[str],
     *,
     max_new_tokens: int = 40,
@@ -54,7 +52,7 @@ def generate_greedy(
     return [outputs[i] for i in range(len(ids))]
 
 
-def _generate_batch(model: LlamaForCausalLM, ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+def _generate_batch(model: "LlamaForCausalLM", ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
     pad, eos = model.config.pad_token_id, model.config.eos_token_id
     width = max(map(len, ids))
     padded = torch.tensor([[pad] * (width - len(row)) + row for row in ids])
@@ -176,7 +174,7 @@ def _mean_or_none(true: NDArray[np.bool_]) -> float | None:
     return float(true.mean()) if len(true) else None
 
 
-def _decode_costs(models: Mapping[str, PreTrainedModel]) -> ReportRow:
+def _decode_costs(models: "Mapping[str, PreTrainedModel]") -> ReportRow:
     """Parameters and one-thread milliseconds of a decoded token, and the ratios large to small."""
     costs: ReportRow = {
         name: {"num_parameters": machine.num_parameters(model), "decode_ms": machine.decode_ms(model)}

@@ -1,7 +1,5 @@
 """Stages of the embedded pair that configuration names: a model's training and the pair's quality."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

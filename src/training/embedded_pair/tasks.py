@@ -4,8 +4,6 @@ Every item has a key, which must not be shared between training and test. `split
 so an item is held out together with every other item of the same key.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +61,7 @@ class SyntheticWorld:
     facts: Mapping[tuple[str, str], str]
 
     @classmethod
-    def sample(cls, seed: int) -> SyntheticWorld:
+    def sample(cls, seed: int) -> "SyntheticWorld":
         rng = random.Random(f"world {seed}")
         return cls(
             {(thing, relation): rng.choice(values) for thing in OBJECTS for relation, values in RELATIONS.items()}

@@ -1,7 +1,5 @@
 """The pair's tokenizer: byte-level BPE with single digits and a one-turn chat format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,7 +17,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def train(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
     """A tokenizer of at most `vocab_size` tokens; the texts decide the merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -37,7 +35,7 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     return _with_chat_template(bpe)
 
 
-def _with_chat_template(bpe: object) -> PreTrainedTokenizerFast:
+def _with_chat_template(bpe: object) -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast
 
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -52,28 +50,28 @@ def _with_chat_template(bpe: object) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def load(directory: Path) -> PreTrainedTokenizerFast:
+def load(directory: Path) -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast
 
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(directory))
     return tokenizer
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> list[list[int]]:
+def prompt_ids(tokenizer: "PreTrainedTokenizerFast", prompts: list[str]) -> list[list[int]]:
     """Token ids of each prompt in chat format, up to where the assistant's answer begins."""
     bos, user, assistant = (_token_id(tokenizer, token) for token in (BOS, USER, ASSISTANT))
     return [[bos, user, *ids, assistant] for ids in _encode(tokenizer, prompts)]
 
 
-def answer_ids(tokenizer: PreTrainedTokenizerFast, answers: list[str]) -> list[list[int]]:
+def answer_ids(tokenizer: "PreTrainedTokenizerFast", answers: list[str]) -> list[list[int]]:
     """Token ids of each answer, end of sequence included."""
     return [[*ids, _token_id(tokenizer, EOS)] for ids in _encode(tokenizer, answers)]
 
 
-def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+def _token_id(tokenizer: "PreTrainedTokenizerFast", token: str) -> int:
     return cast(int, tokenizer.convert_tokens_to_ids(token))
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+def _encode(tokenizer: "PreTrainedTokenizerFast", texts: list[str]) -> list[list[int]]:
     encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return encoded

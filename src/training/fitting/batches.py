@@ -1,7 +1,5 @@
 """Batches in a seeded order: loaders that can be continued mid-epoch, and loaders of tensors for whole epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """Lightning callbacks: the history of steps, checkpoints, and the best weights with early stopping."""
 
-from __future__ import annotations
-
 import copy
 import time
 from pathlib import Path

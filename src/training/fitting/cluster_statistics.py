@@ -6,8 +6,6 @@ order (ratios: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, sec
 Obuchowski 1997, Nonparametric analysis of clustered ROC curve data).
 """
 
-from __future__ import annotations
-
 from math import ceil
 
 import numpy as np

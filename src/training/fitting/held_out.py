@@ -1,7 +1,5 @@
 """What is learned from and what is held out, and helpers for judging a trained artifact on held-out prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,8 +48,8 @@ def training_workload(workload: Workload, prompt_factor: int) -> Workload:
 
 
 def held_out_queries(
-    used_prompt_ids: Collection[str], models: LoadedModels, workload: Workload, decoding: Decoding, seed: int
-) -> list[Query]:
+    used_prompt_ids: Collection[str], models: "LoadedModels", workload: Workload, decoding: Decoding, seed: int
+) -> "list[Query]":
     """The workload's queries whose prompts were not learned from. Raises ValueError if there is none."""
     from serving.deployment.model_loading import make_queries
 

@@ -1,7 +1,5 @@
 """Facts about this machine that measured times depend on, and the cost of one decoded token."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time
@@ -37,13 +35,13 @@ def _processor() -> str:
 CONTEXT_TOKENS, REPEATS = 64, 100
 
 
-def num_parameters(model: PreTrainedModel) -> int:
+def num_parameters(model: "PreTrainedModel") -> int:
     """Weights that a decoded token is multiplied with: all; a tied embedding counts once, as the head."""
     return sum(weight.numel() for weight in model.parameters())
 
 
 @torch.no_grad()
-def decode_ms(model: PreTrainedModel) -> float:
+def decode_ms(model: "PreTrainedModel") -> float:
     """The fastest of a hundred forwards of one token after a context of 64, in milliseconds, on one thread."""
     from transformers import DynamicCache
 
@@ -57,7 +55,7 @@ def decode_ms(model: PreTrainedModel) -> float:
         torch.set_num_threads(threads)
 
 
-def _decode_step_s(model: PreTrainedModel, cache: object) -> float:
+def _decode_step_s(model: "PreTrainedModel", cache: object) -> float:
     began = time.perf_counter()
     model(torch.ones((1, 1), dtype=torch.long), past_key_values=cache)
     return time.perf_counter() - began

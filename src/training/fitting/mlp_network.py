@@ -1,7 +1,5 @@
 """A multi-layer perceptron that tells one of two classes: while it is trained, and as the layers that are served."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,7 +41,7 @@ class StandardScaler:
     std: NDArray[np.float32]
 
     @classmethod
-    def fit(cls, features: NDArray[np.float32]) -> StandardScaler:
+    def fit(cls, features: NDArray[np.float32]) -> "StandardScaler":
         mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
         return cls(mean, np.maximum(features.std(axis=0, dtype=np.float64), 1e-6).astype(np.float32))
 

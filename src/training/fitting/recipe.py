@@ -1,7 +1,5 @@
 """Hyperparameters of the trainings. This file loads no torch: configuration builds recipes before any work starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import cos, pi
 
@@ -82,7 +80,7 @@ class HATRecipe:
         check_at_least(self, 0, "warmup_steps", "weight_decay", "prompt_loss_weight")
         check_above_zero(self, "learning_rate")
 
-    def limit_epochs(self, texts: int) -> HATRecipe:
+    def limit_epochs(self, texts: int) -> "HATRecipe":
         """This recipe with fewer steps, so that each of `texts` texts is used at most `MAX_EPOCHS` times."""
         return replace(self, steps=min(self.steps, MAX_EPOCHS * max(1, texts // min(self.batch_size, texts))))
 

@@ -1,7 +1,5 @@
 """Where and how a training runs; nothing here changes what is learned."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -55,7 +53,7 @@ class Trainer:
         if self.strategy == DEEPSPEED and self.accelerator == "gpu":
             _check_gpu()
 
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> "torch.dtype":
         """The dtype of matrix products."""
         import torch
 
@@ -75,7 +73,7 @@ class Trainer:
         finally:
             torch.set_num_threads(before)
 
-    def fit(self, module: LightningModule, loader: Sized, callbacks: Sequence[Callback], checkpoint: Path) -> None:
+    def fit(self, module: "LightningModule", loader: Sized, callbacks: "Sequence[Callback]", checkpoint: Path) -> None:
         """Runs one step for each batch of `loader`; continues from the file `checkpoint` if it exists.
 
         strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint.
@@ -104,7 +102,7 @@ class Trainer:
             )
             lightning.fit(module, loader, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
 
-    def _lightning_strategy(self, module: LightningModule) -> Any:
+    def _lightning_strategy(self, module: "LightningModule") -> Any:
         """The strategy as Lightning expects it."""
         if self.strategy != DEEPSPEED:
             return self.strategy

@@ -1,7 +1,5 @@
 """ZeRO on the CPU, which Lightning's strategy refuses: processes over gloo that call DeepSpeed directly."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

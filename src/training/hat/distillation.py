@@ -4,8 +4,6 @@ The adapter learns the states of the target's deeper layers (HAT, section 3.4, E
 behind the target's next one (Medusa-1, Cai et al. 2024, section 2.2.1).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Drafts as they are served: tokens per round on held-out prompts; and the tree of Medusa candidates to verify."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Stages of HAT's training that configuration names: the trace of hidden states, the adapter, Medusa heads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -156,7 +154,7 @@ def train_medusa(
     _write_artifact(out, replace(header, acceptance_length=served.acceptance_length, metrics=report), served)
 
 
-def _used_prompt_ids(trace: HiddenStateTrace, split: TextSplit) -> frozenset[str]:
+def _used_prompt_ids(trace: "HiddenStateTrace", split: "TextSplit") -> frozenset[str]:
     return frozenset(trace.prompt_ids[text] for text in (*split.train, *split.validation))
 
 

@@ -3,8 +3,6 @@
 To record it, the target writes its answers, then runs each whole text once more.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,15 +34,15 @@ SPLIT_SHARES = (0.85, 0.075, 0.075)
 class HiddenStateTrace:
     """Hidden states of `n` texts that the target wrote, their `t` tokens end to end."""
 
-    shallow: Tensor
+    shallow: "Tensor"
     """(t, hidden), fp16: output of the first `shallow_layers` layers."""
-    deep: Tensor
+    deep: "Tensor"
     """(t, hidden), fp16: output of the last layer, before the final norm."""
-    tokens: Tensor
+    tokens: "Tensor"
     """(t), prompts and answers."""
-    text_ends: Tensor
+    text_ends: "Tensor"
     """(n): where each text ends."""
-    prompt_lens: Tensor
+    prompt_lens: "Tensor"
     """(n): tokens of each text that are its prompt."""
     prompt_ids: tuple[str, ...]
     """(n) ids of the texts' prompts in their data set, each once."""
@@ -57,7 +55,7 @@ class HiddenStateTrace:
         """(begin, end) of a text's tokens."""
         return int(self.text_ends[text - 1]) if text else 0, int(self.text_ends[text])
 
-    def split(self, seed: int) -> TextSplit:
+    def split(self, seed: int) -> "TextSplit":
         """Random split by text. Raises ValueError for fewer than three texts."""
         if len(self) < 3:
             raise ValueError(
@@ -125,7 +123,7 @@ def _header(folder: Path) -> dict[str, Any]:
 
 
 def concatenate(
-    texts: Sequence[tuple[Tensor, Tensor, Sequence[int]]],
+    texts: "Sequence[tuple[Tensor, Tensor, Sequence[int]]]",
     prompt_lens: Sequence[int],
     prompt_ids: Sequence[str],
     shallow_layers: int,
@@ -163,7 +161,7 @@ def record(
 
 
 @torch.inference_mode()
-def hidden_states(model: DecomposedModel, text: Sequence[int], shallow_layers: int) -> tuple[Tensor, Tensor]:
+def hidden_states(model: DecomposedModel, text: Sequence[int], shallow_layers: int) -> "tuple[Tensor, Tensor]":
     """(shallow, deep) of every token of a text, each of shape (tokens, hidden), rounded to fp16 as for sending."""
     runner, depth = ModelRunner(model, model.vocab_size), len(model.layers)
     cache = SequenceCache(model, 0, depth)

@@ -1,7 +1,5 @@
 """One training beside a frozen target: padded batches of whole texts, AdamW, and the best weights by held-out loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,12 +34,12 @@ class HiddenStateBatch:
     loss_weights: Tensor
     """(b, n): weight of each position, 1 in all; 0 where no token follows. Position i predicts token i + 1."""
 
-    def to(self, device: torch.device) -> HiddenStateBatch:
+    def to(self, device: torch.device) -> "HiddenStateBatch":
         return HiddenStateBatch(
             *(each.to(device) for each in (self.shallow, self.deep, self.tokens, self.loss_weights))
         )
 
-    def shard(self, rank: int, world_size: int) -> HiddenStateBatch:
+    def shard(self, rank: int, world_size: int) -> "HiddenStateBatch":
         """Every `world_size`-th text. The mean of the shards' weighted sums is the weighted sum of the batch."""
         mine = slice(rank, None, world_size)
         return HiddenStateBatch(

@@ -1,7 +1,5 @@
 """Random testbeds and arrivals, in which a dispatcher is trained and judged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, log, log1p
@@ -100,7 +98,7 @@ class DispatchEnvironment:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"environment.{name} is {getattr(self, name)}; it is a share: 0 to 1")
 
-    def sample_episode(self, seed: int, name: str) -> Episode:
+    def sample_episode(self, seed: int, name: str) -> "Episode":
         """A testbed with its arrivals; the same seed and name give the same episode."""
         stream = key(seed, name)
         draw, seed = _UniformStream(stream), stream >> 33
@@ -135,12 +133,12 @@ class DispatchEnvironment:
         workload = replace(workload, arrivals=replace(arrivals, rate_per_s=rate_per_s))
         return Episode(replace(setup, workload=workload), prompt_tokens)
 
-    def _kv_cache(self, draw: _UniformStream, tokens: int) -> PrefixCaching:
+    def _kv_cache(self, draw: "_UniformStream", tokens: int) -> PrefixCaching:
         """Memory for a few tasks of at most `tokens` tokens, or for all tasks."""
         low_memory, tasks = draw() < self.low_memory_share, self.low_memory_tasks.uniform(draw())
         return PrefixCaching(capacity_tokens=tasks * PrefixCaching().allocated_tokens(tokens) if low_memory else None)
 
-    def _testbed(self, draw: _UniformStream) -> Testbed:
+    def _testbed(self, draw: "_UniformStream") -> Testbed:
         slowdown, count = self.chip_slowdown.log_uniform(draw()), self.tiers.integer(draw())
 
         def tier() -> Tier:
@@ -151,7 +149,7 @@ class DispatchEnvironment:
 
         return Testbed(device=Fleet(self.chips[0]), tiers={f"tier_{i}": tier() for i in range(count)})
 
-    def _chip_variant(self, draw: _UniformStream, slowdown: float) -> Chip:
+    def _chip_variant(self, draw: "_UniformStream", slowdown: float) -> Chip:
         """A random chip in a random mode, slowed down."""
         chip = self.chips[int(draw() * len(self.chips))]
         name = list(chip.modes)[int(draw() * len(chip.modes))]

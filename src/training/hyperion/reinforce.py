@@ -2,8 +2,6 @@
 (Williams 1992).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
@@ -170,7 +168,7 @@ class ReinforceModule(LightningModule):
         actions = [each for one in sampled for each in one]
         return self.loss(collate(actions).to(self.device), recipe.entropy_weight * recipe.remaining_share(step))
 
-    def loss(self, batch: ActionBatch, entropy_weight: float) -> Tensor:
+    def loss(self, batch: "ActionBatch", entropy_weight: float) -> Tensor:
         """Minus the mean of log-probability times normalised advantage, minus the weighted mean entropy."""
         log_probs: Tensor = self.network(batch.task_features, batch.node_features, batch.node_mask).log_softmax(1)
         entropy = -(log_probs.exp() * log_probs.masked_fill(~batch.node_mask, 0)).sum(1)
@@ -196,7 +194,7 @@ class ActionBatch(NamedTuple):
     chosen: Tensor
     advantage: Tensor
 
-    def to(self, device: torch.device) -> ActionBatch:
+    def to(self, device: torch.device) -> "ActionBatch":
         return ActionBatch(*(each.to(device) for each in self))
 
 

@@ -1,7 +1,5 @@
 """The trained dispatcher on held-out arrivals: its latency beside that of other dispatch rules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

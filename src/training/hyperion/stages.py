@@ -1,7 +1,5 @@
 """The stage of dispatch that configuration names: a graph network, trained in simulation."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The weights that are served are the moving average with the lowest latency on validation episodes.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, replace

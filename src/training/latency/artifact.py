@@ -2,8 +2,6 @@
 read back.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -164,11 +162,11 @@ class TimingPoints:
     regimes: Sequence[str]
     """compute-bound, memory-bound or mixed; or the categories of the user's CSV file."""
 
-    def select(self, chosen: NDArray[np.bool_]) -> TimingPoints:
+    def select(self, chosen: NDArray[np.bool_]) -> "TimingPoints":
         regimes = [regime for regime, kept in zip(self.regimes, chosen, strict=True) if kept]
         return TimingPoints(self.terms[chosen], self.seconds[chosen], regimes)
 
-    def by_regime(self) -> dict[str, TimingPoints]:
+    def by_regime(self) -> "dict[str, TimingPoints]":
         names = np.array(self.regimes)
         return {name: self.select(names == name) for name in sorted(dict.fromkeys(self.regimes))}
 

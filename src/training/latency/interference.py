@@ -1,7 +1,5 @@
 """Verification interference: a short request that shares a batch with a long one waits for it (WISP, section 3.4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """One model's timings with the fit that is used and the paper's own fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

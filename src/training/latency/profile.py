@@ -1,7 +1,5 @@
 """The profile of this machine: how long the engine takes for the models of a pair or for published shapes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

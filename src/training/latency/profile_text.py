@@ -1,7 +1,5 @@
 """profile.txt and the plots of a profile: what was measured, the fit and its errors, for people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -154,20 +152,20 @@ def draw_figures(profile: ModelProfile, folder: Path) -> None:
     _save(figure, folder / f"{profile.name}_residuals.png", f"{profile.name}: error of the prediction")
 
 
-def _plot_predicted(axes: Axes, profile: ModelProfile, measured_ms: Array, predicted_ms: Array) -> None:
+def _plot_predicted(axes: "Axes", profile: ModelProfile, measured_ms: Array, predicted_ms: Array) -> None:
     ends = [float(measured_ms.min()), float(measured_ms.max())]
     axes.plot(ends, ends, color="#9aa5b1", linewidth=1)
     _scatter(axes, profile, measured_ms, predicted_ms)
     axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
 
 
-def _plot_residuals(axes: Axes, profile: ModelProfile, measured_ms: Array, error_percent: Array) -> None:
+def _plot_residuals(axes: "Axes", profile: ModelProfile, measured_ms: Array, error_percent: Array) -> None:
     axes.axhline(0, color="#9aa5b1", linewidth=1)
     _scatter(axes, profile, measured_ms, error_percent)
     axes.set(xscale="log", xlabel="measured, ms", ylabel="predicted too long (+) or too short (-), %")
 
 
-def _scatter(axes: Axes, profile: ModelProfile, x: Array, y: Array) -> None:
+def _scatter(axes: "Axes", profile: ModelProfile, x: Array, y: Array) -> None:
     for category, colour, rows in _category_groups(profile):
         for held_out, marker in ((False, "o"), (True, "x")):
             of_use = [i for i in rows if profile.timings[i].shape.held_out == held_out]
@@ -186,6 +184,6 @@ def _category_groups(profile: ModelProfile) -> Iterator[tuple[str, str, list[int
         yield category, _COLOURS[place % len(_COLOURS)], rows
 
 
-def _save(figure: Figure, path: Path, title: str) -> None:
+def _save(figure: "Figure", path: Path, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.savefig(path, dpi=130, metadata={"Software": None})

@@ -1,7 +1,5 @@
 """Models of published shapes with random weights; the time of a forward does not depend on the values."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from serving.engines.models import Dtype
@@ -18,7 +16,7 @@ _WEIGHT_STD = 0.02
 
 def published_engine(
     architecture: Architecture, dtype: Dtype, max_session_tokens: int, accelerator: Accelerator
-) -> TorchEngine:
+) -> "TorchEngine":
     """An engine with a random model of that shape, in `dtype`, for sessions of `max_session_tokens` tokens.
 
     Raises ValueError for a shape that the engine cannot run or that does not fit into memory.

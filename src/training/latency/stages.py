@@ -1,7 +1,5 @@
 """Stages of latency that configuration names: profiles of a machine, and reports on a profile as rows.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,5 +162,5 @@ def interference(
     )
 
 
-def _write(out: Path, rows: TableGroups) -> None:
+def _write(out: Path, rows: "TableGroups") -> None:
     (out / "rows.json").write_text(json.dumps(rows, indent=1, allow_nan=False), encoding="utf-8")

@@ -2,8 +2,6 @@
 (Fig. 11), and coefficients beside the published ones (Table 12).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,7 +146,7 @@ def draw_figures(models: Sequence[LoadedProfile], folder: Path) -> None:
         figure.savefig(folder / f"{model.name}_fig9.png", dpi=130, metadata={"Software": None})
 
 
-def _plot_predicted(axes: Axes, model: LoadedProfile) -> None:
+def _plot_predicted(axes: "Axes", model: LoadedProfile) -> None:
     every = np.concatenate([points.seconds for points in model.sets.values()])
     ends = 1e3 * np.array([every.min(), every.max()])
     axes.plot(ends, ends, color=_GREY, linewidth=1)
@@ -168,7 +166,7 @@ def _plot_predicted(axes: Axes, model: LoadedProfile) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _plot_errors(axes: Axes, model: LoadedProfile) -> None:
+def _plot_errors(axes: "Axes", model: LoadedProfile) -> None:
     errors = {name: 100 * (model.predict_s(points) / points.seconds - 1) for name, points in model.sets.items()}
     most = max(float(np.abs(off).max()) for off in errors.values())
     bins = np.linspace(-most, most, 31).tolist()

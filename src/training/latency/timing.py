@@ -1,7 +1,5 @@
 """Times an engine's work on the wall clock: the timer, the timings of one configuration, and the device."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

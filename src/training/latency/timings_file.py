@@ -12,8 +12,6 @@
 Lines that agree in all but the latency are runs of one configuration.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 `DRAFT_GRID` has the configurations of a device, `FORWARD_GRID` those of a cloud's worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

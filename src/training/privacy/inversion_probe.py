@@ -1,7 +1,5 @@
 """Measures how much of a user's text a cloud can recover from the hidden states that a split model sends."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,7 +58,7 @@ def measure_inversion(
 
 
 def _recovery_rows(
-    trace: HiddenStateTrace, model: DecomposedModel, probe: LinearProbe, seed: int, progress: Progress
+    trace: "HiddenStateTrace", model: "DecomposedModel", probe: LinearProbe, seed: int, progress: Progress
 ) -> dict[str, dict[str, float]]:
     split = trace.split(seed)
     train, test = _token_indices(trace, split.train), _token_indices(trace, (*split.validation, *split.test))
@@ -83,19 +81,19 @@ def _recovery_rows(
 
 
 def _probe_shares(
-    trace: HiddenStateTrace, states: Tensor, train: Tensor, test: Tensor, vocabulary: int, probe: LinearProbe
+    trace: "HiddenStateTrace", states: "Tensor", train: "Tensor", test: "Tensor", vocabulary: int, probe: LinearProbe
 ) -> dict[str, float]:
     predict = _train_probe(states, trace.tokens, train, vocabulary, probe)
     return _recovered_shares(trace, test, lambda at: predict(states[at]))
 
 
-def _token_indices(trace: HiddenStateTrace, texts: Sequence[int]) -> Tensor:
+def _token_indices(trace: "HiddenStateTrace", texts: Sequence[int]) -> "Tensor":
     import torch
 
     return torch.cat([torch.arange(*trace.span(text)) for text in texts])
 
 
-def _round_trip(states: Tensor, number_format: HiddenDtype) -> Tensor:
+def _round_trip(states: "Tensor", number_format: HiddenDtype) -> "Tensor":
     import torch
 
     from serving.engines.torch.forward import decode_hidden, encode_hidden
@@ -104,8 +102,8 @@ def _round_trip(states: Tensor, number_format: HiddenDtype) -> Tensor:
 
 
 def _train_probe(
-    states: Tensor, tokens: Tensor, token_indices: Tensor, vocabulary: int, probe: LinearProbe
-) -> Callable[[Tensor], Tensor]:
+    states: "Tensor", tokens: "Tensor", token_indices: "Tensor", vocabulary: int, probe: LinearProbe
+) -> "Callable[[Tensor], Tensor]":
     """Trains a linear probe; the returned function predicts the token of each state."""
     import torch
     import torch.nn.functional as F
@@ -123,7 +121,7 @@ def _train_probe(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    def predict(hidden: Tensor) -> Tensor:
+    def predict(hidden: "Tensor") -> "Tensor":
         with torch.no_grad():
             found: Tensor = linear((hidden - mean) / deviation).argmax(-1)
         return found
@@ -131,19 +129,19 @@ def _train_probe(
     return predict
 
 
-def _nearest_embedding(model: DecomposedModel, states: Tensor) -> Tensor:
+def _nearest_embedding(model: "DecomposedModel", states: "Tensor") -> "Tensor":
     import torch.nn.functional as F
 
     embeddings: torch.Tensor = model.embed.weight.detach().float()  # type: ignore[operator]
     return (F.normalize(states, dim=-1) @ F.normalize(embeddings, dim=-1).T).argmax(-1)
 
 
-def _most_frequent_token(trace: HiddenStateTrace, token_indices: Tensor) -> Tensor:
+def _most_frequent_token(trace: "HiddenStateTrace", token_indices: "Tensor") -> "Tensor":
     return trace.tokens[token_indices].mode().values
 
 
 def _recovered_shares(
-    trace: HiddenStateTrace, token_indices: Tensor, predict: Callable[[Tensor], Tensor]
+    trace: "HiddenStateTrace", token_indices: "Tensor", predict: "Callable[[Tensor], Tensor]"
 ) -> dict[str, float]:
     """Shares of the prompts' and of the answers' tokens that are recovered."""
     right = predict(token_indices) == trace.tokens[token_indices]
@@ -154,7 +152,7 @@ def _recovered_shares(
     }
 
 
-def _is_prompt(trace: HiddenStateTrace) -> Tensor:
+def _is_prompt(trace: "HiddenStateTrace") -> "Tensor":
     import torch
 
     found = torch.zeros(len(trace.tokens), dtype=torch.bool)
@@ -164,7 +162,7 @@ def _is_prompt(trace: HiddenStateTrace) -> Tensor:
     return found
 
 
-def _predicted_next_share(trace: HiddenStateTrace, model: DecomposedModel, token_indices: Tensor) -> float:
+def _predicted_next_share(trace: "HiddenStateTrace", model: "DecomposedModel", token_indices: "Tensor") -> float:
     """Share of the answers' tokens that the head predicts from the state before."""
     import torch
 

@@ -1,7 +1,5 @@
 """The large model's greedy answers, token by token, as the small model predicts them, and the verified drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -112,7 +110,7 @@ def _model(engine: Any) -> Any:
 
 
 def _aligned_tokens(
-    answer: int, runner: ModelRunner, tokenizer: Any, prompt: tuple[int, ...], record: SessionRecord
+    answer: int, runner: ModelRunner, tokenizer: Any, prompt: tuple[int, ...], record: "SessionRecord"
 ) -> AlignedTokens:
     n = len(record.tokens)
     confidence, top_1, top_5 = top_k_hits(

@@ -1,7 +1,5 @@
 """Synera, Fig. 4 and 5b for our own tokens: the rows of the exhibit, `{group: {row: {metric: cell}}}`, and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
@@ -174,7 +172,7 @@ def draw_figures(alignment: Alignment, table: Mapping[str, Mapping[str, MetricRo
     _save(axes, folder / "importance_cdf.png", "CDF of importance")
 
 
-def _hit_rates(axes: Axes, table: Mapping[str, MetricRow]) -> None:
+def _hit_rates(axes: "Axes", table: Mapping[str, MetricRow]) -> None:
     """Plots hit rates; the bins are the table's first rows."""
     middles = [(low + high) / 2 for low, high in CONFIDENCE_BINS]
     for metric, label, colour in (("top_1", "top-1", _BLUE), ("top_5", "top-5", _ORANGE)):
@@ -187,13 +185,13 @@ def _hit_rates(axes: Axes, table: Mapping[str, MetricRow]) -> None:
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
-def _cdf(axes: Axes, values: Floats, label: str, colour: str) -> None:
+def _cdf(axes: "Axes", values: Floats, label: str, colour: str) -> None:
     ordered = np.sort(values)
     shares = 100 * np.arange(1, len(ordered) + 1) / max(1, len(ordered))
     axes.step(ordered, shares, color=colour, where="post", label=label)
 
 
-def _axes(x: str, y: str) -> Axes:
+def _axes(x: str, y: str) -> "Axes":
     from matplotlib.figure import Figure
 
     axes = Figure(figsize=(5.6, 4.2), layout="constrained").add_subplot()
@@ -203,7 +201,7 @@ def _axes(x: str, y: str) -> Axes:
     return axes
 
 
-def _save(axes: Axes, path: Path, title: str) -> None:
+def _save(axes: "Axes", path: Path, title: str) -> None:
     figure = axes.get_figure(root=True)
     if figure is not None:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)

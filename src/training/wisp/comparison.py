@@ -4,8 +4,6 @@ At thresholds of their own, families differ in their operating point as much as 
 at one recall.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 

@@ -2,8 +2,6 @@
 and drafting with and without it when it is served.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """The interface of a family of predictors, so that all are trained and judged in the same way."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

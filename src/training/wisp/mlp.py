@@ -1,7 +1,5 @@
 """The family that is served: WISP's multi-layer perceptron (section 5.4, appendix B)."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -65,8 +63,8 @@ class MLP:
 
     def fit_network(
         self,
-        train: LabelledSamples,
-        validation: LabelledSamples,
+        train: "LabelledSamples",
+        validation: "LabelledSamples",
         seed: int,
         trainer: Trainer = CPU_TRAINER,
         progress: Progress = silent,
@@ -93,9 +91,9 @@ class MLP:
         best.restore_best(module)
         return NumpyMLP(folded_layers(network), scaler.mean, scaler.std), self._training_metrics(best)
 
-    def _positive_weight(self, train: LabelledSamples) -> float:
+    def _positive_weight(self, train: "LabelledSamples") -> float:
         accepted = int(train.accepted.sum())
         return 1.0 if self.positive_weight == "none" else (len(train) - accepted) / max(1, accepted)
 
-    def _training_metrics(self, best: EarlyStoppingByEpoch) -> dict[str, Any]:
+    def _training_metrics(self, best: "EarlyStoppingByEpoch") -> dict[str, Any]:
         return {"hyperparameters": asdict(self), **best.summary()}

@@ -1,7 +1,5 @@
 """Operating thresholds: named rules that choose one on validation samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol

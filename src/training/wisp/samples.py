@@ -2,8 +2,6 @@
 them as rows of WISP's Table 8, Fig. 2 and Fig. 3, `{group: {row: {metric: cell}}}`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,14 +39,14 @@ class TokenSamples:
         """Each session once, in order."""
         return np.unique(self.windows.session)
 
-    def for_sessions(self, sessions: Names) -> TokenSamples:
+    def for_sessions(self, sessions: Names) -> "TokenSamples":
         """The samples of these sessions."""
         kept = np.isin(self.session, sessions)
         return TokenSamples(
             self.features[kept], self.accepted[kept], self.session[kept], self.windows.for_sessions(sessions)
         )
 
-    def split(self, seed: int) -> SampleSplit:
+    def split(self, seed: int) -> "SampleSplit":
         """Random split by session, so that no answer is in two parts.
 
         Raises ValueError for fewer than three sessions, or a part without accepted or without rejected tokens.

@@ -4,8 +4,6 @@
 compares upper bounds (Eq. 31), not expectations, so predictors may contradict it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +48,7 @@ class HeldOutWindows:
     """(w,) from 0."""
 
     @classmethod
-    def from_windows(cls, windows: DraftWindows, k: int) -> HeldOutWindows:
+    def from_windows(cls, windows: DraftWindows, k: int) -> "HeldOutWindows":
         """Raises ValueError for windows that are longer than `k`."""
         if windows.lengths.max(initial=0) > k:
             raise ValueError(

@@ -1,7 +1,5 @@
 """The artifact `tokens.parquet`: every drafted token of served windows with its outcome; and the windows themselves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class DraftWindows:
         """(w,) drafted tokens of each window."""
         return np.bincount(self.window_index, minlength=len(self)).astype(np.int64)
 
-    def for_sessions(self, sessions: Names) -> DraftWindows:
+    def for_sessions(self, sessions: Names) -> "DraftWindows":
         """The windows of these sessions."""
         kept = np.isin(self.session, sessions)
         tokens = kept[self.window_index]

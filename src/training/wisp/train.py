@@ -1,7 +1,5 @@
 """The training of one predictor: fitted on a token trace, served, and refused if it is no better than none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The tree families that WISP compares (appendix B, Table 9): scikit-learn's random forest, LightGBM and XGBoost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -51,7 +49,7 @@ class RandomForest:
         if not isinstance(self.max_features, str):
             check_range(self.name, "max_features", self.max_features, 1e-6, 1)
 
-    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedForest:  # noqa: ARG002 - there is nothing to stop early
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> "FittedForest":  # noqa: ARG002 - there is nothing to stop early
         """All trees, in one thread."""
         from sklearn.ensemble import RandomForestClassifier
 
@@ -107,7 +105,7 @@ class LightGBM:
         for field in ("reg_lambda", "reg_alpha"):
             check_range(self.name, field, getattr(self, field), 0)
 
-    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedLightGBM:
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> "FittedLightGBM":
         """The trees up to the lowest validation loss; one thread, so that a seed is one result."""
         import lightgbm
 
@@ -168,7 +166,7 @@ class XGBoost:
         for field in ("min_child_weight", "gamma", "reg_lambda", "reg_alpha"):
             check_range(self.name, field, getattr(self, field), 0)
 
-    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedXGBoost:
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> "FittedXGBoost":
         """The trees up to the lowest validation loss; one thread, so that a seed is one result."""
         import xgboost
 

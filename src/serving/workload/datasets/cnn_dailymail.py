@@ -1,7 +1,5 @@
 """CNN/DailyMail: summaries of news articles (See et al., 2017)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CommonsenseQA: five-way questions of general knowledge (Talmor et al., 2019)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GSM8K: grade-school word problems (Cobbe et al., 2021)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

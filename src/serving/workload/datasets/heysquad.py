@@ -1,7 +1,5 @@
 """HeySQuAD: transcripts of SQuAD's questions as people spoke them (Wu et al., 2023)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

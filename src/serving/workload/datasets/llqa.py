@@ -1,7 +1,5 @@
 """LLQA: four-way questions on a person's day, from the descriptions of that day (Tran et al., 2022)."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """SensorQA: questions on weeks of wearable-sensor records (Reichman et al., 2025)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

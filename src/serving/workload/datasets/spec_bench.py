@@ -1,7 +1,5 @@
 """Spec-Bench: prompts of six kinds to compare speculative decoding (Xia et al., 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SST-2: sentiment of sentences from film reviews (Socher et al., 2013; the GLUE split)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

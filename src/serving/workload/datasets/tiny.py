@@ -1,7 +1,5 @@
 """The embedded pair's own tasks, from a corpus artifact."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args

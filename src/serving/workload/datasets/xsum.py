@@ -1,7 +1,5 @@
 """XSum: one-sentence summaries of BBC articles (Narayan et al., 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
