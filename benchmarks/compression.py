@@ -11,15 +11,12 @@ Limits: every verdict the same; messages 99.5 % smaller where decoding is greedy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.messages import SamplingParams
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))  # the pair, which the tests have too
-
 if TYPE_CHECKING:
-    from compressed import Pair, Question
+    from tests.serving.transport.compressed_drafts import Pair, Question
 
 SESSIONS, CHUNKS = 40, 5
 LIMIT = 0.995
@@ -53,7 +50,8 @@ HIGH_ENTROPY_SETTINGS = (
 
 def main() -> bool:
     import torch
-    from compressed import GAMMA, Pair
+
+    from tests.serving.transport.compressed_drafts import GAMMA, Pair
 
     torch.set_num_threads(1)
     print(f"compression: {SESSIONS * CHUNKS} chunks of {GAMMA} drafts a setting, vocabulary 32,000, {MBPS:g} Mbit/s")

@@ -1,11 +1,8 @@
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TANDEM_FROZEN", "1")  # before anything imports the messages
-sys.path.insert(0, str(Path(__file__).parent / "serving"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from pipeline import api
 
 ROOT = Path(__file__).parents[1]
-RUNNER = Path(__file__).with_name("experimenting.py")
+RUNNER = Path(__file__).parent / "programs" / "run_commands.py"
 COMMAND = re.compile(r"^    python -m pipeline ([^#\n]+?)\s*(?:#.*)?$", re.MULTILINE)
 NOT_PLANNED = ("--help", "show", "cache")
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline import api
 
-RUNNER = Path(__file__).with_name("experimenting.py")
+RUNNER = Path(__file__).parent / "programs" / "run_commands.py"
 CONF = Path(__file__).parents[1] / "conf" / "experiment"
 NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("[!_]*.yaml"))
 QUANTISED = "synera/table6"

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import save
+
+from tests.support.tiny_models import save_checkpoint
 
 WORDS = " ".join(f"w{i}" for i in range(510))
 """The soak's prompts are of the first 500 tokens."""
@@ -20,7 +21,7 @@ def like(cloud: Path, path: Path) -> Path:
     import torch
     from transformers import LlamaForCausalLM
 
-    save(path, WORDS)
+    save_checkpoint(path, WORDS)
     model = LlamaForCausalLM.from_pretrained(cloud)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -32,7 +33,7 @@ def like(cloud: Path, path: Path) -> Path:
 
 
 def test_in_a_minute_of_faults_every_request_is_answered_and_nothing_is_left(tmp_path: Path) -> None:
-    cloud = save(tmp_path / "cloud", WORDS, layers=8, seed=1)
+    cloud = save_checkpoint(tmp_path / "cloud", WORDS, layers=8, seed=1)
     device = like(cloud, tmp_path / "device")
     command = [sys.executable, "-m", "benchmarks", "soak", "seconds=60", "every=2", f"pair={device},{cloud}"]
     done = subprocess.run(

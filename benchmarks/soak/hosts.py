@@ -10,7 +10,6 @@ import logging
 import os
 import random
 import signal
-import sys
 import time
 import traceback
 from collections import Counter
@@ -32,7 +31,6 @@ from serving.transport.security import Security
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 logging.getLogger("serving").setLevel(logging.ERROR)  # links break all the time here
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "serving"))  # fake pair, proxy, leftovers
 
 LIMITS = Limits(
     keepalive_s=1.0, keepalive_timeout_s=1.0, connect_timeout_s=1.0, backoff_s=0.1, backoff_max_s=1.0, linger_s=5.0
@@ -71,7 +69,7 @@ class SoakConfig:
     def open_chip(self, topology: Topology, name: str, tensors: Any) -> tuple[ComputeResource, Any]:
         """A node's chip, and the engine on it."""
         if self.pair is None:
-            from fake_pair import FakePair
+            from tests.support.fake_pair import FakePair
 
             return ComputeResource(pair := FakePair()), pair
         from serving.deployment.model_loading import load_side
@@ -105,7 +103,7 @@ class SoakNode:
 
     def held(self) -> dict[str, int]:
         """What is still held for sessions here: nothing, once all of them are over."""
-        from leftovers import in_chip, in_driver, in_node, in_streams, open_streams
+        from tests.support.remaining_state import in_chip, in_driver, in_node, in_streams, open_streams
 
         found = in_node(self.node) | in_chip(self.engine, self.tensors) | in_driver(self.driver)
         if self.name in self.topology.device_fleets:
@@ -114,7 +112,7 @@ class SoakNode:
         return found | in_streams(self.host) | open_streams(self.host)
 
     def table_sizes(self) -> dict[str, Any]:
-        from leftovers import num_transport_sessions
+        from tests.support.remaining_state import num_transport_sessions
 
         tasks = len(asyncio.all_tasks())
         return {"held": self.held(), "transport sessions": num_transport_sessions(self.host), "tasks": tasks}

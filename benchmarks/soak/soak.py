@@ -27,7 +27,7 @@ MAX_GROWTH_MB = 32.0
 
 class SoakRun:
     def __init__(self, config: SoakConfig, length_s: float, every_s: float) -> None:
-        from proxy import Proxy  # of the tests: `hosts` knows the way
+        from tests.support.tcp_proxy import Proxy
 
         self.config, self.length_s, self.every_s = config, length_s, every_s
         self.display = display_for()

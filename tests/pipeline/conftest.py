@@ -7,14 +7,14 @@ import pytest
 
 from pipeline.report.mlflow_store import Tracking
 
-MIGRATING = Path(__file__).parents[1] / "migrating.py"
+CONNECT_PROGRAM = Path(__file__).parents[1] / "programs" / "connect_mlflow.py"
 
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
     """A store that two processes created at once, and what each printed and complained about."""
     outputs = tmp_path_factory.mktemp("store")
-    command = [sys.executable, str(MIGRATING), str(outputs)]
+    command = [sys.executable, str(CONNECT_PROGRAM), str(outputs)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     return outputs / "mlflow.db", [process.communicate(timeout=120) for process in both]
 

@@ -11,8 +11,8 @@ from pipeline.errors import ConfigError
 from pipeline.running import Job
 
 STAGES = {
-    "corpus": {"_target_": "counted.build", "text": "a"},
-    "serve": {"_target_": "counted.build", "_kind_": "serve", "text": "b"},
+    "corpus": {"_target_": "tests.support.stage_functions.write_text", "text": "a"},
+    "serve": {"_target_": "tests.support.stage_functions.write_text", "_kind_": "serve", "text": "b"},
 }
 
 

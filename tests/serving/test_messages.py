@@ -4,16 +4,17 @@ import os
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 
 import pytest
-from fake_world import policy, world
 
 from serving.messages import FROZEN, DraftStopRule, Request, SequenceSlice, Span
+from tests.support.policies import policy
+from tests.support.simulated_nodes import world
 
 SCRIPT = """
-from fake_world import policy, world
 from serving.messages import FROZEN
+from tests.support.policies import policy
+from tests.support.simulated_nodes import world
 assert not FROZEN
 print(world(policy("{name}"), devices=2).run().log.entries)
 """
@@ -34,8 +35,7 @@ def test_messages_compare_and_hash_by_type_and_value() -> None:
 
 @pytest.mark.parametrize("name", ["synera", "cloud_centric"])
 def test_unfrozen_messages_make_the_same_log(name: str) -> None:
-    here = Path(__file__).parent
-    environment = {**os.environ, "TANDEM_FROZEN": "0", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
+    environment = {**os.environ, "TANDEM_FROZEN": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = [sys.executable, "-c", SCRIPT.format(name=name)]
     told = subprocess.run(script, env=environment, check=True, capture_output=True, text=True)
     assert told.stdout.strip() == repr(world(policy(name), devices=2).run().log.entries)

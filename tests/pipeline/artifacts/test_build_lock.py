@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from building import graph
-
 from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, registration_lock
+from tests.programs.build_artifacts import graph
 
 
 def never(who: str) -> None:

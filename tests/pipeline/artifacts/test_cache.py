@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from building import graph
 
 from pipeline.artifacts import cache
 from pipeline.artifacts.build_lock import hold_build_lock
@@ -13,6 +12,7 @@ from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
+from tests.programs.build_artifacts import graph
 
 LATER = datetime.now(UTC) + timedelta(days=3)
 REPORT, OTHER = graph(), graph(steps=4)

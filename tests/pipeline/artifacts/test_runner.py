@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from building import graph
 
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
+from tests.programs.build_artifacts import graph
 
-SCRIPT = Path(__file__).parents[2] / "building.py"
+SCRIPT = Path(__file__).parents[2] / "programs" / "build_artifacts.py"
 Building = subprocess.Popen[str]
 Start = Callable[..., Building]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `building.py` on this test's store, stopping at a stage if one is named."""
+    """Starts `build_artifacts.py` on this test's store, stopping at a stage if one is named."""
     begun: list[Building] = []
 
     def start(stop_at: str = "") -> Building:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import checkpoints
 import pytest
 
 from pipeline import api
 from pipeline.command.main import main
 from pipeline.errors import UserError
+from tests.support.tiny_models import save_checkpoints
 
 TOY = ("model=toy", "workload=smoke", "stage=plan")
 
@@ -251,7 +251,7 @@ def test_a_failed_job_does_not_take_the_others_with_it(say: Say) -> None:
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoints that a user might bring."""
-    return checkpoints.made(tmp_path_factory.mktemp("checkpoints"))
+    return save_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 def own(folders: dict[str, Path], device: str, cloud: str) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import pytest
 
 from pipeline.command import service
 from pipeline.config import build
 from pipeline.errors import ConfigError
+from tests.support.tiny_models import save_checkpoints
 
 TOY = ("model=toy", "workload.template=plain")
 
@@ -105,7 +105,7 @@ def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch
     build_load = build.load  # which remembers what it found
     monkeypatch.setattr(build, "load", load)
     monkeypatch.setattr("pipeline.running.Job.run", lambda *_: None)
-    models = checkpoints.made(tmp_path / "models")
+    models = save_checkpoints(tmp_path / "models")
     words = [f"model.{side}.path={models[side]}" for side in ("device", "cloud")]
     words += ["service.cloud=127.0.0.1:9", "service.health.port=null", f"outputs={tmp_path / 'outputs'}"]
     with pytest.raises(ConfigError, match=r"^cloud: the address is taken$"):
@@ -131,7 +131,7 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     build_load = build.load
     monkeypatch.setattr(build, "load", load)
     monkeypatch.setattr("pipeline.running.Job.run", lambda *_: None)
-    models = checkpoints.made(tmp_path / "models")
+    models = save_checkpoints(tmp_path / "models")
     words = (*words, *(f"model.{side}.path={models[side]}" for side in ("device", "cloud")))
     service.run("page", [*words, *TOY, f"outputs={tmp_path / 'outputs'}"], ("page=default",))
     return called[0]

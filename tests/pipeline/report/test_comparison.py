@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from served import drawn, request, write
 
 from pipeline.report import comparison, job_result
 from pipeline.report.comparison import compare_jobs, differing_overrides
@@ -14,6 +13,7 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import Records
 from pipeline.report.statistics import ConfidenceInterval
 from pipeline.report.summary import summarise
+from tests.pipeline.report.serve_artifact import drawn, request, write
 
 
 def finished(sweep: Path, number: int, artifact: Path, *overrides: str) -> None:

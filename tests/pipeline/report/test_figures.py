@@ -1,8 +1,8 @@
 import pytest
-from served import drawn, request, write
 
 from pipeline.report import figures
 from pipeline.report.records import Records
+from tests.pipeline.report.serve_artifact import drawn, request, write
 
 PNG = b"\x89PNG"
 

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from served import drawn, request, write
 
 from pipeline.artifacts import manifest
 from pipeline.artifacts.stage import Stage
@@ -14,6 +13,7 @@ from pipeline.report.context import JobContext, StageRun
 from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import RecordsError
+from tests.pipeline.report.serve_artifact import drawn, request, write
 
 SECRET = "s3cret-value"
 CONFIG = {

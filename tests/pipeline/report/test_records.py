@@ -2,9 +2,9 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from served import request, write
 
 from pipeline.report.records import PackingFactor, Records, RecordsError
+from tests.pipeline.report.serve_artifact import request, write
 
 REQUESTS = [request("a", ["device", "cloud"], [0.5, 0.75])]
 

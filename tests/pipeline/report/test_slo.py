@@ -1,11 +1,11 @@
 from math import inf
 
 import pytest
-from served import request
 
 from pipeline.report import slo
 from pipeline.report.records import RequestRecord
 from pipeline.report.slo import SloCompliance
+from tests.pipeline.report.serve_artifact import request
 
 
 def served(**changes):

@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
-from served import drawn
 
 from pipeline.artifacts import manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.report import context
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
+from tests.pipeline.report.serve_artifact import drawn
 
 PNG = b"\x89PNG\r\n"
 

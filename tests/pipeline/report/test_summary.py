@@ -1,12 +1,12 @@
 """Two requests, small enough to add up by hand."""
 
 import pytest
-from served import request, write
 
 from pipeline.report.records import Records
 from pipeline.report.slo import SloCompliance
 from pipeline.report.statistics import Percentiles
 from pipeline.report.summary import summarise
+from tests.pipeline.report.serve_artifact import request, write
 
 # Drafts four and is asked about them (two stand, one is corrected), then drafts two that are kept.
 SPECULATED = request(

@@ -7,17 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-from served import drawn
-
 from pipeline.report import sweep
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
+from tests.pipeline.report.serve_artifact import drawn
 
-SWEEPING = Path(__file__).parents[2] / "sweeping.py"
+SWEEP_PROGRAM = Path(__file__).parents[2] / "programs" / "run_sweep.py"
 
 
 def run(artifact: Path, outputs: Path, policies: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SWEEPING), str(artifact), "-m", f"policy={policies}", f"outputs={outputs}", *words]
+    command = [
+        sys.executable,
+        str(SWEEP_PROGRAM),
+        str(artifact),
+        "-m",
+        f"policy={policies}",
+        f"outputs={outputs}",
+        *words,
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 

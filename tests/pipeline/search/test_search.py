@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import searching
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -17,12 +16,16 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.search.search import SearchRunner, check_settings
 from pipeline.search.space import parse_space
 from pipeline.search.study import create_objective, open_study
+from tests.support import stage_functions
 
 EXPERIMENT = {
     "defaults": [{"override /policy": "synera"}, {"override /hydra/sweeper": "search"}, "_self_"],
     "goal": "cheap",
     "stages": {
-        "cheap": {"_target_": "searching.measure", "_kind_": "profile", "x": 1e-2, "shape": [8], "deep": False}
+        "cheap": {
+            "_target_": "tests.support.stage_functions.measure", "_kind_": "profile", "x": 1e-2, "shape": [8],
+            "deep": False,
+        }
     },
     "exhibit": {
         "_target_": "pipeline.report.exhibit.Exhibit", "title": "A search", "rows": {"label": "{trial}"},
@@ -66,20 +69,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         return int(ended.value.code or 0), captured.out, captured.err
 
     yield run
-    searching.CALLS.clear()
-    searching.KILLED_AT.clear()
+    stage_functions.CALLS.clear()
+    stage_functions.KILLED_AT.clear()
 
 
 def test_a_killed_search_goes_on_and_mlflow_has_it_all(run: Run, tracking: Tracking) -> None:
-    searching.KILLED_AT.append(1)
+    stage_functions.KILLED_AT.append(1)
     outputs = f"outputs={tracking.outputs}"
     assert run(outputs, "tracking.uri=none")[0] == 130
     code, out, err = run(outputs)
     assert (code, err.count("Traceback")) == (0, 0), out + err
-    assert searching.CALLS[0] == (1e-2, (8,))
-    assert searching.CALLS[1] == searching.CALLS[2], "the killed trial has other values now"
-    assert len(set(searching.CALLS)) == 3, "a sampler that forgot its draws drew the same again"
-    assert len(searching.CALLS) == 4, "the best one is not from the cache"
+    assert stage_functions.CALLS[0] == (1e-2, (8,))
+    assert stage_functions.CALLS[1] == stage_functions.CALLS[2], "the killed trial has other values now"
+    assert len(set(stage_functions.CALLS)) == 3, "a sampler that forgot its draws drew the same again"
+    assert len(stage_functions.CALLS) == 4, "the best one is not from the cache"
     assert "4 of 4 jobs complete" in out
     assert "holds  it gains" in out
     client, experiment = tracking.connect()

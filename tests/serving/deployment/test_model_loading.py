@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import checkpoints
 import pytest
 
 from serving.deployment.model_loading import load_models
@@ -10,6 +9,7 @@ from serving.engines.models import Checkpoint
 from serving.learned.medusa import WEIGHTS, MedusaHeads
 from serving.messages import MEDUSA_TREE, DraftOutcome, DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 from serving.policy.policy import EngineRequirements
+from tests.support.tiny_models import save_checkpoint
 
 WHOLE = Span(0, 3, embedding=True, lm_head=True)
 ASKED = SequenceSlice("s", 0, 3, (2, 3, 4), 0, "greedy")
@@ -18,8 +18,8 @@ ASKED = SequenceSlice("s", 0, 3, (2, 3, 4), 0, "greedy")
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
     """Models of different widths."""
-    small = checkpoints.save(tmp_path / "small")
-    large = checkpoints.save(tmp_path / "large", layers=3, hidden=32)
+    small = save_checkpoint(tmp_path / "small")
+    large = save_checkpoint(tmp_path / "large", layers=3, hidden=32)
     return Checkpoint(path=small), Checkpoint(path=large)
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from catalogue import bed
-from fake_setup import pair, setup
 
 from serving.core.decoding import Decoding
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.placement import CloudPlacement
+from tests.support.conf_files import bed
+from tests.support.fake_setup import pair, setup
 
 
 def test_a_setup_of_the_default_hardware_fits() -> None:

@@ -4,9 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from catalogue import architecture, bed, fleet, link
-from fake_setup import pair, setup
-from fake_tiers import DEVICE, LAYERS, NETWORK, division, over, tiers
 
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import connect_nodes as connect
@@ -21,6 +18,10 @@ from serving.policy.slots.dispatch import HypSched, RoundRobin
 from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, TieredPlacement, UShapedPlacement, scale_layers
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
+from tests.support.conf_files import architecture, bed, fleet, link
+from tests.support.fake_pair import LAYERS
+from tests.support.fake_setup import pair, setup
+from tests.support.simulated_tiers import DEVICE, NETWORK, division, over, tiers
 
 NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx_orin_32gb"
 

@@ -7,14 +7,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fake_pair import FakePair, own_text
-from fake_world import ROWS, World, policy, world
 
 from serving.drivers.clock import ScriptedClock, WallClock
 from serving.drivers.real_time import RealTimeDriver
 from serving.drivers.simulator import Observer
 from serving.hardware.executor import FatalWorkError
 from serving.messages import EmitTokens, Message, Outcome, Work
+from tests.support.fake_pair import FakePair, own_text
+from tests.support.policies import POLICIES, policy
+from tests.support.simulated_nodes import World, world
 
 
 def scripted(observers: Sequence[Observer]) -> RealTimeDriver:
@@ -41,7 +42,7 @@ def through_a_transport(w: World) -> World:
     return w
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("detour", [False, True])
 def test_with_a_scripted_clock_the_log_is_the_simulators(name: str, detour: bool) -> None:
     expected = world(policy(name), calls_each=2).run().log.entries
@@ -51,7 +52,7 @@ def test_with_a_scripted_clock_the_log_is_the_simulators(name: str, detour: bool
     assert live.replays()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_on_the_wall_clock_every_request_is_answered_and_the_log_replays(name: str) -> None:
     """Nothing is slept: the work of the fake pair takes no time here, and the link hardly any."""
     w = world(policy(name), drive=lambda observers: RealTimeDriver(WallClock(), observers, "wall"))

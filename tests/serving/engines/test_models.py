@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from catalogue import CONF, architecture
-from checkpoints import tokenizer_json
 
 from serving.engines import models
 from serving.engines.models import Checkpoint, ModelConfig, ModelPair
 from serving.engines.remote.server import RemoteServer
+from tests.support.conf_files import CONF, architecture
+from tests.support.tiny_tokenizers import tokenizer_json
 
 TIMING = architecture("tinyllama_1_1b")
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

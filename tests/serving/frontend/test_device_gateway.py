@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fake_pair import own_text
-from fake_setup import LAYERS, setup
-from frontend.openai.fake_gateway import FakeTokenizer
-from rig import Gate, run, until
 
 from serving.core.keyed_random import key
 from serving.core.session import Session
@@ -25,6 +21,10 @@ from serving.messages import Command, Event, RequestArrived, SamplingParams
 from serving.nodes.device import Device
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
+from tests.serving.frontend.openai.fake_gateway import FakeTokenizer
+from tests.support.fake_pair import LAYERS, own_text
+from tests.support.fake_setup import setup
+from tests.support.grpc_hosts import Gate, run, until
 
 PROMPT = tuple(range(40, 52))
 Tokens = tuple[int, ...]

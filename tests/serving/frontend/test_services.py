@@ -17,10 +17,6 @@ from typing import Any
 
 import openai
 import pytest
-from checkpoints import made
-from fake_setup import LAYERS, setup
-from fake_tiers import over, tiers
-from rig import LIMITS, run
 
 from serving.cloud import CloudConfig
 from serving.deployment.setup import context_tokens
@@ -38,6 +34,11 @@ from serving.nodes.worker import Worker
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.runtimes.host import NodeHost
 from serving.transport.security import Security
+from tests.support.fake_pair import LAYERS
+from tests.support.fake_setup import setup
+from tests.support.grpc_hosts import LIMITS, run
+from tests.support.simulated_tiers import over, tiers
+from tests.support.tiny_models import save_checkpoints
 
 TOKEN, KEY = "the-token-of-this-test", "the-key-of-this-test"
 
@@ -76,7 +77,7 @@ class Process:
 @pytest.fixture
 def pair(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, Process]]:
     """A cloud and a device, started at once, with models of random weights."""
-    models, store = made(tmp_path), tmp_path_factory.getbasetemp().parent / "experiments"
+    models, store = save_checkpoints(tmp_path), tmp_path_factory.getbasetemp().parent / "experiments"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = (
@@ -268,7 +269,7 @@ def test_a_health_port_out_of_range_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
-    models = made(tmp_path_factory.mktemp("models"))
+    models = save_checkpoints(tmp_path_factory.mktemp("models"))
     timing = setup().pair
     return ModelPair(
         ModelConfig(path=models["device"], timed_architecture=timing.device.timed_architecture),

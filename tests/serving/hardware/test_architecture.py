@@ -1,7 +1,7 @@
 import pytest
-from catalogue import architecture, names
 
 from serving.hardware.architecture import Architecture
+from tests.support.conf_files import architecture, names
 
 PAPERS = {
     "llama2_7b",

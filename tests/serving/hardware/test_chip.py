@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from catalogue import chip, names
 
 from serving.core.provenance import evidence_class
 from serving.hardware.chip import Chip, PowerMode
+from tests.support.conf_files import chip, names
 
 CHIPS = names("hardware/chip")
 ORINS = {name: (128 if "nx" in name or "nano" in name else 256) for name in CHIPS if "orin" in name}

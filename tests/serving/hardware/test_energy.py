@@ -5,10 +5,10 @@ a token would have to take longer, or draw more, to be the paper's.
 """
 
 import pytest
-from catalogue import architecture, chip
 
 from serving.hardware.fleet import Fleet
 from serving.hardware.latency import batch_load
+from tests.support.conf_files import architecture, chip
 
 ORIN = chip("jetson_agx_orin_32gb")
 TABLE_5_J, TABLE_5_EXIT_J = 1.86, 1.62

@@ -4,9 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from catalogue import architecture
-from fake_setup import setup
-from fake_world import LAYERS
 
 from serving.deployment.topology import Topology
 from serving.hardware.executor import TimedExecutor
@@ -25,6 +22,9 @@ from serving.messages import (
 )
 from serving.policy.slots.payload import HiddenStatePayload, TokenPayload
 from serving.policy.slots.placement import CloudPlacement, UShapedPlacement
+from tests.support.conf_files import architecture
+from tests.support.fake_pair import LAYERS
+from tests.support.fake_setup import setup
 
 LARGE = architecture("llama2_13b")  # 40 layers, hidden 5120
 ONE = LatencyModel(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=1.0, layers=40, source="test", head_token_s=0.0)

@@ -2,11 +2,11 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from catalogue import architecture, chip, fits
 
 from serving.hardware.chip import roofline
 from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load, load_fitted_latencies
 from serving.outcomes.loads import summed
+from tests.support.conf_files import architecture, chip, fits
 
 TABLE_12 = LatencyModel(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from catalogue import architecture, chip, names
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import GB, Fleet
 from serving.hardware.replica_packing import REPORTED_FACTORS, ReplicaDemand, ReplicaPacking
+from tests.support.conf_files import architecture, chip, names
 
 A6000 = chip("rtx_a6000")
 LLAMA2_70B = architecture("llama2_70b")

@@ -3,12 +3,12 @@ from collections import Counter
 from dataclasses import asdict, replace
 
 import pytest
-from catalogue import architecture, bed, chip, fleet, link, names
 
 from serving.core.keyed_random import key
 from serving.hardware.fleet import Fleet, PowerModeSchedule, check_memory
 from serving.hardware.latency import LatencyModel
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
+from tests.support.conf_files import architecture, bed, chip, fleet, link, names
 
 
 @pytest.mark.parametrize("name", names("hardware"))

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import bed, chip, fleet, link
-from dispatchers import made, soonest
-from fake_setup import models, queries, setup
 
 from serving.core.queued_request import Task
 from serving.learned.dispatch_network import (
@@ -29,6 +26,9 @@ from serving.policy.slots.dispatch import HypSched, LearnedDispatch
 from serving.policy.slots.placement import TieredPlacement
 from serving.policy.slots.scheduler import Fifo
 from serving.runtimes.emulated import simulate
+from tests.support.conf_files import bed, chip, fleet, link
+from tests.support.fake_setup import models, queries, setup
+from tests.support.learned_models import earliest_completion_network, random_dispatch_network
 
 TASK_OF_8 = Task("s", 17, 8, 24, 0)
 
@@ -50,14 +50,19 @@ def test_the_graph_says_what_waits_in_parts_of_the_task_s_own_time() -> None:
 
 
 def test_slower_chips_look_the_same() -> None:
-    fast, slow = (made(3).scores(TASK_OF_8, backlogs([0.0, k, 3 * k], row_s=0.01 * k, step_s=0.1 * k)) for k in (1, 16))
+    fast, slow = (
+        random_dispatch_network(3).scores(TASK_OF_8, backlogs([0.0, k, 3 * k], row_s=0.01 * k, step_s=0.1 * k))
+        for k in (1, 16)
+    )
     assert fast == pytest.approx(slow)
 
 
 @pytest.mark.parametrize("k", [2, 3, 7, 40])
 def test_any_number_of_nodes_is_scored_and_their_order_does_not_matter(k: int) -> None:
     waiting = [0.3 * i % 1.1 for i in range(k)]
-    forwards, backwards = (made(1).scores(TASK_OF_8, backlogs(each)) for each in (waiting, waiting[::-1]))
+    forwards, backwards = (
+        random_dispatch_network(1).scores(TASK_OF_8, backlogs(each)) for each in (waiting, waiting[::-1])
+    )
     assert len(forwards) == k
     assert forwards == pytest.approx(backwards[::-1])
 
@@ -66,16 +71,18 @@ def test_any_number_of_nodes_is_scored_and_their_order_does_not_matter(k: int) -
 def test_equal_nodes_have_equal_scores_to_the_last_bit(k: int) -> None:
     """Else rounding would choose, and not the first of them."""
     nodes = backlogs([0.7] + [0.1] * k)
-    assert len(set(made(k).scores(TASK_OF_8, nodes)[1:])) == 1
-    assert LearnedDispatch(soonest()).choose(TASK_OF_8, nodes) == "n1"
+    assert len(set(random_dispatch_network(k).scores(TASK_OF_8, nodes)[1:])) == 1
+    assert LearnedDispatch(earliest_completion_network()).choose(TASK_OF_8, nodes) == "n1"
 
 
 def test_nodes_that_do_not_know_their_speed_are_scored() -> None:
-    assert np.isfinite(made(0).scores(TASK_OF_8, backlogs([0.0, 0.0], row_s=0.0, step_s=0.0, free=-1e9))).all()
+    assert np.isfinite(
+        random_dispatch_network(0).scores(TASK_OF_8, backlogs([0.0, 0.0], row_s=0.0, step_s=0.0, free=-1e9))
+    ).all()
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    dispatcher = replace(made(5), metrics={"served/learned": 1.5}, made_from={"seed": "0"})
+    dispatcher = replace(random_dispatch_network(5), metrics={"served/learned": 1.5}, made_from={"seed": "0"})
     dispatcher.save(tmp_path)
     found = load(tmp_path)
     assert repr(found) == repr(dispatcher) == f"dispatcher of width 4 {dispatcher.digest[:12]}"
@@ -89,7 +96,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     ({"graph": {"message_rounds": 3}}, "its graph is"), ({"metrics": None}, "TypeError"),
 ])  # fmt: skip
 def test_a_header_that_says_otherwise_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
-    made(0).save(tmp_path)
+    random_dispatch_network(0).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))
     with pytest.raises(ValueError, match=said) as caught:
@@ -100,7 +107,7 @@ def test_a_header_that_says_otherwise_is_refused(tmp_path: Path, change: dict[st
 
 @pytest.mark.parametrize("file", [HEADER, WEIGHTS])
 def test_a_damaged_file_is_refused(tmp_path: Path, file: str) -> None:
-    made(0).save(tmp_path)
+    random_dispatch_network(0).save(tmp_path)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:40])
     with pytest.raises(ValueError, match="cannot be read"):
         load(tmp_path)
@@ -113,7 +120,7 @@ def test_a_folder_without_a_dispatcher_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LAYER_NAMES)
 def test_layers_that_do_not_fit_are_refused(name: str) -> None:
-    layers = dict(made(0).layers)
+    layers = dict(random_dispatch_network(0).layers)
     weight, bias = layers[name]
     with pytest.raises(ValueError, match="a dispatcher has layers"):
         DispatchNetwork({key: layer for key, layer in layers.items() if key != name} | {"another": layers[name]})
@@ -139,7 +146,10 @@ def test_it_drives_real_nodes_as_hypsched_does_where_it_says_the_same() -> None:
         )  # fmt: skip
         return simulate(one, models(), queries(12, at_s=0.0))
 
-    learned, other = served(LearnedDispatch(soonest())), served(LearnedDispatch(made(2)))
+    learned, other = (
+        served(LearnedDispatch(earliest_completion_network())),
+        served(LearnedDispatch(random_dispatch_network(2))),
+    )
     assert learned == served(HypSched())
     assert {record.ending for record in other.values()} == {"complete"}
     assert other != learned

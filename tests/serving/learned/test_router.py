@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from routers import made
 
 from serving.core.scores import ThresholdSide
 from serving.learned.router import HEADER, WEIGHTS, TokenRouter, load
+from tests.support.learned_models import random_router
 
 SCORES = tuple(i / 10 for i in range(10))
 
@@ -19,31 +19,31 @@ SCORES = tuple(i / 10 for i in range(10))
     ("above", 0.39, False), ("above", 0.4, False), ("above", 0.41, True),
 ])  # fmt: skip
 def test_the_side_says_which_scores_are_routed(side: ThresholdSide, score: float, routed: bool) -> None:
-    assert made(4, 0.4, side).routes(score) is routed
-    assert made(4, 0.9, side).routes(score, 0.4) is routed
+    assert random_router(4, 0.4, side).routes(score) is routed
+    assert random_router(4, 0.9, side).routes(score, 0.4) is routed
 
 
 @pytest.mark.parametrize("side", ["below", "above"])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
 def test_a_share_of_the_held_out_scores_is_routed(side: ThresholdSide, share: float) -> None:
-    router = made(4, side=side, heldout_scores=(0.05, *SCORES[1:]))
+    router = random_router(4, side=side, heldout_scores=(0.05, *SCORES[1:]))
     at = router.threshold_for(share)
     assert sum(router.routes(score, at) for score in router.heldout_scores) == round(10 * share)
 
 
 @pytest.mark.parametrize("side", ["below", "above"])
 def test_a_share_of_nothing_routes_nothing_that_may_come(side: ThresholdSide) -> None:
-    router = made(4, side=side, heldout_scores=SCORES)
+    router = random_router(4, side=side, heldout_scores=SCORES)
     assert not any(router.routes(score, router.threshold_for(0.0)) for score in (0.0, 1e-9, 0.5, 1.0))
 
 
 def test_a_router_that_kept_no_scores_has_its_own_threshold_only() -> None:
-    assert made(4, 0.3).threshold_for(0.9) == 0.3
+    assert random_router(4, 0.3).threshold_for(0.9) == 0.3
 
 
 @pytest.mark.parametrize("side", ["below", "above"])
 def test_what_is_saved_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
-    router = made(
+    router = random_router(
         8, 0.7, side, heldout_scores=(0.1, 0.9), family="co_llm", metrics={"auc": 0.9}, made_from={"pair": "a + b"}
     )
     router.save(tmp_path)
@@ -61,7 +61,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
 
 def test_a_reversed_side_is_another_router(tmp_path: Path) -> None:
     """The direction is read from the artifact, not known by the family."""
-    made(8, 0.7, "below", family="citer").save(tmp_path)
+    random_router(8, 0.7, "below", family="citer").save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | {"side": "above"}))
     assert [load(tmp_path).routes(score) for score in (0.6, 0.8)] == [False, True]
@@ -72,7 +72,7 @@ def test_a_reversed_side_is_another_router(tmp_path: Path) -> None:
     ({"sha256": "0" * 64}, "was written for 000000000000"), ({"layers": [1, 1]}, "1.weight"),
 ])  # fmt: skip
 def test_a_damaged_artifact_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
-    made(8).save(tmp_path)
+    random_router(8).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))
     with pytest.raises(ValueError, match=r"router\.json cannot be read .*train again") as refused:
@@ -83,13 +83,13 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path, change: dict[str, object]
 def test_a_missing_or_cut_off_artifact_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no .*router\.json"):
         load(tmp_path)
-    made(8).save(tmp_path)
+    random_router(8).save(tmp_path)
     (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:40])
     with pytest.raises(ValueError, match="cannot be read"):
         load(tmp_path)
 
 
 def test_the_threshold_must_be_one() -> None:
-    router: TokenRouter = made(4)
+    router: TokenRouter = random_router(4)
     with pytest.raises(ValueError, match="scores lie between 0 and 1"):
         replace(router, threshold=-0.1)

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_world import ROWS, policy, world
 
 from serving import messages
 from serving.core.codec import codec
@@ -45,6 +44,8 @@ from serving.messages import (
     Work,
     WorkFinished,
 )
+from tests.support.policies import POLICIES, policy
+from tests.support.simulated_nodes import world
 
 BLOB = TensorRef("b/1", 4096)
 SAMPLING = SamplingParams(0.7, 50, 0.9, 3)
@@ -120,7 +121,7 @@ def test_every_message_class_is_in_these_tests() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_commands_of_real_nodes_round_trip(name: str) -> None:
     for _, event, _, commands in world(policy(name)).run().log.entries:
         assert there_and_back(Event, event) == event

@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_world import ROWS
-from log.recorded import recorded
 
 from serving.log.event_log import LogEntry, shift_time
 from serving.log.replay import decision_log, first_difference
 from serving.messages import EmitTokens
+from tests.serving.log.recorded_runs import recorded
+from tests.support.policies import POLICIES
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_the_decision_log_ignores_times(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
     found = decision_log(entries)

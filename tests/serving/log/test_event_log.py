@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_world import ROWS, Log
-from log.recorded import recorded, recorder, watched
 
 from serving.log.event_log import EventHandled, EventLog, MessageSent, NodeCreated, WorkDone, feed_observer
 from serving.log.reader import read_entries, read_header
@@ -22,12 +20,15 @@ from serving.messages import (
     StartWork,
     WorkFinished,
 )
+from tests.serving.log.recorded_runs import recorded, recorder, watched
+from tests.support.policies import POLICIES
+from tests.support.simulated_nodes import Log
 
 WORK = DraftWork("s", 0, (1,), DraftStopRule(1))
 DRAFTED = DraftOutcome((1,), {}, ((1,),), False, 1)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
 def test_an_event_log_holds_what_a_recorder_saw(tmp_path: Path, name: str, file: str) -> None:
     live, told, log = recorder(), recorder(), Log()

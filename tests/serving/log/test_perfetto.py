@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_world import ROWS
-from log.recorded import recorded
 
 from serving.log.event_log import EventHandled, MessageSent, NodeCreated
 from serving.log.perfetto import write_trace
@@ -29,6 +27,8 @@ from serving.messages import (
     StartWork,
     TimerFired,
 )
+from tests.serving.log.recorded_runs import recorded
+from tests.support.policies import POLICIES
 
 Event = dict[str, Any]
 
@@ -59,7 +59,7 @@ def tracks(events: list[Event]) -> dict[int, str]:
     return {e["tid"]: f"{names[e['pid']]}/{e['args']['name']}" for e in of(events, "M", name="thread_name")}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_trace_event_is_complete_and_on_a_named_track(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     known, threads = nodes(events), tracks(events)
@@ -77,7 +77,7 @@ def test_every_trace_event_is_complete_and_on_a_named_track(tmp_path: Path, name
     assert not set(threads) & set(known)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_slices_of_a_track_do_not_overlap(tmp_path: Path, name: str) -> None:
     by_track = defaultdict(list)
     for event in of(events := drawn(tmp_path, name), "X"):
@@ -89,7 +89,7 @@ def test_slices_of_a_track_do_not_overlap(tmp_path: Path, name: str) -> None:
     assert any(track.endswith("/chip") and tid in by_track for tid, track in tracks(events).items())
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_span_has_its_end(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     begun, ended = of(events, "b"), {e["id"]: e for e in of(events, "e")}

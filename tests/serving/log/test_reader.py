@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_world import ROWS, LateWire
-from log.recorded import Later, Only, recorder, watched
 
 from serving.log.event_log import EventHandled, EventLog, MessageSent, feed_observer
 from serving.log.reader import merge_entries, merge_logs
 from serving.messages import MessageReceived, Release, TimerFired
+from tests.serving.log.recorded_runs import Later, Only, recorder, watched
+from tests.support.policies import POLICIES
+from tests.support.simulated_nodes import LateWire
 
 DEVICES = {"device-0", "device-1", "device-2"}
 
@@ -22,7 +23,7 @@ def split(tmp_path: Path, name: str, ahead_s: float = 0.0, offset_s: float = 0.0
     return live.records, paths
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("turned", [False, True])
 def test_two_logs_merge_to_the_order_of_one_driver(tmp_path: Path, name: str, turned: bool) -> None:
     expected, paths = split(tmp_path, name)

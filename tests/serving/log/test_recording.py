@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from log.recorded import watched
 
 from serving.log.reader import read_entries, read_header
 from serving.log.recording import RecordingOptions
+from tests.serving.log.recorded_runs import watched
 
 
 @pytest.mark.parametrize(

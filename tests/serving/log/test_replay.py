@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pair import FakePair
-from fake_setup import models, queries, setup
-from fake_world import ROWS, World, policy, world
-from log.recorded import Only, recorded, recorder, watched
 
 from serving.drivers.clock import WallClock
 from serving.drivers.real_time import RealTimeDriver
@@ -23,13 +19,18 @@ from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.link_loss import LinkLoss
 from serving.progress import silent
 from serving.runtimes.emulated import simulate
+from tests.serving.log.recorded_runs import Only, recorded, recorder, watched
+from tests.support.fake_pair import FakePair
+from tests.support.fake_setup import models, queries, setup
+from tests.support.policies import POLICIES, policy
+from tests.support.simulated_nodes import World, world
 
 
 def maker(w: World) -> Callable[[str], Node]:
     return lambda name: w.make[name]()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_fresh_nodes_return_the_logged_commands(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
     replayed = replay(entries, maker(w))
@@ -135,7 +136,7 @@ def a_run(run: Path, name: str = "synera", **facts: Any) -> None:
         simulate(setup(name), models(), queries(4), observers=[event_log])
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_recorded_run_replays_from_its_folder(tmp_path: Path, name: str) -> None:
     a_run(tmp_path / "run", name, layers=8, timeout_s=None)
     (tmp_path / "out").mkdir()

@@ -1,7 +1,6 @@
 """What batches were expected to take beside what they took."""
 
 import pytest
-from fake_setup import models, queries, setup
 
 from serving.deployment.topology import Topology
 from serving.hardware.estimator import Estimator
@@ -9,6 +8,7 @@ from serving.hardware.latency import LatencyModel, LayerScale
 from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.metrics.batch_timing import BatchObserver, BatchTiming, batch_rows, estimator_errors
 from serving.runtimes.emulated import simulate
+from tests.support.fake_setup import models, queries, setup
 
 SPAN = Span(0, 8, embedding=True, lm_head=True)
 TENTH = Estimator(LatencyModel(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))

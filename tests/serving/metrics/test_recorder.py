@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from fake_world import ROWS, Log, World, policy, world
 
 from serving.messages import (
     DraftDecision,
@@ -21,6 +20,8 @@ from serving.messages import (
     StartWork,
 )
 from serving.metrics.recorder import Recorder, SessionRecord, count_origins
+from tests.support.policies import POLICIES, policy
+from tests.support.simulated_nodes import Log, World, world
 
 
 def recorded(name: str, **how: Any) -> tuple[World, dict[str, SessionRecord]]:
@@ -32,7 +33,7 @@ def recorded(name: str, **how: Any) -> tuple[World, dict[str, SessionRecord]]:
     return w, recorder.records
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_tokens_times_and_endings_are_what_the_user_saw(name: str) -> None:
     w, records = recorded(name, devices=2, calls_each=2, limit=30)
     for call in w.calls:
@@ -59,7 +60,7 @@ def test_a_call_waits_for_the_one_before_it() -> None:
     assert (second.arrived_s, second.started_s) == (0.0, first.ended_s)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_bytes_and_busy_seconds_add_up(name: str) -> None:
     w, records = recorded(name, devices=3, limit=30)
     ups = [
@@ -140,7 +141,7 @@ def test_chunks_are_kept_in_order() -> None:
     assert not [s for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork) and s.work.session not in records]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_without_detail_all_but_the_time_line_and_the_chunks_is_the_same(name: str) -> None:
     w = world(policy(name), limit=30)
     names = [n for n in w.nodes if n != "cloud"]

@@ -1,8 +1,6 @@
 """How busy and how full nodes were, on three tiers whose work is added up by hand."""
 
 import pytest
-from catalogue import architecture, fleet, link
-from fake_setup import pair, setup
 
 from serving.deployment.topology import Topology
 from serving.hardware.fleet import GB
@@ -15,6 +13,8 @@ from serving.policy.partition.baselines import GPipeSplit
 from serving.policy.partition.division import ModelPartition
 from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.placement import TieredPlacement
+from tests.support.conf_files import architecture, fleet, link
+from tests.support.fake_setup import pair, setup
 
 LLAMA = architecture("llama3_8b")
 TIERS = {"near": Tier(fleet("jetson_orin_nx_16gb", count=2)), "far": Tier(fleet("jetson_agx_orin_32gb"))}

@@ -2,13 +2,13 @@ from importlib import import_module
 from statistics import fmean
 
 import pytest
-from catalogue import fields, link, names
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.core.keyed_random import key
 from serving.core.provenance import evidence_class
 from serving.network.link import Channel, Link
+from tests.support.conf_files import fields, link, names
 
 PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
 

@@ -3,14 +3,14 @@
 from typing import Any
 
 import pytest
-from fake_pair import own_text
-from fake_setup import models, queries, setup
 
 from serving.messages import MessageReceived, PeerLost, PeerRestored
 from serving.network.link import Link
 from serving.network.outages import ListedOutages, PeriodicOutages
 from serving.policy.slots.link_loss import LinkLoss
 from serving.runtimes.emulated import simulate
+from tests.support.fake_pair import own_text
+from tests.support.fake_setup import models, queries, setup
 
 
 class Heard:

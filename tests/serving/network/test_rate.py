@@ -3,10 +3,10 @@
 from math import inf, nan
 
 import pytest
-from catalogue import fields
 
 from serving.network.link import Link
 from serving.network.rate import ShannonCapacity
+from tests.support.conf_files import fields
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fake_pair import FakePair, own_text
-from fake_world import World, policy, world
 
 from serving.drivers.simulator import ComputeResource
 from serving.messages import (
@@ -24,6 +22,9 @@ from serving.messages import (
 from serving.nodes.device import _MAX_IDLE_SESSIONS, Device
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
+from tests.support.fake_pair import FakePair, own_text
+from tests.support.policies import policy
+from tests.support.simulated_nodes import World, world
 
 PROMPT = tuple(range(100, 112))
 LIMIT = 8

@@ -6,8 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fake_pair import FakePair, own_text
-from fake_world import World, policy, world
 
 from serving.messages import (
     CacheMiss,
@@ -35,6 +33,9 @@ from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.placement import UShapedPlacement
 from serving.policy.slots.prefill import ChunkedPrefill, OverlappedPrefill, WholePrefill
 from serving.policy.slots.scheduler import ContinuousBatch
+from tests.support.fake_pair import FakePair, own_text
+from tests.support.policies import policy
+from tests.support.simulated_nodes import World, world
 
 NAMES = ("hat", "u_shape", "u_medusa")
 MOMENTS = [i * 0.046 for i in range(15)]

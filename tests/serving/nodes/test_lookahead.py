@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-from fake_pair import FakePair, extend, own_text
-from fake_world import THRESHOLDS, World, policy, world
 
 from serving.core.session import Branch, Session
 from serving.messages import (
@@ -33,6 +31,9 @@ from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import NoLookahead, SyneraLookahead
+from tests.support.fake_pair import FakePair, extend, own_text
+from tests.support.policies import THRESHOLDS, policy
+from tests.support.simulated_nodes import World, world
 
 MOMENTS = [i * 0.011 for i in range(25)]
 ENDS = tuple(range(0, 997, 40))

@@ -1,8 +1,6 @@
 """The nodes as a whole: every policy, prompt shape, loss and ending, on a pair whose tokens betray mistakes."""
 
 import pytest
-from fake_pair import own_text
-from fake_world import ROWS, World, policy, world
 
 from serving.messages import (
     DraftDecision,
@@ -19,9 +17,12 @@ from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.prefill import ChunkedPrefill, WholePrefill
 from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch, VerificationAware
+from tests.support.fake_pair import own_text
+from tests.support.policies import POLICIES, policy
+from tests.support.simulated_nodes import World, world
 
-LOSSLESS = [name for name in ROWS if policy(name).lossless]
-CLOUD = [name for name in ROWS if name != "edge_centric"]
+LOSSLESS = [name for name in POLICIES if policy(name).lossless]
+CLOUD = [name for name in POLICIES if name != "edge_centric"]
 
 
 def check_whole(w: World, lossless: bool) -> None:
@@ -35,14 +36,14 @@ def check_whole(w: World, lossless: bool) -> None:
     assert w.replays()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("prompt", [1, 2, 33])
 @pytest.mark.parametrize("limit", [1, 2, 17])
 def test_every_policy_answers_every_prompt_shape(name: str, prompt: int, limit: int) -> None:
     check_whole(world(policy(name), prompt=prompt, limit=limit).run(), name in LOSSLESS)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_every_policy_answers_at_acceptance_0_and_1(name: str, alpha: float) -> None:
     check_whole(world(policy(name), alpha=alpha).run(), name in LOSSLESS or alpha == 1.0)
@@ -52,7 +53,7 @@ def test_which_test_policies_are_lossless() -> None:
     assert LOSSLESS == ["cloud_centric", "sled"]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_text_ends_at_an_end_token(name: str) -> None:
     alone = world(policy("edge_centric"), alpha=1.0).run()
     ends = (alone.text("s0.0")[9],)
@@ -61,7 +62,7 @@ def test_text_ends_at_an_end_token(name: str) -> None:
     assert len(w.text("s0.0")) <= 10
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_device_serves_its_calls_one_after_the_other(name: str) -> None:
     w = world(policy(name), devices=2, calls_each=3).run()
     check_whole(w, name in LOSSLESS)
@@ -169,7 +170,7 @@ def test_with_link_loss_wait_sessions_wait_for_a_lost_cloud() -> None:
     assert lose_cloud(world(policy("sled"), limit=40), 0.3).endings() == {}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_cancelling_ends_one_session_only(name: str) -> None:
     w = world(policy(name), calls_each=2, limit=30)
     w.simulator.run(0.1)
@@ -182,7 +183,7 @@ def test_cancelling_ends_one_session_only(name: str) -> None:
 
 
 def test_two_runs_have_equal_logs() -> None:
-    for name in ROWS:
+    for name in POLICIES:
         assert world(policy(name)).run().log.entries == world(policy(name)).run().log.entries
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fake_pair import own_text
-from fake_world import MEDUSA, THRESHOLDS, World, policy, world
 
 from serving.drivers.simulator import ComputeResource, Observer, Simulator
 from serving.messages import (
@@ -35,6 +33,9 @@ from serving.policy.slots.prefill import ChunkedPrefill, OverlappedPrefill, Whol
 from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch, VerificationAware
 from serving.policy.slots.uncertainty_offload import EdgeFMOffload, HybridOffload
 from serving.policy.slots.verify import Lossless, Replace, TreeVerify
+from tests.support.fake_pair import own_text
+from tests.support.policies import MEDUSA, THRESHOLDS, policy
+from tests.support.simulated_nodes import World, world
 
 SLOTS: dict[str, list[Any]] = {
     "draft": [

@@ -1,8 +1,6 @@
 """What a device says to its cloud, and what it does when the cloud is gone, at every moment."""
 
 import pytest
-from fake_pair import FakePair, extend, own_text
-from fake_world import policy, world
 
 from serving.learned.thresholds import Thresholds
 from serving.messages import (
@@ -33,6 +31,9 @@ from serving.policy.slots.importance_offload import SyneraOffload
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.prefill import ChunkedPrefill
+from tests.support.fake_pair import FakePair, extend, own_text
+from tests.support.policies import policy
+from tests.support.simulated_nodes import world
 
 MOMENTS = [i * 0.013 for i in range(30)]
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from fake_world import LAYERS, policy
 
 from serving.core.kv_accounting import KVAccounting
 from serving.hardware.estimator import Estimator
@@ -31,6 +30,8 @@ from serving.nodes.worker import Worker
 from serving.policy.slots.dispatch import HypSched, RoundRobin
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.scheduler import ContinuousBatch, Fifo
+from tests.support.fake_pair import LAYERS
+from tests.support.policies import policy
 
 SPAN = Span(0, LAYERS, embedding=True, lm_head=True)
 ROUTE = (Hop("near", SPAN),)

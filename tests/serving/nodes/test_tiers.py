@@ -6,17 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fake_tiers import (
-    LAYERS,
-    NETWORK,
-    Doomed,
-    Play,
-    is_answered,
-    nothing_left,
-    over,
-    queries,
-    tiers,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +35,8 @@ from serving.nodes.worker import Worker
 from serving.policy.slots.dispatch import EarliestFinish, HypSched, RandomDispatch, RoundRobin
 from serving.policy.slots.prefill import ChunkedPrefill, WholePrefill
 from serving.policy.slots.scheduler import ContinuousBatch, Fifo, UpwardRank
+from tests.support.fake_pair import LAYERS
+from tests.support.simulated_tiers import NETWORK, Doomed, Play, is_answered, nothing_left, over, queries, tiers
 
 BEDS = {"two": (2, 2), "three": (2, 3, 2), "four": (2, 2, 2, 2), "one node each": (1, 1, 1)}
 NAMES = ("hyperion", "sled", "hat")

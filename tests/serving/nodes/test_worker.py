@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fake_world import LAYERS, policy
 
 from serving.messages import (
     INF,
@@ -32,6 +31,8 @@ from serving.messages import (
 from serving.nodes.worker import Worker
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch
+from tests.support.fake_pair import LAYERS
+from tests.support.policies import policy
 
 ROUTE = (Hop("cloud", Span(0, LAYERS, embedding=True, lm_head=True)),)
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_setup import setup
-from fake_world import THRESHOLDS, Log
-from pairs import ENDS, pair, questions
 
 from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup
@@ -35,6 +32,10 @@ from serving.policy.slots.importance_offload import SyneraOffload
 from serving.policy.slots.lookahead import SyneraLookahead
 from serving.policy.slots.payload import FullDistributionPayload
 from serving.runtimes.emulated import simulate
+from tests.serving.outcomes.noisy_pair import ENDS, pair, questions
+from tests.support.fake_setup import setup
+from tests.support.policies import THRESHOLDS
+from tests.support.simulated_nodes import Log
 
 LAYERS, DEPTH, ASKED = 4, 8, 2
 LOW, MIDDLE, NEVER = (LayerwiseExit(margin, 0.5) for margin in (0.02, 0.3, 1.0))

@@ -7,8 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from fake_setup import setup
-from made import trace
 
 from serving.core.decoding import Decoding
 from serving.core.session import Session
@@ -22,6 +20,8 @@ from serving.policy.slots.early_exit import LayerwiseExit, ProgressiveExit
 from serving.runtimes.emulated import simulate
 from serving.workload.prompt import Prompt
 from serving.workload.workload import WorkloadRequest
+from tests.serving.outcomes.made_up_trace import trace
+from tests.support.fake_setup import setup
 
 
 @pytest.fixture(scope="module")

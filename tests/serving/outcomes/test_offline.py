@@ -1,9 +1,8 @@
 """Playing a policy without clocks: the same decisions as with them."""
 
-from fake_setup import models, queries, setup
-
 from serving.outcomes.offline import CONCURRENT_SESSIONS, run_untimed
 from serving.runtimes import emulated
+from tests.support.fake_setup import models, queries, setup
 
 
 def test_offline_play_decides_the_same() -> None:

@@ -5,13 +5,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import checkpoints
 import numpy as np
 import pytest
-from fake_setup import setup
-from fake_world import policy
-from made import trace
-from pairs import pair, questions
 
 from serving.core.decoding import Decoding
 from serving.deployment.queries import LoadedModels
@@ -27,6 +22,11 @@ from serving.stages import fit_outcomes, record_outcomes
 from serving.workload.metrics import ExactMatch, Metric
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Workload
+from tests.serving.outcomes.made_up_trace import trace
+from tests.serving.outcomes.noisy_pair import pair, questions
+from tests.support.fake_setup import setup
+from tests.support.policies import policy
+from tests.support.tiny_models import save_checkpoints
 
 
 def assert_equal(a: OutcomeTrace, b: OutcomeTrace) -> None:
@@ -52,7 +52,7 @@ class Where:
 
 
 def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
-    made = checkpoints.made(tmp_path)
+    made = save_checkpoints(tmp_path)
     out, work = tmp_path / "out", tmp_path / "work"
     out.mkdir()
     told: list[tuple[int, int]] = []
@@ -73,7 +73,7 @@ def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_a_trace_says_by_which_rule_drafts_left(own: bool, tmp_path: Path) -> None:
     """The policy's own, or without one that of the slot."""
-    made, exits = checkpoints.made(tmp_path), LayerwiseExit(0.0, 0.5)
+    made, exits = save_checkpoints(tmp_path), LayerwiseExit(0.0, 0.5)
     (tmp_path / "out").mkdir()
     record_outcomes(
         tmp_path / "out", progress=lambda *_: None, work=tmp_path / "work", max_draft_len=2, seed=0,
@@ -91,7 +91,7 @@ def test_a_trace_says_by_which_rule_drafts_left(own: bool, tmp_path: Path) -> No
 
 
 def test_no_prompt_is_recorded_twice_and_no_more_than_asked_for(tmp_path: Path) -> None:
-    made = checkpoints.made(tmp_path)
+    made = save_checkpoints(tmp_path)
     for most, sessions in ((480, 2), (1, 1)):
         out, work = tmp_path / f"out-{most}", tmp_path / f"work-{most}"
         out.mkdir()

@@ -4,11 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_setup import setup
-from fake_world import THRESHOLDS
-from judge import Judge
-from made import trace
-from pairs import pair, questions
 
 from serving.core.decoding import Decoding
 from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
@@ -27,6 +22,11 @@ from serving.policy.slots.lookahead import SyneraLookahead
 from serving.runtimes.emulated import simulate
 from serving.workload.prompt import Prompt
 from serving.workload.workload import WorkloadRequest
+from tests.serving.outcomes.made_up_trace import trace
+from tests.serving.outcomes.noisy_pair import pair, questions
+from tests.support.fake_setup import setup
+from tests.support.learned_models import ConfidenceScorer
+from tests.support.policies import THRESHOLDS
 
 BELOW = 0.45
 
@@ -53,7 +53,7 @@ def models() -> LoadedModels:
 
 
 def test_a_draft_ends_before_the_first_predicted_rejection(models: LoadedModels) -> None:
-    engine = judging(models, Judge(BELOW)).device
+    engine = judging(models, ConfidenceScorer(BELOW)).device
     work = DraftWork("a", 0, tuple(range(8, 20)), DraftStopRule(8), requested_scores=(ACCEPTANCE, *LOGIT_SCORES))
     whole, _ = engine.execute(work)
     assert isinstance(whole, DraftOutcome)
@@ -74,8 +74,8 @@ def test_a_draft_ends_before_the_first_predicted_rejection(models: LoadedModels)
 
 
 def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(models: LoadedModels) -> None:
-    made = predicted(Judge(0.5, always=0.1))
-    records = simulate(made, judging(models, Judge(0.5, always=0.1)), questions())
+    made = predicted(ConfidenceScorer(0.5, always=0.1))
+    records = simulate(made, judging(models, ConfidenceScorer(0.5, always=0.1)), questions())
     chunks = [chunk for record in records.values() for chunk in record.draft_decisions]
     assert {len(chunk.tokens) for chunk in chunks} == {1}
     assert not any(record.discarded_tokens for record in records.values())
@@ -84,7 +84,7 @@ def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(mod
 
 @pytest.mark.parametrize("slots", [{}, {"lookahead": SyneraLookahead(THRESHOLDS)}])
 def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: LoadedModels, tmp_path_factory: Any) -> None:
-    made, judge = predicted(Judge(BELOW), **slots), Judge(BELOW)
+    made, judge = predicted(ConfidenceScorer(BELOW), **slots), ConfidenceScorer(BELOW)
     ran = simulate(made, judging(models, judge), questions())
     recording = TraceRecorder(judging(models, judge), made.policy, 0, 8, {"pair": "two random Llamas"}, None)
     read = recording.record(questions(), tmp_path_factory.mktemp("trace"), lambda *_: None)
@@ -114,7 +114,7 @@ def test_pools_know_a_trained_score_and_a_predictor_that_sees_helps() -> None:
     outcomes = fit.fit_acceptance(trace(sessions=20), 0)
     plain = setup("sled")
     window = replace(plain, policy=replace(plain.policy, draft=WindowDraft(6)))
-    (blind, many), (seeing, few) = served(outcomes, window), served(outcomes, predicted(Judge(0.55)))
+    (blind, many), (seeing, few) = served(outcomes, window), served(outcomes, predicted(ConfidenceScorer(0.55)))
     assert seeing > 1.15 * blind
     assert few < many
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_judged_is_said() -> None:
     outcomes = ConstantAcceptance(acceptance_rate=0.8, prompt_tokens=10)
     queries = outcomes.make_queries(asked(2), Decoding(), 0)
     with pytest.raises(ValueError, match=r"knows no scores for it.*policy/draft=stated_predictor"):
-        outcomes.open(queries, predicted(Judge(0.5)).policy, 0)
+        outcomes.open(queries, predicted(ConfidenceScorer(0.5)).policy, 0)
     with pytest.raises(ValueError, match=r"known by its rates alone.*policy/draft=rejection_predictor"):
         fit.fit_acceptance(trace(sessions=4), 0).open(queries, predicted(StatedPredictor()).policy, 0)
     with pytest.raises(ValueError, match=r"recall is 1\.2"):

@@ -6,9 +6,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from fake_setup import setup
-from fake_world import THRESHOLDS, Log
-from pairs import LAYERS, LIMIT, pair, questions
 
 from serving.core.decoding import Decoding
 from serving.deployment.queries import LoadedModels
@@ -37,6 +34,10 @@ from serving.policy.slots.importance_offload import SyneraOffload
 from serving.runtimes.emulated import simulate
 from serving.workload.prompt import Prompt
 from serving.workload.workload import WorkloadRequest
+from tests.serving.outcomes.noisy_pair import LAYERS, LIMIT, pair, questions
+from tests.support.fake_setup import setup
+from tests.support.policies import THRESHOLDS
+from tests.support.simulated_nodes import Log
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from math import sqrt
 from typing import Any
 
 import pytest
-from fake_setup import setup
 
 from serving.core.decoding import Decoding
 from serving.deployment.queries import Query
@@ -21,6 +20,7 @@ from serving.policy.slots.payload import FullDistributionPayload, TokenPayload
 from serving.runtimes.emulated import simulate
 from serving.workload.prompt import Prompt
 from serving.workload.workload import WorkloadRequest
+from tests.support.fake_setup import setup
 
 WHOLE = Span(0, 32, embedding=True, lm_head=True)
 

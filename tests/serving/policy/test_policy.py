@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
-from fake_world import ROWS, policy
 
 from serving.core.session import Session
 from serving.messages import EarlyExitRule, GenerationRequest, Hop, Span
@@ -16,6 +15,7 @@ from serving.policy.slots.offload import FullOffload, NeverOffload
 from serving.policy.slots.placement import DeviceOnlyPlacement
 from serving.policy.slots.prefill import ChunkedPrefill
 from serving.policy.slots.verify import Replace
+from tests.support.policies import POLICIES, policy
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def test_combinations_that_do_not_work_are_refused(case: str) -> None:
         policy(name, **override)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_the_papers_policies_are_valid(name: str) -> None:
     assert policy(name).name == name
 

@@ -2,24 +2,21 @@
 
 import asyncio
 import random
-import sys
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import grpc.aio
 import pytest
-from fake_pair import own_text
-from fake_world import ROWS
-from proxy import Proxy
-from rig import LIMITS, Party, Rig, call, delivered_once, origins, rig, run, until
 
 from serving.messages import EmitTokens
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.prefill import WholePrefill
+from tests.support.fake_pair import own_text
+from tests.support.grpc_hosts import LIMITS, Party, Rig, call, delivered_once, origins, rig, run, until
+from tests.support.policies import POLICIES
+from tests.support.tcp_proxy import Proxy
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "transport"))
 QUICK = replace(LIMITS, keepalive_s=0.1, keepalive_timeout_s=0.1, connect_timeout_s=0.3)
 
 
@@ -65,7 +62,7 @@ def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) 
     run(play)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name != "edge_centric"])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "edge_centric"])
 def test_streams_break_inside_frames_repeatedly(name: str) -> None:
     async def play() -> None:
         async with rig(name, limits=QUICK, override={"link_loss": LinkLoss("wait")}) as made:
@@ -235,10 +232,9 @@ def test_requests_wait_for_a_cloud_whose_driver_has_not_started() -> None:
 
 
 def test_hostile_clients_do_not_affect_other_devices() -> None:
-    from fake_hosts import hello, raw, request
-    from test_hostile_bytes import _attack, told
-
     from serving.transport.handshake import Hello
+    from tests.serving.transport.test_hostile_bytes import _attack, told
+    from tests.serving.transport.transport_peers import hello, raw, request
 
     def greeted(name: str, frames: list[bytes]) -> list[bytes]:
         """The frames with a handshake that the cloud accepts."""

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from fake_pair import own_text
-from fake_setup import models, queries, setup
-from fake_world import ROWS
 
 from serving.metrics.recorder import SessionRecord
 from serving.runtimes.clients import UnfinishedSessionsError
 from serving.runtimes.emulated import simulate
+from tests.support.fake_pair import own_text
+from tests.support.fake_setup import models, queries, setup
+from tests.support.policies import POLICIES
 
 
 def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dict[str, SessionRecord]:
@@ -17,7 +17,7 @@ def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dic
     return simulate(setup(name, devices=devices, **how), models(), asked)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_query_is_answered(name: str) -> None:
     records = serve(name)
     assert [r.ending for r in records.values()] == ["complete"] * 6

@@ -5,12 +5,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from fake_tiers import LAYERS, Doomed, over, tiers
 
 from serving.network.outages import OutageInterval
 from serving.runtimes.failures import FailureSchedule
 from serving.runtimes.node_process import ProcessOptions
 from serving.runtimes.process_group import ProcessGroup
+from tests.support.fake_pair import LAYERS
+from tests.support.simulated_tiers import Doomed, over, tiers
 
 
 def topology(**down: list[OutageInterval]) -> Doomed:

@@ -3,12 +3,13 @@
 from contextlib import nullcontext
 
 import pytest
-from fake_setup import LAYERS, setup
 
 from serving.deployment.topology import Topology
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.process_group import ProcessGroup
 from serving.transport.security import Security
+from tests.support.fake_pair import LAYERS
+from tests.support.fake_setup import setup
 
 ADDRESS = "127.0.0.1:4711"
 TOPOLOGY = Topology(setup(), LAYERS)

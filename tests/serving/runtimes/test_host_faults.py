@@ -4,15 +4,15 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from fake_pair import own_text
-from fake_world import ROWS
-from rig import LIMITS, Party, call, delivered_once, origins, rig, run, until
 
 from serving.messages import Message
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
+from tests.support.fake_pair import own_text
+from tests.support.grpc_hosts import LIMITS, Party, call, delivered_once, origins, rig, run, until
+from tests.support.policies import POLICIES
 
-REMOTE = [name for name in ROWS if name != "edge_centric"]
+REMOTE = [name for name in POLICIES if name != "edge_centric"]
 
 
 @pytest.mark.parametrize("name", REMOTE)

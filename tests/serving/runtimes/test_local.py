@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from fake_setup import models, queries, setup
 
 from serving.runtimes.local import Local
+from tests.support.fake_setup import models, queries, setup
 
 
 @pytest.mark.parametrize(("name", "told"), [

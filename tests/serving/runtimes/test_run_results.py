@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from fake_setup import LAYERS, Words, models, queries, setup
 
 from serving.metrics.recorder import SessionRecord
 from serving.runtimes.emulated import Emulated, simulate
 from serving.runtimes.run_results import write_results
 from serving.runtimes.runtime import RunResult
+from tests.support.fake_pair import LAYERS
+from tests.support.fake_setup import Words, models, queries, setup
 
 
 @pytest.fixture(params=["edge_centric", "cloud_centric", "synera"])

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import made
-from leftovers import in_chip, in_driver, in_node, in_streams, num_transport_sessions
-from rig import LIMITS, Party, Rig, call, rig, run, until
 
 from serving.messages import GenerationRequest
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
+from tests.support.grpc_hosts import LIMITS, Party, Rig, call, rig, run, until
+from tests.support.remaining_state import in_chip, in_driver, in_node, in_streams, num_transport_sessions
+from tests.support.tiny_models import save_checkpoints
 
 
 def left_in(cloud: Party) -> dict[str, int]:
@@ -131,7 +131,7 @@ def test_conversations_that_are_forgotten_leave_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return made(tmp_path_factory.mktemp("checkpoints"))
+    return save_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 def test_the_engines_caches_and_stores_are_empty_after_links_broke_and_the_cloud_failed(

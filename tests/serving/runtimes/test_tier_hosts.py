@@ -5,11 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import made as checkpoints
-from fake_pair import own_text
-from fake_setup import pair
-from fake_tiers import LAYERS, over, tiers
-from rig import LIMITS, Party, Rig, call, rig, run, until
 
 from serving.deployment.model_loading import load_side
 from serving.deployment.queries import UNAVAILABLE_ENGINE
@@ -19,6 +14,11 @@ from serving.engines.models import ModelConfig, ModelPair
 from serving.messages import GenerationRequest
 from serving.runtimes.host import NodeHost
 from serving.transport.security import Security
+from tests.support.fake_pair import LAYERS, own_text
+from tests.support.fake_setup import pair
+from tests.support.grpc_hosts import LIMITS, Party, Rig, call, rig, run, until
+from tests.support.simulated_tiers import over, tiers
+from tests.support.tiny_models import save_checkpoints as checkpoints
 
 NAMES = ("hyperion", "sled", "hat")
 

@@ -4,7 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from fake_hosts import (
+
+from serving.messages import INF, CacheMiss, LoadReport, Message, Release, Reply, Verdict
+from serving.transport.client import TransportClient
+from serving.transport.errors import ProtocolError
+from serving.transport.handshake import Hello
+from serving.transport.server import TransportServer
+from tests.serving.transport.transport_peers import (
     FAST,
     FakeSink,
     cable,
@@ -18,12 +24,6 @@ from fake_hosts import (
     soon,
     until,
 )
-
-from serving.messages import INF, CacheMiss, LoadReport, Message, Release, Reply, Verdict
-from serving.transport.client import TransportClient
-from serving.transport.errors import ProtocolError
-from serving.transport.handshake import Hello
-from serving.transport.server import TransportServer
 
 REPLY = Reply("s", 0, 2, Verdict(1, 5), ("cloud-0",), 0)
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_hosts import ROUTE, request
 
 from serving.messages import DraftTree, Hop, Reply, Request, Span, TensorRef, Verdict
 from serving.transport import encode
@@ -15,6 +14,7 @@ from serving.transport.errors import ProtocolError, parse_frame
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
 from serving.transport.session_ownership import PeerExpectations
+from tests.serving.transport.transport_peers import ROUTE, request
 
 KNOWN = PeerExpectations(vocab_size=1000, hidden_size=4, hops=ROUTE)
 

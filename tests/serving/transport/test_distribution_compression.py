@@ -1,9 +1,9 @@
 """Compression before transmission: nearly nothing travels, and the verdict is the same."""
 
 import pytest
-from compressed import GAMMA, VOCABULARY, Pair
 
 from serving.messages import SamplingParams
+from tests.serving.transport.compressed_drafts import GAMMA, VOCABULARY, Pair
 
 SESSIONS, CHUNKS = 4, 2
 

@@ -7,11 +7,22 @@ from dataclasses import replace
 
 import grpc.aio
 import pytest
-from fake_hosts import FAST, FakeSink, ending, hello, listening, raw, request, run_scenario, serves, soon
 
 from serving.messages import LoadReport, Message, Release, Reply, Verdict
 from serving.transport import encode
 from serving.transport.limits import Limits
+from tests.serving.transport.transport_peers import (
+    FAST,
+    FakeSink,
+    ending,
+    hello,
+    listening,
+    raw,
+    request,
+    run_scenario,
+    serves,
+    soon,
+)
 
 
 def told(message: Message, sender: str = "evil-0", to: str = "cloud-0") -> bytes:

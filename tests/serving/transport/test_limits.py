@@ -10,8 +10,7 @@ from serving.transport.errors import ProtocolError
 from serving.transport.limits import Limits
 from serving.transport.session_ownership import SessionOwners
 from serving.transport.stream import Outbox
-
-from fake_hosts import run_scenario, request, soon  # isort: skip
+from tests.serving.transport.transport_peers import request, run_scenario, soon
 
 
 def test_reconnect_delays_double_up_to_a_bound_and_differ_between_devices() -> None:

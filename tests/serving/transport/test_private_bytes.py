@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import pytest
 import torch
-from fake_world import policy
 
 from serving.drivers.clock import ScriptedClock
 from serving.drivers.real_time import RealTimeDriver
@@ -42,6 +40,8 @@ from serving.policy.slots.prefill import ChunkedPrefill
 from serving.transport import tandem_pb2 as pb
 from serving.transport.client import TransportClient
 from serving.transport.server import TransportServer
+from tests.support.policies import policy
+from tests.support.tiny_models import save_checkpoint
 
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
@@ -131,7 +131,7 @@ class OnChip:
 def model(tmp_path_factory: pytest.TempPathFactory) -> DecomposedModel:
     torch.set_num_threads(1)
     path: Path = tmp_path_factory.mktemp("private")
-    return load_model(checkpoints.save(path, " ".join(f"w{i}" for i in range(300)), LAYERS))
+    return load_model(save_checkpoint(path, " ".join(f"w{i}" for i in range(300)), LAYERS))
 
 
 def chips(model: DecomposedModel, p: Policy) -> tuple[OnChip, OnChip]:

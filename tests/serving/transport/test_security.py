@@ -4,8 +4,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from certificates import certified
-from fake_hosts import FakeSink, dialling, listening, raw, request, run_scenario
 
 from serving.transport.connection import Connection, ConnectionTable, ReceivedTensors
 from serving.transport.errors import ProtocolError
@@ -14,6 +12,8 @@ from serving.transport.limits import Limits
 from serving.transport.security import Security, is_loopback
 from serving.transport.server import TransportServer
 from serving.transport.stream import Outbox
+from tests.serving.transport.transport_peers import FakeSink, dialling, listening, raw, request, run_scenario
+from tests.support.tls_certificate import certified
 
 SECRET = "open-sesame-7"
 

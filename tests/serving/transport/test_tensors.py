@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_hosts import FAST, FakeSink, dialling, ending, hello, listening, raw, request, run_scenario
 
 from serving.engines.torch.sampling import decode_probs, distribution, encode_probs
 from serving.engines.torch.tensor_store import TensorStore
@@ -15,6 +14,17 @@ from serving.transport.connection import ReceivedTensors
 from serving.transport.errors import ProtocolError
 from serving.transport.handshake import Hello
 from serving.transport.session_ownership import PeerExpectations
+from tests.serving.transport.transport_peers import (
+    FAST,
+    FakeSink,
+    dialling,
+    ending,
+    hello,
+    listening,
+    raw,
+    request,
+    run_scenario,
+)
 
 MIDDLE = (Hop("cloud", Span(2, 6)),)
 

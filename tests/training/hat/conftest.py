@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from catalogue import architecture
 
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
@@ -13,6 +12,7 @@ from serving.engines.torch.model import DecomposedModel, load_model
 from serving.progress import silent
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
+from tests.support.conf_files import architecture
 from training.hat import trace
 from training.hat.stages import record_hidden_states
 

@@ -1,8 +1,8 @@
 """A world of small episodes, drawn from two of the library's chips."""
 
 import pytest
-from catalogue import architecture, chip, link
 
+from tests.support.conf_files import architecture, chip, link
 from training.hyperion.environment import DispatchEnvironment, Range
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dispatchers import soonest
 
 from serving.policy.slots.dispatch import HypSched, LearnedDispatch, RandomDispatch
+from tests.support.learned_models import earliest_completion_network
 from training.hyperion.environment import DispatchEnvironment, Range
 from training.hyperion.reinforce import DispatchAction, SampledDispatch, rollouts
 
@@ -66,13 +66,13 @@ def test_more_load_takes_longer(world: DispatchEnvironment) -> None:
 def test_advantages_are_above_the_other_plays_of_the_same_arrival(world: DispatchEnvironment) -> None:
     """With two plays, what one gained the other lost."""
     episode = world.sample_episode(1, "advantages")
-    choices = rollouts(episode, soonest(), 2, 0.5)
+    choices = rollouts(episode, earliest_completion_network(), 2, 0.5)
     gains = sorted({round(each.advantage, 9) for each in choices})
     assert gains[-1] > 0
     assert gains == [-gain for gain in gains[::-1]]
     assert {len(each.node_features) for each in choices} <= {2, 3}
     assert len(choices) >= 2 * 6 * 2
-    assert choices == rollouts(episode, soonest(), 2, 0.5)
+    assert choices == rollouts(episode, earliest_completion_network(), 2, 0.5)
 
 
 def test_a_choice_is_worth_its_task_and_what_follows(
@@ -87,7 +87,7 @@ def test_a_choice_is_worth_its_task_and_what_follows(
         return next(plays)
 
     monkeypatch.setattr(type(episode), "normalised_latencies", lambda _, drawing: played(drawing))
-    found = [each.advantage for each in rollouts(episode, soonest(), 2, 0.5)]
+    found = [each.advantage for each in rollouts(episode, earliest_completion_network(), 2, 0.5)]
     assert found == [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
 
 
@@ -96,7 +96,11 @@ def test_the_simulator_tells_dispatches_apart(world: DispatchEnvironment) -> Non
     episodes = [uneven.sample_episode(0, str(i)) for i in range(6)]
     good, bad, luck = (
         sum(sum(each.normalised_latencies(dispatch)) for each in episodes)
-        for dispatch in (LearnedDispatch(soonest()), LearnedDispatch(soonest(1.0)), RandomDispatch())
+        for dispatch in (
+            LearnedDispatch(earliest_completion_network()),
+            LearnedDispatch(earliest_completion_network(1.0)),
+            RandomDispatch(),
+        )
     )
     assert good < luck < bad
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dispatchers import soonest
 
 from serving.core.queued_request import Task
 from serving.learned.dispatch_network import DispatchNetwork, load
 from serving.messages import INF, LoadReport
 from serving.policy.slots.dispatch import HypSched, LearnedDispatch
 from serving.progress import silent
+from tests.support.learned_models import earliest_completion_network
 from training.fitting.recipe import ReinforceRecipe
 from training.fitting.trainer import Trainer
 from training.hyperion import reinforce, serving_eval, train
@@ -143,7 +143,9 @@ def test_the_stage_serves_what_it_trained(
 
 def test_a_dispatcher_that_is_no_better_than_random_nodes_is_refused(world: DispatchEnvironment) -> None:
     episodes = train.sample_episodes(replace(world, homogeneous_share=0.0), 0, "judged", 2)
-    good, bad = (serving_eval.evaluate_dispatcher(soonest(sign), episodes, silent) for sign in (-1.0, 1.0))
+    good, bad = (
+        serving_eval.evaluate_dispatcher(earliest_completion_network(sign), episodes, silent) for sign in (-1.0, 1.0)
+    )
     serving_eval.check(good)
     assert good.learned == pytest.approx(good.earliest_finish)
     with pytest.raises(ValueError, match="no better than random nodes") as caught:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up import TRUE, made_up
 from scipy.optimize import nnls
 
 from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
+from tests.training.latency.made_up_timings import TRUE, made_up
 from training.latency.fit import (
     design_matrix,
     fit_latency,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from catalogue import architecture, fits
 
 from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.architecture import Architecture
@@ -17,6 +16,7 @@ from serving.hardware.chip import Chip, PowerMode
 from serving.hardware.fleet import Fleet
 from serving.hardware.latency import COEFFICIENTS, batch_load, load_fitted_latencies
 from serving.progress import silent
+from tests.support.conf_files import architecture, fits
 from training.latency.grid import CATEGORIES, ProfilingOptions
 from training.latency.stages import profile_latency, profile_published
 

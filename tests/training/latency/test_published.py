@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from catalogue import architecture, names
 
 from serving.hardware.architecture import Architecture
 from serving.messages import DraftStopRule, DraftWork
+from tests.support.conf_files import architecture, names
 from training.latency.published import check_memory, published_engine, transformers_config
 from training.latency.timing import Accelerator
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import architecture, chip, fleet
-from made_up import TRUE, made_up
 
 from serving.engines.models import ModelConfig, ModelPair
+from tests.support.conf_files import architecture, chip, fleet
+from tests.training.latency.made_up_timings import TRUE, made_up
 from training.latency import stages
 from training.latency.artifact import components, read_profile, write_profile
 from training.latency.grid import ProfilingOptions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from catalogue import architecture
-from made_up import TRUE
 
 from serving.hardware.latency import ForwardLoad, load_fitted_latencies
+from tests.support.conf_files import architecture
+from tests.training.latency.made_up_timings import TRUE
 from training.latency.grid import ProfilingOptions
 from training.latency.stages import profile_from_csv
 from training.latency.timings_file import read_timings

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-import drafted
 import numpy as np
 import pytest
 
+from tests.training.wisp.made_up_trace import write_trace
 from training.fitting.trainer import Trainer
 from training.wisp import comparison, stages
 from training.wisp.mlp import MLP
@@ -42,7 +42,7 @@ def test_intervals_are_those_of_resampled_sessions() -> None:
 
 def test_all_families_are_read_on_one_test_part(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    tokens = drafted.write(tmp_path / "trace")
+    tokens = write_trace(tmp_path / "trace")
     families = (MLP(hidden_sizes=(16,), epochs=5, learning_rate=0.01), RandomForest(n_estimators=20))
     options = {"progress": lambda *_: None, "token_trace": tokens, "families": families, "trainer": Trainer(threads=1)}
     stages.compare_at_recall(tmp_path, recalls=[0.75, 0.8], **options)

@@ -4,10 +4,10 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-import drafted
 import numpy as np
 import pytest
 
+from tests.training.wisp.made_up_trace import token_samples, write_trace
 from training.fitting.cluster_statistics import auc
 from training.fitting.trainer import Trainer
 from training.wisp import stages, tree_models
@@ -25,7 +25,7 @@ FAMILIES = [
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> SampleSplit:
-    return drafted.samples(tmp_path_factory.mktemp("trace")).split(0)
+    return token_samples(tmp_path_factory.mktemp("trace")).split(0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,7 +66,7 @@ def test_a_missing_library_is_named_with_its_extra(family: type, monkeypatch: py
 
 def test_a_candidate_has_the_metrics_that_a_search_wants(tmp_path: Path) -> None:
     pytest.importorskip("xgboost")
-    tokens = drafted.write(tmp_path / "trace")
+    tokens = write_trace(tmp_path / "trace")
     stages.evaluate_family(
         tmp_path,
         progress=lambda *_: None,

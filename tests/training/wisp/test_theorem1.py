@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-import drafted
 import numpy as np
 import pytest
 
+from tests.training.wisp.made_up_trace import write_trace
 from training.fitting.trainer import Trainer
 from training.wisp import stages
 from training.wisp.mlp import MLP
@@ -108,7 +108,7 @@ def test_longer_windows_are_refused() -> None:
 
 
 def test_the_experiment_compares_trained_predictors(tmp_path: Path) -> None:
-    tokens = drafted.write(tmp_path / "trace")
+    tokens = write_trace(tmp_path / "trace")
     families = {"small": MLP(hidden_sizes=(4,), epochs=3), "large": MLP(hidden_sizes=(32, 16), epochs=3)}
     options = {"progress": lambda *_: None, "token_trace": tokens, "trainer": Trainer(threads=1)}
     stages.measure_waste(tmp_path, families=families, recalls=(0.6, 0.9), **options)

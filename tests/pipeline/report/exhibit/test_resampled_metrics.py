@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from served import drawn
 
 from pipeline.report.exhibit import resampled_metrics
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
+from tests.pipeline.report.serve_artifact import drawn
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from served import drawn
 
 from pipeline.report import comparison, sweep
 from pipeline.report.exhibit import Exhibit
@@ -21,6 +20,7 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from pipeline.report.table import plain_lines
+from tests.pipeline.report.serve_artifact import drawn
 
 EXHIBIT = Exhibit(
     "Fig. 14: what a budget buys",

@@ -5,17 +5,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import checkpoints
 import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from variants import VOCABULARY, build
 
 from serving.engines.models import Checkpoint
 from serving.engines.onnx.export import export
 from serving.engines.onnx.header import HEADER_FILE
 from serving.learned.router import TokenRouter
+from tests.support.tiny_models import VOCABULARY, build_model
+from tests.support.tiny_tokenizers import tokenizer_json
 
 WORDS = " ".join(f"w{i}" for i in range(VOCABULARY - 2))
 
@@ -27,8 +27,8 @@ def _one_thread() -> None:
 
 def saved(variant: str, folder: Path, **settings: object) -> Path:
     """A checkpoint with a tokenizer of numbered words."""
-    build(variant, **settings).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(checkpoints.tokenizer_json(WORDS))
+    build_model(variant, **settings).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer_json(WORDS))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<eos>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     return folder

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue import architecture
-from fake_setup import pair, setup
 
 from pipeline import api
 from pipeline.errors import UserError
@@ -17,6 +15,8 @@ from serving.engines.onnx.engine import OnnxEngine
 from serving.learned.router import ROUTE, TokenRouter
 from serving.messages import DraftStopRule, DraftWork
 from serving.policy.policy import EngineRequirements
+from tests.support.conf_files import architecture
+from tests.support.fake_setup import pair, setup
 
 ONNX = "model.device.backend=onnx"
 TOY = (

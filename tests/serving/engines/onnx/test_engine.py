@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from variants import VOCABULARY
 
 from serving.core.scores import LOGIT_SCORES
 from serving.engines.models import Checkpoint
@@ -19,6 +18,7 @@ from serving.engines.torch.model import load_model
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.learned.router import ROUTE, TokenRouter
 from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, SamplingParams, SequenceSlice, Span
+from tests.support.tiny_models import VOCABULARY
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
 WORKS = {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
-from variants import VARIANTS, VOCABULARY
 
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import export as exporting
@@ -21,6 +20,7 @@ from serving.engines.onnx.session import OnnxSession
 from serving.engines.torch.model import ARCHITECTURES, load_model
 from serving.learned.mlp import sigmoid
 from serving.learned.router import ROUTE, TokenRouter
+from tests.support.tiny_models import VARIANTS, VOCABULARY
 
 Save = Callable[..., Path]
 FEEDS = (1, 24, 1, 1, 7, 1, 20)

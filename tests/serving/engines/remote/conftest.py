@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend.openai.tiny_tokenizers import byte_level
 
 from serving.engines.remote.client import RemoteClient
 from serving.engines.remote.server import RemoteServer
 from serving.engines.tokenizer import Tokenizer
+from tests.support.tiny_tokenizers import byte_level
 
 
 def save(path: Path, layers: int, seed: int) -> Path:

@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import certified
-from engines.remote.conftest import Clock, counting, server
-from engines.remote.fake_server import FakeServer
-from frontend.openai.tiny_tokenizers import byte_level
 
 from serving.engines.remote.client import RemoteClient
 from serving.engines.remote.dialect import DIALECTS, parse_token_id
@@ -18,6 +14,10 @@ from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import RemoteGenerator
 from serving.engines.remote.retry import MAX_CONSECUTIVE_COOLDOWNS
 from serving.engines.tokenizer import Tokenizer
+from tests.serving.engines.remote.conftest import Clock, counting, server
+from tests.serving.engines.remote.fake_server import FakeServer
+from tests.support.tiny_tokenizers import byte_level
+from tests.support.tls_certificate import certified
 
 KEY = "sk-the-key-of-this-test"
 PROMPT = (40, 41, 42)

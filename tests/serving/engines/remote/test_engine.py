@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.remote.conftest import counting, server
-from engines.remote.fake_server import FakeServer
-from frontend.openai.tiny_tokenizers import byte_level
 
 from serving.engines.remote.engine import RemoteEngine, remote_sampling
 from serving.engines.remote.errors import RemoteError
@@ -26,6 +23,9 @@ from serving.messages import (
     Span,
     Verdict,
 )
+from tests.serving.engines.remote.conftest import counting, server
+from tests.serving.engines.remote.fake_server import FakeServer
+from tests.support.tiny_tokenizers import byte_level
 
 Brain = Callable[[tuple[int, ...]], int]
 WHOLE = Span(0, 3, embedding=True, lm_head=True)

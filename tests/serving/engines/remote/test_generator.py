@@ -4,9 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from engines.remote.conftest import server
-from engines.remote.fake_server import FakeServer
-from frontend.openai.tiny_tokenizers import byte_fallback, byte_level, words
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +14,9 @@ from serving.engines.remote.generator import RemoteGenerator
 from serving.engines.remote.prompt_logprobs import REPLACEMENT_CHAR, decode, encode, token_texts
 from serving.engines.tokenizer import Tokenizer
 from serving.messages import Verdict
+from tests.serving.engines.remote.conftest import server
+from tests.serving.engines.remote.fake_server import FakeServer
+from tests.support.tiny_tokenizers import byte_fallback, byte_level, words
 
 
 def ids(text: str) -> tuple[int, ...]:

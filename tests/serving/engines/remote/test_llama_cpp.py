@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.remote.conftest import server
-from engines.remote.test_served_policies import HYBRID, queries, served
-from engines.remote.test_served_policies import made as setup_of
 
 from serving.engines.remote.engine import RemoteEngine
 from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
 from serving.messages import ForwardWork, SequenceSlice, Span
+from tests.serving.engines.remote.conftest import server
+from tests.serving.engines.remote.test_served_policies import HYBRID, queries, served
+from tests.serving.engines.remote.test_served_policies import made as setup_of
 
 pytestmark = pytest.mark.slow
 

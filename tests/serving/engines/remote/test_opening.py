@@ -4,11 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue import architecture
-from engines.remote.conftest import counting, server
-from engines.remote.fake_server import FakeServer
-from fake_setup import setup
-from frontend.openai.tiny_tokenizers import byte_level, words
 
 from serving.core.decoding import Decoding
 from serving.deployment.model_loading import load_models, load_side, load_tokenizer, num_layers
@@ -25,6 +20,11 @@ from serving.policy.slots.verify import Replace
 from serving.progress import silent
 from serving.runtimes.emulated import Emulated
 from serving.runtimes.local import Local
+from tests.serving.engines.remote.conftest import counting, server
+from tests.serving.engines.remote.fake_server import FakeServer
+from tests.support.conf_files import architecture
+from tests.support.fake_setup import setup
+from tests.support.tiny_tokenizers import byte_level, words
 
 LARGE = architecture("llama2_13b")
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from engines.remote.conftest import counting, server
-from frontend.openai.fake_gateway import FakeGateway
 
 from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
@@ -15,6 +13,8 @@ from serving.frontend.openai.gateway import Conversation, TokenDelta
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.server import serve
 from serving.messages import ForwardWork, RoutingOptions, SamplingParams, SequenceSlice, Span, Verdict
+from tests.serving.engines.remote.conftest import counting, server
+from tests.serving.frontend.openai.fake_gateway import FakeGateway
 
 BRAIN = counting(50)
 

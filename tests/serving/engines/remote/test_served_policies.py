@@ -8,11 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue import architecture
-from engines.remote.conftest import Clock, server
-from engines.remote.fake_server import FakeServer
-from fake_setup import Questions, setup
-from frontend.openai.tiny_tokenizers import byte_level
 
 from serving.deployment.model_loading import load_models
 from serving.deployment.queries import Query
@@ -30,6 +25,11 @@ from serving.policy.slots.verify import Replace
 from serving.progress import silent
 from serving.runtimes import emulated
 from serving.runtimes.local import Local
+from tests.serving.engines.remote.conftest import Clock, server
+from tests.serving.engines.remote.fake_server import FakeServer
+from tests.support.conf_files import architecture
+from tests.support.fake_setup import Questions, setup
+from tests.support.tiny_tokenizers import byte_level
 
 Brain = Callable[[tuple[int, ...]], int]
 REPLACED = {"draft": WindowDraft(1), "verify": Replace()}

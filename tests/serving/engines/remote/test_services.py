@@ -10,11 +10,11 @@ from typing import Any
 
 import openai
 import pytest
-from engines.remote.conftest import counting
-from engines.remote.fake_server import FakeServer
-from frontend.openai.tiny_tokenizers import byte_level
 
 from serving.engines.tokenizer import Tokenizer
+from tests.serving.engines.remote.conftest import counting
+from tests.serving.engines.remote.fake_server import FakeServer
+from tests.support.tiny_tokenizers import byte_level
 
 pytestmark = pytest.mark.slow
 

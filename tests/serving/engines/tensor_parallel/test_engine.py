@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from dialogue import play, writing
-from variants import build
 
 from serving.engines.tensor_parallel.engine import TPEngine
 from serving.engines.tensor_parallel.worker_group import WorkerGroupError, load_tensor_parallel
@@ -21,6 +19,8 @@ from serving.engines.torch.model_runner import ModelRunner
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.engines.torch.tensor_store import TensorStore
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
+from tests.serving.engines.tensor_parallel.dialogue import play, writing
+from tests.support.tiny_models import build_model
 
 WHOLE = Span(0, 4, embedding=True, lm_head=True)
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 55)
@@ -44,7 +44,7 @@ def logits(monkeypatch):
 def saved(tmp_path_factory):
     def save(variant):
         path = tmp_path_factory.mktemp(variant)
-        build(variant).save_pretrained(path)
+        build_model(variant).save_pretrained(path)
         return str(path)
 
     return save

@@ -5,23 +5,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-import checkpoints
 import pyarrow.parquet as pq
 import pytest
-from catalogue import architecture
 
 from serving.deployment.model_loading import load_models
 from serving.engines.models import Checkpoint, ModelConfig
 from serving.messages import ForwardWork, SequenceSlice, Span
+from tests.support.conf_files import architecture
+from tests.support.tiny_models import save_checkpoint
 
 WHOLE = Span(0, 3, embedding=True, lm_head=True)
 
 
 @pytest.mark.slow
 def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Path) -> None:
-    small = Checkpoint(path=checkpoints.save(tmp_path / "small"))
+    small = Checkpoint(path=save_checkpoint(tmp_path / "small"))
     large = {
-        "path": checkpoints.save(tmp_path / "large", layers=3, hidden=32),
+        "path": save_checkpoint(tmp_path / "large", layers=3, hidden=32),
         "timed_architecture": architecture("llama2_13b"),
     }
     alone, both = (load_models(small, ModelConfig(**large, tensor_parallel=ways)) for ways in (1, 2))

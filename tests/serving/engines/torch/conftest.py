@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from variants import VOCABULARY, build
+
+from tests.support.tiny_models import VOCABULARY, build_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,7 +18,7 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def causal() -> Callable[..., Any]:
     """A fresh `transformers` model: causal(variant, seed=0, **settings)."""
-    return build
+    return build_model
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,7 @@ def scattered() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def llama() -> Any:
     """A tiny Llama with `transformers`' own attention, to compare with; do not take it apart."""
-    return build("llama")
+    return build_model("llama")
 
 
 @pytest.fixture

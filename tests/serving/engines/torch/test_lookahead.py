@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from fake_world import THRESHOLDS, policy
 
 from serving.drivers.simulator import ComputeResource, Simulator
 from serving.engines.torch.engine import TorchEngine
@@ -16,6 +15,7 @@ from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.lookahead import NoLookahead, SyneraLookahead
+from tests.support.policies import THRESHOLDS, policy
 
 PROMPTS = ((5, 17, 40, 8, 23, 61), (9, 30, 77))
 LIMIT = 20

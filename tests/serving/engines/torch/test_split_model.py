@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_world import policy
 
 from serving.drivers.simulator import ComputeResource, Simulator
 from serving.engines.torch import draft_heads
@@ -32,6 +31,7 @@ from serving.nodes.worker import Worker
 from serving.policy.slots.draft import MedusaDraft, WindowDraft
 from serving.policy.slots.placement import DEVICE_TIER, UShapedPlacement
 from serving.policy.slots.prefill import ChunkedPrefill as InParts
+from tests.support.policies import policy
 
 VARIANTS = ("llama", "llama_yarn", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox")
 """All six architectures, with sliding windows of 8 where there are any."""

@@ -2,9 +2,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from frontend.openai.fake_gateway import FakeGateway, Loop
 
 from serving.frontend.openai.options import EndpointOptions
+from tests.serving.frontend.openai.fake_gateway import FakeGateway, Loop
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from frontend.openai.tiny_tokenizers import byte_level
 from starlette.routing import Route
 
 from serving.frontend.openai.gateway import Conversation, TokenDelta
@@ -15,6 +14,7 @@ from serving.frontend.openai.server import EndpointServer, serve
 from serving.frontend.openai.service import EndpointService
 from serving.frontend.routing_api.handler import routing_routes
 from serving.messages import Origin, RoutingOptions, SamplingParams
+from tests.support.tiny_tokenizers import byte_level
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.openai.fake_gateway import Loop
+from tests.serving.frontend.openai.fake_gateway import Loop
 
 JSON = "content-type: application/json"
 

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from frontend.openai.fake_gateway import Loop
 
 from serving.frontend.openai.gateway import TokenDelta, UnsupportedRequestError
 from serving.messages import SamplingParams
+from tests.serving.frontend.openai.fake_gateway import Loop
 
 openai = pytest.importorskip("openai", reason="the official client is not installed: pip install openai")
 

@@ -1,9 +1,9 @@
 import pytest
-from frontend.openai.tiny_tokenizers import byte_fallback, byte_level, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.frontend.openai.detokenizer import IncrementalDetokenizer, decode
+from tests.support.tiny_tokenizers import byte_fallback, byte_level, words
 
 KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "words": words}
 

@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from frontend.openai.fake_gateway import Loop
-from frontend.openai.plain_http import JSON, request, send
 
 from serving.frontend.openai.http import HostGuard
 from serving.frontend.openai.options import EndpointOptions
+from tests.serving.frontend.openai.fake_gateway import Loop
+from tests.serving.frontend.openai.plain_http import JSON, request, send
 
 
 async def _inner(scope: Any, receive: Any, send: Any) -> None:

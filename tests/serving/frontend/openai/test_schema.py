@@ -4,8 +4,6 @@ from copy import copy
 from typing import Any
 
 import pytest
-from frontend.openai.fake_gateway import FakeTokenizer
-from frontend.openai.tiny_tokenizers import byte_level, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +11,8 @@ from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.request_handlers import ChatHandler, CompletionsHandler, ParsedRequest, plain_prompt
 from serving.frontend.openai.schema import IGNORED_FIELDS, NEUTRAL_VALUES, parse_body
 from serving.messages import SamplingParams
+from tests.serving.frontend.openai.fake_gateway import FakeTokenizer
+from tests.support.tiny_tokenizers import byte_level, words
 
 SMALL: dict[str, Any] = {"model": "toy", "prompt": "where"}
 

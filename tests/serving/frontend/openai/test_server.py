@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from frontend.openai.fake_gateway import FakeGateway, Loop
-from frontend.openai.plain_http import JSON, Answer, asking, request, send
 
 from serving.frontend.openai.http import HttpProtocol
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.server import serve
+from tests.serving.frontend.openai.fake_gateway import FakeGateway, Loop
+from tests.serving.frontend.openai.plain_http import JSON, Answer, asking, request, send
 
 Get = Callable[[bytes], Answer]
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from frontend.routing_api.examples import routed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from serving.frontend.openai.options import RoutingLimits
 from serving.frontend.routing_api.handler import RoutingDecision, decide
 from serving.frontend.routing_api.schema import PastDecision, RoutingRequest
 from serving.frontend.routing_api.sessions import RoutingSessions, StateHandles
+from tests.serving.frontend.routing_api.examples import routed
 
 TEXT = (5, 6, 7)
 ASKED = RoutingRequest(None, "the red key", " box", 3, None, (0.5, 0.0, 0.0), None, (), "s", "r", None)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from frontend.openai.fake_gateway import FakeGateway, Loop
-from frontend.openai.plain_http import JSON, request, send
-from frontend.routing_api.examples import question, routed, state
 
 from serving.frontend.openai.gateway import TokenDelta
 from serving.frontend.openai.options import EndpointOptions, RoutingLimits
 from serving.messages import RoutingOptions
+from tests.serving.frontend.openai.fake_gateway import FakeGateway, Loop
+from tests.serving.frontend.openai.plain_http import JSON, request, send
+from tests.serving.frontend.routing_api.examples import question, routed, state
 
 KEY = "the-key-of-this-test"
 SLM = state(1.0, 0.0, 0.0)

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from fake_pair import own_text
-from frontend.routing_api.examples import routed
-from frontend.test_device_gateway import PROMPT, Stage, played, text
-
 from serving.frontend.routing_api.handler import UNVERIFIED
 from serving.messages import RoutingOptions
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.verify import Lossless, Replace
+from tests.serving.frontend.routing_api.examples import routed
+from tests.serving.frontend.test_device_gateway import PROMPT, Stage, played, text
+from tests.support.fake_pair import own_text
 
 HOW: dict[str, Any] = {"draft": WindowDraft(1), "verify": Replace(), "link_loss": LinkLoss("local")}
 

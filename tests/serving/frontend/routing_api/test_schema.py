@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 import pytest
-from frontend.routing_api.examples import question, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.routing_api import schema
 from serving.frontend.routing_api.schema import PastDecision, RoutingRequest, RoutingResponse, parse_request
+from tests.serving.frontend.routing_api.examples import question, state
 
 
 def parsed(**changes: Any) -> RoutingRequest:

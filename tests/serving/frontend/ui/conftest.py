@@ -2,9 +2,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from frontend.ui.tiny_page import Played, pair, routed, show
 
 from serving.engines.models import ModelPair
+from tests.serving.frontend.ui.tiny_page import Played, pair, routed, show
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
 @pytest.fixture(scope="session")
 def page(tiny: ModelPair) -> Iterator[Played]:
     """`citer`, edge_centric and cloud_centric."""
-    from fake_setup import setup
+    from tests.support.fake_setup import setup
 
     policies = (routed(), setup("edge_centric").policy, setup("cloud_centric").policy)
     with asyncio.Runner() as runner:

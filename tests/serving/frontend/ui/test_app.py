@@ -7,13 +7,13 @@ from math import nextafter
 from typing import Any
 
 import pytest
-from fake_setup import setup
-from frontend.ui.tiny_page import PROMPT, Played, named, routed, router, show
 
 from serving.engines.models import ModelPair
 from serving.frontend.ui.app import DevicePool, RunEndpoint
 from serving.messages import PeerLost, PeerRestored
 from serving.policy.slots.link_loss import LinkLoss
+from tests.serving.frontend.ui.tiny_page import PROMPT, Played, named, routed, router, show
+from tests.support.fake_setup import setup
 
 
 def clouds(events: list[Any]) -> list[bool]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from frontend.ui.processes import Process, described, free_port, served
+
+from tests.serving.frontend.ui.page_process import Process, described, free_port, served
 
 pytestmark = pytest.mark.slow
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_setup import setup
-from frontend.ui.tiny_page import routed
 
 from serving.frontend.service_options import ServiceOptions, UiOptions
 from serving.frontend.ui.config import UiConfig
+from tests.serving.frontend.ui.tiny_page import routed
+from tests.support.fake_setup import setup
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from fake_setup import LAYERS, setup
-from frontend.ui.tiny_page import card, routed, router
 
 from serving.deployment.topology import Topology
 from serving.engines.remote.server import RemoteServer
@@ -14,6 +12,9 @@ from serving.frontend.ui.config import PolicyCard
 from serving.frontend.ui.run_request import parse_run_request
 from serving.frontend.ui.ui_deployment import PrefixedTopology, engine_groups
 from serving.policy.policy import NO_REQUIREMENTS
+from tests.serving.frontend.ui.tiny_page import card, routed, router
+from tests.support.fake_pair import LAYERS
+from tests.support.fake_setup import setup
 
 
 def test_a_card_has_modes_and_the_reason_for_no_slider() -> None:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from frontend.openai.fake_gateway import FakeTokenizer
-from frontend.ui.tiny_page import card, meter, named, routed
 
 from serving.frontend.openai.detokenizer import decode
 from serving.frontend.openai.errors import ApiError
@@ -16,6 +14,8 @@ from serving.frontend.ui.run_request import RunRequest
 from serving.frontend.ui.token_trace import RunObserver
 from serving.messages import EmitTokens, GenerationRequest, PeerLost, PeerRestored, RequestArrived, RoutingOptions
 from serving.policy.slots.link_loss import LinkLoss
+from tests.serving.frontend.openai.fake_gateway import FakeTokenizer
+from tests.serving.frontend.ui.tiny_page import card, meter, named, routed
 
 
 class ScriptedStreams:

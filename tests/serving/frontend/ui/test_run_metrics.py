@@ -1,10 +1,9 @@
 """What a run is counted as, and what its words say of it."""
 
-from fake_setup import setup
-from frontend.ui.tiny_page import PF, meter
-
 from serving.frontend.ui.run_metrics import RunMeter
 from serving.metrics.recorder import SessionRecord
+from tests.serving.frontend.ui.tiny_page import PF, meter
+from tests.support.fake_setup import setup
 
 
 def record() -> SessionRecord:

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from fake_world import policy as fake_policy
-from fake_world import world
-
 from serving.frontend.ui.token_trace import RunObserver
 from serving.messages import (
     REPLY_NBYTES,
@@ -19,6 +16,8 @@ from serving.messages import (
     RequestArrived,
     Verdict,
 )
+from tests.support.policies import policy as fake_policy
+from tests.support.simulated_nodes import world
 
 
 def test_a_drafted_token_is_the_answers_or_the_devices_last_draft() -> None:

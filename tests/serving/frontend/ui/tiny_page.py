@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import made
-from fake_setup import setup
 
 from serving.core.scores import ThresholdSide
 from serving.deployment.queries import LoadedModels
@@ -27,6 +25,8 @@ from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.routed_offload import RoutedOffload
 from serving.policy.slots.verify import Replace
+from tests.support.fake_setup import setup
+from tests.support.tiny_models import save_checkpoints
 
 PROMPT = "where is the red key"
 WIDTH = 16
@@ -55,7 +55,7 @@ def routed(name: str = "citer", found: TokenRouter | None = None) -> Policy:
 
 
 def pair(folder: Path) -> ModelPair:
-    models, timing = made(folder), setup().pair
+    models, timing = save_checkpoints(folder), setup().pair
     device, cloud = (
         ModelConfig(path=models[side], timed_architecture=getattr(timing, side).timed_architecture)
         for side in ("device", "cloud")

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from catalogue import architecture, names
 
 from serving.hardware.architecture import adapter_draft_architecture
 from serving.hardware.latency import batch_load
 from serving.hardware.replica_packing import ReplicaDemand
 from serving.policy.partition.costs import block_costs
+from tests.support.conf_files import architecture, names
 
 LLAMA = architecture("llama3_8b")
 MATMUL = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336

@@ -5,13 +5,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from catalogue import architecture, bed, fleet, link
 
 from serving.hardware.testbed import Tier
 from serving.policy.partition.baselines import GPipeSplit
 from serving.policy.partition.division import ModelPartition
 from serving.policy.partition.hypsplit import HypSplit
 from serving.policy.partition.optimum import OptimalSplit
+from tests.support.conf_files import architecture, bed, fleet, link
 
 LAN = link("lan_1gbps")
 NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx_orin_32gb"

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from every_split import PROBLEMS, Found, every
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from serving.policy.partition.baselines import FillOrder, GPipeSplit, GreedySpli
 from serving.policy.partition.hypsplit import HypSplit, tau_bounds_s
 from serving.policy.partition.optimum import OptimalSplit
 from serving.policy.partition.problem import PartitionProblem, PartitionStrategy
+from tests.serving.policy.partition.exhaustive_search import PROBLEMS, Found, every
 
 many = settings(max_examples=500, deadline=None)
 

@@ -4,8 +4,6 @@ from math import exp, log
 from typing import Any
 
 import pytest
-from fake_pair import extend, target_token
-from fake_world import World, policy, world
 
 from serving.core.keyed_random import key, uniform
 from serving.core.session import Session
@@ -15,6 +13,9 @@ from serving.policy.slots.draft import InitialDraft, WindowDraft
 from serving.policy.slots.offload import AlwaysOffload, FullOffload, NeverOffload, RandomOffload
 from serving.policy.slots.uncertainty_offload import EdgeFMOffload, HybridOffload, perplexity
 from serving.policy.slots.verify import Replace
+from tests.support.fake_pair import extend, target_token
+from tests.support.policies import policy
+from tests.support.simulated_nodes import World, world
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 

@@ -6,10 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import numpy as np
 import pytest
-from routers import made
 
 from serving.core.session import Session
 from serving.deployment.model_loading import load_models
@@ -38,6 +36,8 @@ from serving.policy.slots.routed_offload import RoutedOffload
 from serving.policy.slots.verify import Replace
 from serving.progress import silent
 from serving.workload.prompt import Prompt
+from tests.support.learned_models import random_router
+from tests.support.tiny_models import save_checkpoint
 
 HIDDEN = 16
 PROMPTS = [(2, 3, 4), (5, 6, 2, 9, 4), (8,), (7, 7, 3, 2, 5, 6, 8, 9)]
@@ -47,13 +47,13 @@ LIMIT = 14
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("pair")
-    return checkpoints.save(folder / "small"), checkpoints.save(folder / "large", layers=3, seed=1, hidden=32)
+    return save_checkpoint(folder / "small"), save_checkpoint(folder / "large", layers=3, seed=1, hidden=32)
 
 
 @pytest.fixture(scope="module")
 def router(pair: tuple[Path, Path]) -> TokenRouter:
     """A threshold in the midst of its scores."""
-    plain = made(HIDDEN)
+    plain = random_router(HIDDEN)
     scores = sorted(plain.probability(hidden) for prompt in PROMPTS for hidden in states(pair[0], prompt))
     return replace(plain, threshold=scores[len(scores) // 2], heldout_scores=tuple(scores))
 
@@ -220,11 +220,11 @@ def test_kept_caches_are_fed_what_is_new_and_others_everything(
 ])  # fmt: skip
 def test_routed_offload_options_out_of_range_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        RoutedOffload(made(4), **fields)
+        RoutedOffload(random_router(4), **fields)
 
 
 def test_a_share_selects_its_threshold() -> None:
-    router = made(4, heldout_scores=tuple(np.linspace(0.0, 0.99, 100).tolist()))
+    router = random_router(4, heldout_scores=tuple(np.linspace(0.0, 0.99, 100).tolist()))
     session = Session(GenerationRequest("s", (1, 2), 8), 0)
     session.add_draft(DraftOutcome((3,), {ROUTE: (0.05,)}, ((3, 4, 5),), False, 2))
     assert RoutedOffload(router, share=0.1).effective_threshold == router.threshold_for(0.1)
@@ -253,4 +253,4 @@ def test_small_only_sends_nothing_not_even_the_prompt(
 
 def test_a_router_of_another_width_is_refused_when_models_are_opened(pair: tuple[Path, Path]) -> None:
     with pytest.raises(ValueError, match=r"hidden states of 7 numbers, and those of .* have 16; train the scorer"):
-        opened(pair, made(7))
+        opened(pair, random_router(7))

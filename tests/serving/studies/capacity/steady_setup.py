@@ -2,10 +2,6 @@
 
 from typing import Any
 
-from catalogue import bed, link
-from fake_setup import pair
-from fake_world import policy
-
 from serving.deployment.setup import Setup
 from serving.outcomes.constant import ConstantAcceptance
 from serving.policy.policy import Policy
@@ -15,6 +11,9 @@ from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.capacity.cases import BlankDataset
 from serving.workload.slo import SloClass
 from serving.workload.workload import Workload
+from tests.support.conf_files import bed, link
+from tests.support.fake_setup import pair
+from tests.support.policies import policy
 
 ALWAYS = ConstantAcceptance(1.0, 100)
 SOMETIMES = ConstantAcceptance(0.73, 100)

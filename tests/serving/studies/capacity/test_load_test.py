@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from fake_world import policy
-from steady_setup import ALWAYS, SOMETIMES, setup, wisp_like
 
 from serving.messages import RequestArrived
 from serving.policy.slots.scheduler import ContinuousBatch
@@ -12,6 +10,8 @@ from serving.studies.capacity.load_test import LoadTest, LoadTestResult, run_loa
 from serving.studies.capacity.offered_load import ClosedLoopClients, OutOfQueriesError, make_load
 from serving.workload.arrivals import Poisson
 from serving.workload.slo import SloClass
+from tests.serving.studies.capacity.steady_setup import ALWAYS, SOMETIMES, setup, wisp_like
+from tests.support.policies import policy
 
 SHORT = LoadTest(warmup_s=4, window_s=8, stagger_s=2, answers=4)
 

@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue import architecture
-from fake_world import policy
-from steady_setup import SOMETIMES, setup, wisp_like
 
 from serving.outcomes.constant import ConstantAcceptance
 from serving.progress import silent
@@ -16,6 +13,9 @@ from serving.studies.capacity.load_test import LoadTest
 from serving.studies.capacity.search import CapacitySearch
 from serving.studies.capacity.stages import TableLayout, find_capacity, measure_load
 from serving.workload.slo import SloClass
+from tests.serving.studies.capacity.steady_setup import SOMETIMES, setup, wisp_like
+from tests.support.conf_files import architecture
+from tests.support.policies import policy
 
 CLASSES = tuple(SloClass(name=f"{rate} tokens/s", tokens_per_s=rate, share=0.5) for rate in (8, 12))
 SEARCH = CapacitySearch(

@@ -1,5 +1,4 @@
 import pytest
-from catalogue import fields, link, names
 
 from serving.network.link import Link
 from serving.network.outages import PeriodicOutages
@@ -14,6 +13,7 @@ from serving.transport.shaping.netem import (
     shaping_notes,
 )
 from serving.transport.shaping.tc import check_machine, scratch_device
+from tests.support.conf_files import fields, link, names
 
 PLAIN = {"uplink_mbps": 10, "downlink_mbps": 80, "delay_ms": 50}
 

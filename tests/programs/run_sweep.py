@@ -1,4 +1,4 @@
-"""`sweeping.py ARTIFACT -m ...`: a Hydra application whose jobs report; policy=bad fails, killed says nothing."""
+"""`run_sweep.py ARTIFACT -m ...`: a Hydra application whose jobs report; policy=bad fails, killed says nothing."""
 
 import os
 import sys

@@ -3,10 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from catalogue import architecture, bed, link
-from fake_pair import FakePair
-from fake_world import policy
-
 from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.engines.models import ModelConfig, ModelPair
@@ -15,8 +11,9 @@ from serving.messages import DraftWork, GenerationRequest, Outcome, Work
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Workload
-
-LAYERS = 8
+from tests.support.conf_files import architecture, bed, link
+from tests.support.fake_pair import LAYERS, FakePair
+from tests.support.policies import policy
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_pair import FakePair
-from fake_setup import LAYERS, setup
-from proxy import Proxy
-
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.drivers.clock import WallClock
@@ -20,6 +16,9 @@ from serving.messages import EmitTokens, ForwardWork, GenerationRequest, Request
 from serving.runtimes.host import NodeHost
 from serving.transport.limits import Limits
 from serving.transport.security import Security
+from tests.support.fake_pair import LAYERS, FakePair
+from tests.support.fake_setup import setup
+from tests.support.tcp_proxy import Proxy
 
 LIMITS = Limits(backoff_s=0.02, backoff_max_s=0.1)
 

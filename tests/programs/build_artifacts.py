@@ -1,6 +1,6 @@
 """A process that builds corpus -> model -> report and says what it does: tests start it, stop it and kill it.
 
-    python building.py ROOT [STAGE]
+    python build_artifacts.py ROOT [STAGE]
 
 At STAGE it writes state, says so, and waits for a line on standard input before it goes on.
 """

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from fake_world import World, policy, world
-
 from serving.drivers.simulator import Observer, Simulator
 from serving.log.event_log import EventLog, LogEntry
 from serving.log.reader import read_entries
 from serving.messages import Command, Event, Message, Outcome, Work
 from serving.metrics.recorder import Recorder
+from tests.support.policies import policy
+from tests.support.simulated_nodes import World, world
 
 
 class Only:

@@ -1,6 +1,10 @@
-"""Tiny random models of every architecture that the engine knows."""
+"""Tiny models of random weights: each architecture that the engine knows, and checkpoints as they are saved."""
 
+import json
+from pathlib import Path
 from typing import Any
+
+from tests.support.tiny_tokenizers import tokenizer_json
 
 VOCABULARY = 97
 _SIZES = {
@@ -57,7 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(variant: str, seed: int = 0, **overrides: Any) -> Any:
+def build_model(variant: str, seed: int = 0, **overrides: Any) -> Any:
     import torch
     import transformers
 
@@ -65,3 +69,37 @@ def build(variant: str, seed: int = 0, **overrides: Any) -> Any:
     config = transformers.AutoConfig.for_model(**settings)
     torch.manual_seed(seed)
     return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def save_checkpoint(
+    path: Path, words: str = "where is the red key it a box in on", layers: int = 2, seed: int = 0, hidden: int = 16
+) -> Path:
+    """A Llama of a few thousand weights, with its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(words.split()) + 2, hidden_size=hidden, intermediate_size=32, num_hidden_layers=layers,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512, eos_token_id=1, bos_token_id=None,
+        pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(path)
+    (path / "tokenizer.json").write_text(tokenizer_json(words))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<eos>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(about))
+    return path
+
+
+def save_checkpoints(root: Path) -> dict[str, Path]:
+    """device and cloud: a pair; stranger: a causal LM with other words; encoder: no causal LM."""
+    found = {
+        "device": save_checkpoint(root / "device"),
+        "cloud": save_checkpoint(root / "cloud", layers=8, seed=1),
+        "stranger": save_checkpoint(root / "stranger", "where is the blue key it a box in on"),
+    }
+    encoder = root / "encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"], "model_type": "bert"}))
+    return found | {"encoder": encoder}

@@ -22,6 +22,7 @@ from serving.messages import (
 )
 
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
+LAYERS = 8
 ROW_NBYTES = 8192
 """Of a hidden state."""
 

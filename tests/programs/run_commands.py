@@ -1,4 +1,4 @@
-"""`experimenting.py FILE`: several commands of the pipeline in one process, whose imports they share.
+"""`run_commands.py FILE`: several commands of the pipeline in one process, whose imports they share.
 
 FILE holds a JSON list of command lines; each ends with a line `ended CODE` of its own.
 """

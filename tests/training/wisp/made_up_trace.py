@@ -8,7 +8,7 @@ from training.wisp import trace
 from training.wisp.samples import TokenSamples, load_samples
 
 
-def write(folder: Path, sessions: int = 90, rounds: int = 6, k: int = 8, seed: int = 0) -> Path:
+def write_trace(folder: Path, sessions: int = 90, rounds: int = 6, k: int = 8, seed: int = 0) -> Path:
     """A trace whose first score tells rejected tokens (an AUC of about 0.85); the others are noise."""
     chance = np.random.default_rng(seed)
     windows = sessions * rounds
@@ -34,5 +34,5 @@ def write(folder: Path, sessions: int = 90, rounds: int = 6, k: int = 8, seed: i
     return folder
 
 
-def samples(folder: Path) -> TokenSamples:
-    return load_samples(write(folder))
+def token_samples(folder: Path) -> TokenSamples:
+    return load_samples(write_trace(folder))

@@ -1,17 +1,20 @@
-"""A stage that costs nothing, for searches: its score is best at x = 1e-3 and the longer shape."""
+"""Functions of stages that cost nothing."""
 
 import json
 import math
 from pathlib import Path
 
 CALLS: list[tuple[float, tuple[int, ...]]] = []
-"""What it was asked, in this process."""
+"""The arguments of each call in this process."""
 KILLED_AT: list[int] = []
 """Numbers of calls that end as Ctrl-C does."""
 
 
 def measure(out: Path, *, x: float, shape: tuple[int, ...], deep: bool = False) -> None:
-    """Writes metrics.json; raises ValueError for the shape (1,), which nobody can train."""
+    """Writes metrics.json, whose score is best at x = 1e-3 and the longer shape.
+
+    Raises ValueError for the shape (1,).
+    """
     CALLS.append((x, shape))
     if len(CALLS) - 1 in KILLED_AT:
         raise KeyboardInterrupt
@@ -19,3 +22,7 @@ def measure(out: Path, *, x: float, shape: tuple[int, ...], deep: bool = False) 
         raise ValueError("a shape of 1 cannot be trained")
     score = len(shape) - abs(math.log10(x) + 3) + deep
     (out / "metrics.json").write_text(json.dumps({"score": score, "cost": sum(shape)}), encoding="utf-8")
+
+
+def write_text(out: Path, *, text: str = "") -> None:
+    (out / "text").write_text(text)

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from checkpoints import made
-from frontend.ui.tiny_page import router
+from tests.serving.frontend.ui.tiny_page import router
+from tests.support.tiny_models import save_checkpoints
 
 
 def described(root: Path, store: Path) -> tuple[str, ...]:
     """The words that a page and its cloud are started with."""
-    models = made(root / "models")
+    models = save_checkpoints(root / "models")
     for side in ("device", "cloud"):
         _endless(models[side])
     (root / "router").mkdir()

@@ -12,7 +12,7 @@ from serving.hardware.latency import FittedLatencies, LatencyModel
 from serving.hardware.testbed import Testbed, Tier
 from serving.network.link import Link
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 
 
 def names(folder: str) -> list[str]:

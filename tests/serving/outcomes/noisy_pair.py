@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from fake_setup import Words
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from serving.deployment.queries import LoadedModels, Query
@@ -11,6 +10,7 @@ from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
 from serving.messages import GenerationRequest
 from serving.workload.prompt import Prompt
+from tests.support.fake_setup import Words
 
 torch.set_num_threads(1)
 

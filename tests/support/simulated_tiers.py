@@ -5,11 +5,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from catalogue import architecture, fleet, link
-from fake_pair import FakePair, own_text
-from fake_setup import FakeEngine, Questions, Words, pair, setup
-from fake_world import Log
-
 from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
@@ -32,8 +27,11 @@ from serving.policy.slots.placement import TieredPlacement, UShapedPlacement
 from serving.policy.slots.scheduler import Fifo
 from serving.runtimes.clients import WorkloadClients
 from serving.runtimes.failures import NodeFailureInjector
+from tests.support.conf_files import architecture, fleet, link
+from tests.support.fake_pair import LAYERS, FakePair, own_text
+from tests.support.fake_setup import FakeEngine, Questions, Words, pair, setup
+from tests.support.simulated_nodes import Log
 
-LAYERS = 8
 CHIPS = {
     "nano": "jetson_orin_nano_8gb_super", "nx": "jetson_orin_nx_16gb", "agx": "jetson_agx_orin_32gb",
     "top": "jetson_agx_orin_64gb",

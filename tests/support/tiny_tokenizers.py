@@ -3,8 +3,6 @@
 from functools import cache
 from typing import Any
 
-from checkpoints import tokenizer_json
-
 from training.embedded_pair.tokenizer import train
 
 TEXTS = ["where is the red key? it is in the box.", "the key is on the box 🙂", "Grüße aus 東京", "one two three four"]
@@ -38,3 +36,13 @@ def words() -> Any:
 
     made = Tokenizer.from_str(tokenizer_json("where is the red key it a box in on"))
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<eos>")
+
+
+def tokenizer_json(words: str) -> str:
+    """The text of a tokenizer that knows these words and nothing else."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = ["<unk>", "<eos>", *words.split()]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return str(tokenizer.to_str())
