@@ -11,7 +11,7 @@ from pipeline import api
 from serving.drivers.simulator import Simulator
 
 SERVING = str(Path(__file__).parents[1] / "src" / "serving")
-MOST = 36
+MOST = 34
 WORDS = (
     "policy=sled", "model=qwen3", "hardware=wisp", "workload=synthetic", "runtime=simulated",
     "runtime/outcomes=constant",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from serving.core.queued_request import QueuedRequest
-from serving.hardware.latency import IDENTITY_SCALE, ForwardLoad, LatencyModel, LayerScale, batch_load
+from serving.hardware.latency import IDENTITY_SCALE, ForwardLoad, LatencyModel, LayerScale, forward_load
 from serving.messages import ForwardWork, Span
 
 
@@ -51,11 +51,3 @@ class Estimator:
 
 ZERO_ESTIMATOR = Estimator(None)
 """For an unknown chip: everything takes 0 s."""
-
-
-def forward_load(work: ForwardWork) -> ForwardLoad:
-    """The load of one hop. The head sees the last token and the drafts of slices that need a verdict."""
-    span = work.span
-    cached = [(seq.start, seq.num_tokens) for seq in work.slices] if span.start_layer < span.end_layer else []
-    head_tokens = sum([seq.num_drafts + 1 for seq in work.slices if seq.rule]) if span.lm_head else 0
-    return batch_load(span.end_layer - span.start_layer, cached, head_tokens)

@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.messages import Hop, Span
+from serving.messages import ForwardWork, Hop, Span
 
 PROFILE_FILE = "latency.json"
 COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_token_s", "head_c_s", "session_s", "wake_s")
@@ -46,6 +46,14 @@ def batch_load(layers: float, spans: Iterable[tuple[int, int]], head_tokens: flo
         interactions += (cached + new) * new
         read += cached
     return ForwardLoad(layers, num_tokens, interactions, read, head_tokens, extra_sessions=max(0, sessions - 1))
+
+
+def forward_load(work: ForwardWork) -> ForwardLoad:
+    """The load of one hop. The head sees the last token and the drafts of slices that need a verdict."""
+    span = work.span
+    cached = [(seq.start, seq.num_tokens) for seq in work.slices] if span.start_layer < span.end_layer else []
+    head_tokens = sum([seq.num_drafts + 1 for seq in work.slices if seq.rule]) if span.lm_head else 0
+    return batch_load(span.end_layer - span.start_layer, cached, head_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ Messages between the two stay on the device: requests to the local hops and repl
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 
-from serving.core.ids import IdGenerator
 from serving.core.link_monitor import DeviceMonitor
 from serving.core.session import Session
 from serving.messages import (
@@ -76,10 +76,9 @@ class Device:
             max_concurrency,
         )
         tiers = {**tiers, DEVICE_TIER: (name,)}
-        self.node_selector, self.ids = (
-            NodeSelector(tiers, policy.dispatch, name, policy.kv_cache.block_tokens),
-            IdGenerator(),
-        )
+        self.node_selector = NodeSelector(tiers, policy.dispatch, name, policy.kv_cache.block_tokens)
+        self.ids = count(1)
+        """Job and timer ids, unique within the node."""
         self.hop_path = HopPath(name, policy, hops, self.node_selector)
         self.monitor = DeviceMonitor(hidden_nbytes)
         self.waiting: deque[GenerationRequest] = deque()

@@ -5,11 +5,10 @@ or accept the draft locally. Late events are recognised by the job, timer, attem
 ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from serving.core.ids import IdGenerator
 from serving.core.scores import IMPORTANCE
 from serving.core.session import Branch, Origins, Session
 from serving.messages import (
@@ -58,7 +57,7 @@ class Requester:
         session: Session,
         policy: Policy,
         hop_path: HopPath,
-        ids: IdGenerator,
+        ids: Iterator[int],
         base_timeout_s: float = INF,
         exclusive_chip: bool = True,
     ) -> None:
@@ -371,7 +370,7 @@ class Requester:
         )
 
     def _start_work(self, work: DraftWork, branches: list[Branch], now: float) -> Commands:
-        self.job, self.drafting_branches, self.job_started_s = self.ids.next(), branches, now
+        self.job, self.drafting_branches, self.job_started_s = next(self.ids), branches, now
         self.session.draft_cached_len = work.start
         return [StartWork(self.job, work)]
 
@@ -384,7 +383,7 @@ class Requester:
         out = self.hop_path.requests(s, seq, budget, now)
         self.request_sent_s, self.awaiting_first_reply = now, True
         if self.base_timeout_s < INF and not (self.timer and self.timer_due_s <= now + self.reply_timeout_s):
-            self.timer, self.timer_due_s = self.ids.next(), now + self.reply_timeout_s
+            self.timer, self.timer_due_s = next(self.ids), now + self.reply_timeout_s
             out.append(SetTimer(self.timer_due_s, self.timer))
         if not self.hop_path.starts_on_device:  # else the target's first hop needs the chip
             out += self._use_waiting_time(now)

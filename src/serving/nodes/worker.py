@@ -7,11 +7,11 @@
 4. If the chip is idle and a request waits, something runs: `admit` evicts caches to make room.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from operator import attrgetter
 
-from serving.core.ids import IdGenerator
 from serving.core.kv_accounting import KVAccounting, MemoryBudget, admit, has_required_cache
 from serving.core.link_monitor import NodeMonitor
 from serving.core.queued_request import QueuedRequest
@@ -69,11 +69,11 @@ class Worker:
         session_lease_s: float = 30.0,
         estimator: Estimator = ZERO_ESTIMATOR,
         scheduler: Scheduler | None = None,
-        ids: IdGenerator | None = None,
+        ids: Iterator[int] | None = None,
     ) -> None:
         self.name, self.policy, self.watchers = name, policy, watchers
         self.session_lease_s, self.estimator, self.scheduler = session_lease_s, estimator, scheduler or policy.scheduler
-        self.ids = ids or IdGenerator()
+        self.ids = ids or count(1)
         self.monitor = NodeMonitor() if policy.monitors_link else None
         own = policy.kv_cache.capacity_tokens
         capacity = capacity_tokens if own is None else min(own, capacity_tokens)
@@ -215,7 +215,7 @@ class Worker:
     def _schedule_decision(self, now: float) -> Commands:
         if self.running or self.decision_pending or not self.queue:
             return []
-        self.decision_pending, self.timer = True, self.ids.next()
+        self.decision_pending, self.timer = True, next(self.ids)
         return [SetTimer(now, self.timer)]
 
     def _form_batch(self, now: float) -> Commands:
@@ -229,7 +229,7 @@ class Worker:
         ready = [each for each in ready if each.span is span or each.span == span]
         picked = self.scheduler.pick(ready, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
         if not isinstance(picked, list):
-            self.timer = self.ids.next()
+            self.timer = next(self.ids)
             return [*out, SetTimer(picked, self.timer)]
         if not picked:
             raise RuntimeError(
@@ -255,7 +255,7 @@ class Worker:
     def _start_batch(self, picked: list[tuple[QueuedRequest, int]], span: Span, now: float) -> StartWork:
         self.running = [(queued, self._take_slice(queued, num_tokens)) for queued, num_tokens in picked]
         self.batch_started_s = now
-        self.job = self.ids.next()
+        self.job = next(self.ids)
         requests = [queued.request for queued, _ in picked]
         requested_outputs = next((m.requested_outputs for m in requests if m.requested_outputs), ())
         exports = tuple([_hidden_export(queued.request, seq) for queued, seq in self.running])

@@ -14,8 +14,7 @@ from typing import Protocol
 from serving.core.draft_tree import accept_greedily
 from serving.core.keyed_random import key, substream, uniform_at
 from serving.core.scores import IMPORTANCE
-from serving.hardware.estimator import forward_load
-from serving.hardware.latency import ForwardLoad
+from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,

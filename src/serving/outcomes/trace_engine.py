@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
-from serving.hardware.estimator import forward_load
-from serving.hardware.latency import ForwardLoad
+from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,

@@ -163,7 +163,7 @@ def test_a_reply_resets_the_reply_timeout() -> None:
     device, due = asking(1.0)
     assert waits(device, 3, due)[-1] == pytest.approx(8.0)
     device.handle(MessageReceived(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 14.0)
-    job = device.ids.last
+    job = device.active_requester.job  # type: ignore[union-attr]
     out = device.handle(WorkFinished(job, DraftOutcome((1, 2, 3, 4), {}, ((),) * 4, False, 11)), 14.5)
     assert [c.due_s for c in out if isinstance(c, SetTimer)] == [15.5]
 

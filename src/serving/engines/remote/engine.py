@@ -8,8 +8,7 @@ from serving.engines.remote.dialect import RemoteSampling
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import RemoteGenerator
 from serving.engines.remote.retry import NegativeCache
-from serving.hardware.estimator import forward_load
-from serving.hardware.latency import ForwardLoad
+from serving.hardware.latency import ForwardLoad, forward_load
 from serving.messages import DraftWork, ForwardWork, SamplingParams, SequenceSlice, SliceOutcome, TokenIds, Verdict
 
 _SEED_RANGE = 1 << 31
