@@ -2,9 +2,8 @@
 appendix C).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -41,9 +40,6 @@ def terms(loads: Sequence[ForwardLoad]) -> tuple[float, ...]:
 Solver: TypeAlias = Callable[[Array, Array], Array]
 """(terms, seconds) -> coefficients; shapes (n, k), (n), (k)."""
 
-SLOPE_TOLERANCE = 1e-10
-"""Relative to the norm of the target; a smaller slope is rounding error."""
-
 NUM_PAPER_TERMS = 4
 """The first terms, which are those of WISP, Eq. 19; the others are ours."""
 
@@ -68,60 +64,22 @@ def ordinary_least_squares(x: Array, y: Array) -> Array:
 
 
 def non_negative_least_squares(x: Array, y: Array) -> Array:
-    """The b >= 0 with the least |x b - y|, exactly. Shapes: x (equations, columns), y (equations), b (columns).
+    """The b >= 0 with the least |x b - y|. Shapes: x (equations, columns), y (equations), b (columns).
 
     Columns of zeros get 0, and of equal columns only the first is not 0.
     """
-    scale, columns = _column_norms(x), _informative_columns(x)
-    q, r = np.linalg.qr(x / scale)  # the same problem with as few equations as columns
-    target = q.T @ y
-    found = _drop_negative_columns(r, target, columns)
-    slopes = r[:, columns].T @ (target - r @ found)
-    if slopes.max(initial=0) > SLOPE_TOLERANCE * float(np.linalg.norm(target)):  # an omitted column would still help
-        found = _best_subset(r, target, columns)
-    return found / scale
+    from scipy.optimize import nnls
 
-
-def _drop_negative_columns(x: Array, y: Array, columns: list[int]) -> Array:
-    """The plain solution after removing the column with the lowest negative coefficient until none is negative."""
-    left, found = list(columns), np.zeros(x.shape[1])
-    while left:
-        tried = np.linalg.lstsq(x[:, left], y)[0]
-        if tried.min() >= 0:
-            found[left] = tried
-            break
-        left.pop(int(tried.argmin()))
+    columns = np.sort(np.unique(x, axis=1, return_index=True)[1])
+    scale, found = _column_norms(x[:, columns]), np.zeros(x.shape[1])
+    q, r = np.linalg.qr(x[:, columns] / scale)  # the same problem with as few equations as columns
+    found[columns] = nnls(r, q.T @ y)[0] / scale
     return found
-
-
-def _best_subset(x: Array, y: Array, columns: list[int]) -> Array:
-    """The best non-negative one of the plain solutions on all subsets of columns.
-
-    At the optimum the columns with b > 0 solve the plain problem among themselves, so one subset is the optimum.
-    """
-    best, least = np.zeros(x.shape[1]), float("inf")
-    for chosen in _column_subsets(columns):
-        tried = np.zeros(x.shape[1])
-        tried[chosen] = np.linalg.lstsq(x[:, chosen], y)[0]
-        error = float(np.sum((x @ tried - y) ** 2))
-        if tried.min() >= 0 and error < least:
-            best, least = tried, error
-    return best
 
 
 def _column_norms(x: Array) -> Array:
     norms: Array = np.linalg.norm(x, axis=0)
     return np.where(norms > 0, norms, 1)
-
-
-def _informative_columns(x: Array) -> list[int]:
-    """Columns that are not all 0 and do not equal an earlier column."""
-    first = {column.tobytes(): i for i, column in reversed(list(enumerate(x.T.copy())))}
-    return sorted(i for i in first.values() if x[:, i].any())
-
-
-def _column_subsets(columns: Sequence[int]) -> Iterator[list[int]]:
-    return map(list, chain.from_iterable(combinations(columns, n) for n in range(len(columns) + 1)))
 
 
 @dataclass(frozen=True)
