@@ -14,6 +14,7 @@ from serving.engines.models import Checkpoint
 from serving.engines.onnx.export import export
 from serving.engines.onnx.header import HEADER_FILE
 from serving.learned.router import TokenRouter
+from tests.support.learned_models import LinearScorer
 from tests.support.tiny_models import VOCABULARY, build_model
 from tests.support.tiny_tokenizers import tokenizer_json
 
@@ -72,10 +73,10 @@ def checkpoint(shared: Path) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def exported(checkpoint: Checkpoint, router: TokenRouter, shared: Path) -> Path:
-    """Its graph, which scores, too."""
+    """Its graph, which computes two scores, too."""
     folder = shared / "exported"
     with FileLock(shared / "exported.lock"):
         if not (folder / HEADER_FILE).exists():
             folder.mkdir(exist_ok=True)
-            export(checkpoint, folder, [router], "one")
+            export(checkpoint, folder, [router, LinearScorer()], "one")
     return folder

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.core.scores import LOGIT_SCORES
+from serving.core.scores import LOGIT_SCORES, by_name
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import header as headers
 from serving.engines.onnx.engine import OnnxEngine
@@ -18,6 +18,7 @@ from serving.engines.torch.model import load_model
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.learned.router import ROUTE, TokenRouter
 from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, SamplingParams, SequenceSlice, Span
+from tests.support.learned_models import LinearScorer
 from tests.support.tiny_models import VOCABULARY
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
@@ -127,14 +128,15 @@ def test_padding_of_the_vocabulary_is_never_written(checkpoint: Checkpoint, expo
 
 @pytest.fixture(scope="module")
 def apart(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same export in two graphs: the model's does not score."""
+    """The same export with scores in graphs of their own: the model's computes none."""
     import onnx
 
     folder = tmp_path_factory.mktemp("apart")
     graph = onnx.load(str(exported / MODEL_FILE))
-    graph.graph.output.remove(next(each for each in graph.graph.output if each.name == score_output(ROUTE)))
+    for name in (ROUTE, "doubt"):
+        graph.graph.output.remove(next(each for each in graph.graph.output if each.name == score_output(name)))
+        (folder / scorer_file(name)).symlink_to(exported / scorer_file(name))
     onnx.save(graph, str(folder / MODEL_FILE))
-    (folder / scorer_file(ROUTE)).symlink_to(exported / scorer_file(ROUTE))
     replace(headers.load_header(exported), graphs="two").save(folder)
     return folder
 
@@ -165,6 +167,21 @@ def test_the_router_says_the_same_in_one_graph_in_two_and_in_numpy(
         check_same([DraftWork("b", 0, PROMPT, DraftStopRule(12, ROUTE, below))], torchs, engine)
 
 
+def test_two_scores_are_torchs_in_one_graph_and_in_their_own(
+    checkpoint: Checkpoint, exported: Path, apart: Path, router: TokenRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=("doubt", ROUTE, "margin"))
+    scorers = by_name([router, LinearScorer()])
+    want = TorchEngine(load_model(checkpoint.name_or_path), scorers=scorers).execute(work)[0].scores
+    assert len({*want["doubt"]}) > 6
+    monkeypatch.setattr(LinearScorer, "probability", lambda *_: pytest.fail("the graph computes it"))
+    for folder in (exported, apart):
+        found = OnnxEngine(folder, scorers=scorers).execute(work)[0].scores
+        assert found.keys() == want.keys()
+        for name, scores in want.items():
+            assert found[name] == pytest.approx(scores, abs=1e-5)
+
+
 def test_a_score_next_to_one_is_not_one(
     checkpoint: Checkpoint, exported: Path, router: TokenRouter, tmp_path: Path
 ) -> None:
@@ -178,7 +195,8 @@ def test_a_score_next_to_one_is_not_one(
         (last,) = (each for each in model.graph.initializer if each.name.endswith("linears.1.bias"))
         last.CopyFrom(onnx.numpy_helper.from_array(bias + 24, last.name))
         onnx.save(model, str(tmp_path / name))
-    replace(headers.load_header(exported), scorer_digests={ROUTE: sure.digest}).save(tmp_path)
+    header = headers.load_header(exported)
+    replace(header, scorer_digests={**header.scorer_digests, ROUTE: sure.digest}).save(tmp_path)
     scorers = {ROUTE: sure}
     engines = TorchEngine(load_model(checkpoint.name_or_path), scorers=scorers), OnnxEngine(tmp_path, scorers=scorers)
     work = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=(ROUTE,))

@@ -20,6 +20,7 @@ from serving.engines.onnx.session import OnnxSession
 from serving.engines.torch.model import ARCHITECTURES, load_model
 from serving.learned.mlp import sigmoid
 from serving.learned.router import ROUTE, TokenRouter
+from tests.support.learned_models import LinearScorer
 from tests.support.tiny_models import VARIANTS, VOCABULARY
 
 Save = Callable[..., Path]
@@ -100,7 +101,8 @@ def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, ro
     header = headers.load_header(exported)
     assert (header.architecture, header.layers, header.kv_heads, header.head_size) == ("qwen2", 2, 2, 8)
     assert (header.hidden_size, header.vocab_size, header.int8, header.graphs) == (32, VOCABULARY, False, "one")
-    assert (header.scorer_digests, header.score_output) == ({ROUTE: router.digest}, "logit")
+    assert header.scorer_digests == {ROUTE: router.digest, "doubt": LinearScorer.digest}
+    assert header.score_output == "logit"
     assert header.checkpoint_name.endswith("mixed")
     assert 0 <= header.torch_differences["logits"] < 1e-4
     assert header.torch_differences["greedy"] == 1.0
@@ -164,6 +166,18 @@ def test_a_router_of_another_model_is_refused(checkpoint: Checkpoint, router: To
                      mean=router.mean[:7], std=router.std[:7])  # fmt: skip
     with pytest.raises(ValueError, match=r"reads 7 numbers, and the hidden states of .* have 32"):
         export(checkpoint, tmp_path, [narrow])
+
+
+def test_a_scorer_that_cannot_be_exported_is_refused_before_the_model_is_read(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "load_model", lambda *_: pytest.fail("the model was read"))
+
+    class Opaque(LinearScorer):
+        logit_module = None  # type: ignore[assignment]
+
+    with pytest.raises(ValueError, match=r"computes 'doubt', cannot be exported .* a NumpyMLP, or give it a logit_mod"):
+        export(checkpoint, tmp_path, [Opaque()])
 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
