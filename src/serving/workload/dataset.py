@@ -92,9 +92,9 @@ class PublicDataset(ABC):
         if self.shots < 0:
             raise ValueError(f"workload.dataset.shots of {self.name} must be 0 or more, got {self.shots}")
 
-    @abstractmethod
     def records(self, path: Path) -> Iterable[DataRecord]:
-        """Yields the records of a file in this data set's format."""
+        """Yields the records of a file in this data set's format; by default JSON Lines."""
+        return records.json_lines(path)
 
     @abstractmethod
     def example(self, row: DataRecord) -> Example | None:

@@ -69,8 +69,7 @@ def write_profile(
     """Writes latency.json, which `serving.hardware.latency.load_fitted_latencies` reads; profile.json with all
     measurements; profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
     """
-    latencies = {each.architecture.name: asdict(each.latency) for each in profiles}
-    _write_json(out / PROFILE_FILE, {"source": source, "latencies": latencies})
+    _write_json(out / PROFILE_FILE, {"source": source, "latencies": _latencies(profiles)})
     options = asdict(profiles[0].options)
     _write_json(
         out / REPORT_FILE, {"machine": dict(machine), "options": options, **{m.name: model_report(m) for m in profiles}}

@@ -65,37 +65,27 @@ def measured_rows(
 
     `timings` are those of `options.shapes()`; `latency` adds a profile's prediction for the batch.
     """
-    found = {}
+    rows = {}
     for place, length in enumerate(options.long_tokens):
-        solo_a, solo_b, batched = (_seconds(timing.runs) for timing in timings[3 * place : 3 * place + 3])
-        found[label(length)] = {
-            "a_tokens": length,
-            "solo_a_s": solo_a,
-            "solo_b_s": solo_b,
-            "batched_s": batched,
-            "batched_over_solo_a": _ratios(batched, solo_a),
-            "batched_over_solo_b": _ratios(batched, solo_b),
-            "predicted_s": None if latency is None else _predictor(latency, options, length)(BATCHED),
-        }
-    return found
+        times = [_seconds(timing.runs) for timing in timings[3 * place : 3 * place + 3]]
+        ratios = [_ratios(times[2], alone) for alone in times[:2]]
+        predicted_s = None if latency is None else _predictor(latency, options, length)(BATCHED)
+        rows[label(length)] = _row(length, times, ratios, predicted_s)
+    return rows
 
 
 def predicted_rows(options: InterferenceOptions, latency: LatencyModel) -> dict[str, dict[str, Any]]:
     """The same rows, predicted by coefficients alone."""
-    found = {}
+    rows = {}
     for length in options.long_tokens:
-        of = _predictor(latency, options, length)
-        solo_a, solo_b, batched = of(LONG_ALONE), of(SHORT_ALONE), of(BATCHED)
-        found[label(length)] = {
-            "a_tokens": length,
-            "solo_a_s": solo_a,
-            "solo_b_s": solo_b,
-            "batched_s": batched,
-            "batched_over_solo_a": batched / solo_a,
-            "batched_over_solo_b": batched / solo_b,
-            "predicted_s": None,
-        }
-    return found
+        times = [_predictor(latency, options, length)(kind) for kind in (LONG_ALONE, SHORT_ALONE, BATCHED)]
+        rows[label(length)] = _row(length, times, [times[2] / alone for alone in times[:2]], None)
+    return rows
+
+
+def _row(a_tokens: int, times: Sequence[Any], ratios: Sequence[Any], predicted_s: float | None) -> dict[str, Any]:
+    names = ("solo_a_s", "solo_b_s", "batched_s", "batched_over_solo_a", "batched_over_solo_b")
+    return {"a_tokens": a_tokens, **dict(zip(names, (*times, *ratios), strict=True)), "predicted_s": predicted_s}
 
 
 def _predictor(latency: LatencyModel, options: InterferenceOptions, length: int) -> Callable[[str], float]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -96,29 +97,18 @@ def profile_architectures(
     for architecture in (*draft_architectures, *target_architectures):
         check_layers(architecture)
         check_memory(architecture, dtype, options.max_session_tokens, accelerator.free_nbytes())
-    targets = [
-        _random_weights_target(each, dtype, accelerator, options, draft_work, DRAFT_GRID)
-        for each in draft_architectures
+    works: list[tuple[Architecture, WorkBuilder, WorkGrid]] = [
+        *((each, draft_work, DRAFT_GRID) for each in draft_architectures),
+        *((each, forward_work_builder(each.layers), FORWARD_GRID) for each in target_architectures),
     ]
-    targets += [
-        _random_weights_target(each, dtype, accelerator, options, forward_work_builder(each.layers), FORWARD_GRID)
-        for each in target_architectures
+    open_engine = partial(
+        published_engine, dtype=dtype, max_session_tokens=options.max_session_tokens, accelerator=accelerator
+    )
+    targets = [
+        ProfilingTarget(each.name, each, dtype, partial(open_engine, each), build_work, work_grid)
+        for each, build_work, work_grid in works
     ]
     _profile_all(out, progress, targets, accelerator, options)
-
-
-def _random_weights_target(
-    architecture: Architecture,
-    dtype: Dtype,
-    accelerator: Accelerator,
-    options: ProfilingOptions,
-    build_work: WorkBuilder,
-    work_grid: WorkGrid,
-) -> ProfilingTarget:
-    def open_engine() -> Engine:
-        return published_engine(architecture, dtype, options.max_session_tokens, accelerator)
-
-    return ProfilingTarget(architecture.name, architecture, dtype, open_engine, build_work, work_grid)
 
 
 def _check_names(architectures: Sequence[Architecture]) -> None:

@@ -1,33 +1,25 @@
 """Synera's offline profiling (section 5): the policy that verifies every draft, and thresholds from its decisions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from serving.core.session import Session
 from serving.learned.thresholds import nearest_rank
 from serving.messages import DraftDecision, EarlyExitRule
+from serving.outcomes.record import target_only
 from serving.policy.policy import Policy
-from serving.policy.slots.dispatch import RoundRobin
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.importance_offload import p_confidence
-from serving.policy.slots.kv_cache import PrefixCaching
-from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import NoLookahead
-from serving.policy.slots.payload import TokenPayload
-from serving.policy.slots.placement import CloudPlacement
-from serving.policy.slots.prefill import WholePrefill
-from serving.policy.slots.scheduler import ContinuousBatch
-from serving.policy.slots.verify import Lossless
 
 
 @dataclass(frozen=True)
 class ProfilingOffload:
-    """Every draft is verified, and both scores are recorded."""
+    """Every draft is verified, and its scores are recorded."""
 
+    requested_scores: tuple[str, ...]
     scope: ClassVar[Literal["all"]] = "all"
-    requested_scores: ClassVar[tuple[str, ...]] = ("confidence", "importance")
 
     def tokens_to_offload(self, session: Session) -> int:  # noqa: ARG002
         return 1
@@ -44,22 +36,16 @@ class ProfilingExit:
         return False
 
 
-def profiling_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
+def profiling_policy(
+    draft: Draft, early_exit: EarlyExit, requested_scores: tuple[str, ...] = ("confidence", "importance")
+) -> Policy:
     """The policy whose drafts are profiled: `draft` as it is served, and nothing else that could interfere."""
-    return Policy(
+    return replace(
+        target_only(),
         name="profiling",
         draft=draft,
-        offload=ProfilingOffload(),
-        lookahead=NoLookahead(),
+        offload=ProfilingOffload(requested_scores),
         early_exit=ProfilingExit(early_exit.layer_exit),
-        verify=Lossless(),
-        prefill=WholePrefill(),
-        payload=TokenPayload(),
-        kv_cache=PrefixCaching(),
-        scheduler=ContinuousBatch(),
-        placement=CloudPlacement(),
-        dispatch=RoundRobin(),
-        link_loss=LinkLoss("wait"),
     )
 
 

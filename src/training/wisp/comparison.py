@@ -14,7 +14,7 @@ from training.fitting.cluster_statistics import ClusterValues, auc, clustered_au
 from training.fitting.trainer import Trainer
 from training.wisp.evaluation import evaluate
 from training.wisp.families import FittedPredictor, PredictorFamily, fit_predictor
-from training.wisp.rules import ThresholdRule, coverage
+from training.wisp.rules import ThresholdRule, coverage, threshold_at_recall
 from training.wisp.samples import SampleSplit, TokenSamples
 from training.wisp.trace import Flags, Floats, Ints
 
@@ -99,7 +99,7 @@ def fpr_at_recall(probabilities: Floats, accepted: Flags, recall: float) -> floa
 
     Of tokens at the threshold itself a random share passes, so that the recall is exact.
     """
-    threshold = _threshold(probabilities, accepted, recall)
+    threshold = threshold_at_recall(probabilities, accepted, recall)
     return float(_pass_weights(probabilities, accepted, threshold, recall)[~accepted].mean())
 
 
@@ -111,7 +111,7 @@ def fpr_by_session(
     When sessions are resampled the threshold moves too; its effect is the slope of the curve (linearisation).
     """
     value = fpr_at_recall(probabilities, accepted, recall)
-    threshold = _threshold(probabilities, accepted, recall)
+    threshold = threshold_at_recall(probabilities, accepted, recall)
     around = [min(max(recall + side * SLOPE_RECALL_STEP, 0.0), 1.0) for side in (-1, 1)]
     ends = [fpr_at_recall(probabilities, accepted, at) for at in around]
     slope = (ends[1] - ends[0]) / (around[1] - around[0])
@@ -121,11 +121,6 @@ def fpr_by_session(
         for kind, at in ((~accepted, value), (accepted, recall))
     )
     return list((value + alarms - slope * kept).tolist())
-
-
-def _threshold(probabilities: Floats, accepted: Flags, recall: float) -> float:
-    ordered = np.sort(probabilities[accepted])[::-1]
-    return float(ordered[min(len(ordered) - 1, max(0, int(np.ceil(recall * len(ordered) - 1e-9)) - 1))])
 
 
 def _pass_weights(probabilities: Floats, accepted: Flags, threshold: float, recall: float) -> Floats:

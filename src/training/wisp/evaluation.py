@@ -4,14 +4,13 @@ and drafting with and without it when it is served.
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.core.scores import LOGIT_SCORES
-from serving.core.session import Session
 from serving.messages import DraftDecision
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import Draft
@@ -123,20 +122,9 @@ def _latency_statistics(seconds: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class TracingOffload:
-    """Every draft is verified, and every logit score of it is recorded."""
-
-    scope: ClassVar[Literal["all"]] = "all"
-    requested_scores: ClassVar[tuple[str, ...]] = LOGIT_SCORES
-
-    def tokens_to_offload(self, session: Session) -> int:  # noqa: ARG002
-        return 1
-
-
 def tracing_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
-    """The policy under which traces are recorded: `draft` as it is served, and nothing else that could interfere."""
-    return replace(profiling_policy(draft, early_exit), offload=TracingOffload())
+    """The policy under which traces are recorded: every draft is verified with all its logit scores."""
+    return profiling_policy(draft, early_exit, LOGIT_SCORES)
 
 
 RESAMPLES = 2000

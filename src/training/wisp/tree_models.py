@@ -1,8 +1,10 @@
 """The tree families that WISP compares (appendix B, Table 9): scikit-learn's random forest, LightGBM and XGBoost."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from math import inf
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,25 +13,51 @@ from numpy.typing import NDArray
 from training.wisp.samples import TokenSamples
 
 
-def require_library(library: str, family: str) -> None:
-    """Raises ValueError with an install command if `library` is missing."""
-    if find_spec(library) is None:
-        raise ValueError(
-            f"the predictor {family} needs {library}, which is not installed: pip install -e '.[predictors]'; or leave "
-            "this family out"
-        )
+@dataclass(frozen=True)
+class TreeFamily:
+    """Base class of the families. Raises ValueError for a hyperparameter out of range, or without the library."""
 
+    name: ClassVar[str]
+    library: ClassVar[str]
+    bounds: ClassVar[Mapping[str, tuple[float, float]]]
+    """The least and the largest value of a hyperparameter."""
 
-def check_range(family: str, name: str, value: float, low: float, high: float = float("inf")) -> None:
-    """Raises ValueError for a hyperparameter out of range, ends included."""
-    if not low <= value <= high:
-        upper = "" if high == float("inf") else f" and at most {high:g}"
-        raise ValueError(f"{family}: {name} is {value}; it must be at least {low:g}{upper}")
+    def __post_init__(self) -> None:
+        if find_spec(self.library) is None:
+            raise ValueError(
+                f"the predictor {self.name} needs {self.library}, which is not installed: pip install -e "
+                "'.[predictors]'; or leave this family out"
+            )
+        for field, (low, high) in self.bounds.items():
+            value = getattr(self, field)
+            if not isinstance(value, str) and not low <= value <= high:
+                upper = "" if high == inf else f" and at most {high:g}"
+                raise ValueError(f"{self.name}: {field} is {value}; it must be at least {low:g}{upper}")
+
+    def options(self, *names: str) -> dict[str, Any]:
+        """These hyperparameters by the library's names."""
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
-class RandomForest:
-    """The library's hyperparameters by its own names. Raises ValueError for one out of range, or without the library.
+class FittedTrees:
+    """Trained trees; `predict` gives P(accepted) of rows of features."""
+
+    predict: Callable[[NDArray[Any]], NDArray[Any]]
+
+    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        return np.asarray(self.predict(features), dtype=np.float64)
+
+    def probability(self, features: Sequence[float]) -> float:
+        return float(self.predict(np.array([features], dtype=np.float32))[0])
+
+
+_AT_LEAST_0, _AT_LEAST_1, _SHARE = (0, inf), (1, inf), (1e-6, 1)
+
+
+@dataclass(frozen=True)
+class RandomForest(TreeFamily):
+    """The library's hyperparameters by its own names.
 
     max_depth       0: no limit
     max_features    all of them, their square root, or a share
@@ -40,43 +68,28 @@ class RandomForest:
     min_samples_split: int = 2
     min_samples_leaf: int = 5
     max_features: Literal["all", "sqrt"] | float = "sqrt"
-    name: ClassVar[str] = "Random Forest"
+    name = "Random Forest"
+    library = "sklearn"
+    bounds: ClassVar = {
+        "n_estimators": _AT_LEAST_1, "max_depth": _AT_LEAST_0, "min_samples_split": (2, inf),
+        "min_samples_leaf": _AT_LEAST_1, "max_features": _SHARE,
+    }  # fmt: skip
 
-    def __post_init__(self) -> None:
-        require_library("sklearn", self.name)
-        for field, least in (("n_estimators", 1), ("max_depth", 0), ("min_samples_split", 2), ("min_samples_leaf", 1)):
-            check_range(self.name, field, getattr(self, field), least)
-        if not isinstance(self.max_features, str):
-            check_range(self.name, "max_features", self.max_features, 1e-6, 1)
-
-    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> "FittedForest":  # noqa: ARG002 - there is nothing to stop early
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedTrees:  # noqa: ARG002 - there is nothing to stop early
         """All trees, in one thread."""
         from sklearn.ensemble import RandomForestClassifier
 
         forest = RandomForestClassifier(
-            self.n_estimators, max_depth=self.max_depth or None, min_samples_split=self.min_samples_split,
-            min_samples_leaf=self.min_samples_leaf, random_state=seed, n_jobs=1,
+            max_depth=self.max_depth or None, random_state=seed, n_jobs=1,
             max_features=1.0 if self.max_features == "all" else self.max_features,
-        )  # fmt: skip
-        return FittedForest(forest.fit(train.features, train.accepted))
-
-
-class FittedForest:
-    """Trained trees."""
-
-    def __init__(self, forest: Any) -> None:
-        self._forest = forest
-
-    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        return np.asarray(self._forest.predict_proba(features)[:, 1], dtype=np.float64)
-
-    def probability(self, features: Sequence[float]) -> float:
-        return float(self._forest.predict_proba(np.array([features], dtype=np.float32))[0, 1])
+            **self.options("n_estimators", "min_samples_split", "min_samples_leaf"),
+        ).fit(train.features, train.accepted)  # fmt: skip
+        return FittedTrees(lambda features: forest.predict_proba(features)[:, 1])
 
 
 @dataclass(frozen=True)
-class LightGBM:
-    """The library's hyperparameters by its own names. Raises ValueError for one out of range, or without the library.
+class LightGBM(TreeFamily):
+    """The library's hyperparameters by its own names.
 
     max_depth       -1: no limit but num_leaves
     n_estimators    at most: training stops after `patience` trees without a lower validation loss
@@ -92,55 +105,34 @@ class LightGBM:
     reg_lambda: float = 0.0
     reg_alpha: float = 0.0
     patience: int = 30
-    name: ClassVar[str] = "LightGBM"
+    name = "LightGBM"
+    library = "lightgbm"
+    bounds: ClassVar = {
+        "num_leaves": (2, inf), "max_depth": (-1, inf), "n_estimators": _AT_LEAST_1, "min_child_samples": _AT_LEAST_1,
+        "patience": _AT_LEAST_1, "learning_rate": _SHARE, "subsample": _SHARE, "colsample_bytree": _SHARE,
+        "reg_lambda": _AT_LEAST_0, "reg_alpha": _AT_LEAST_0,
+    }  # fmt: skip
 
-    def __post_init__(self) -> None:
-        require_library("lightgbm", self.name)
-        check_range(self.name, "num_leaves", self.num_leaves, 2)
-        check_range(self.name, "max_depth", self.max_depth, -1)
-        for field in ("n_estimators", "min_child_samples", "patience"):
-            check_range(self.name, field, getattr(self, field), 1)
-        for field in ("learning_rate", "subsample", "colsample_bytree"):
-            check_range(self.name, field, getattr(self, field), 1e-6, 1)
-        for field in ("reg_lambda", "reg_alpha"):
-            check_range(self.name, field, getattr(self, field), 0)
-
-    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> "FittedLightGBM":
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedTrees:
         """The trees up to the lowest validation loss; one thread, so that a seed is one result."""
         import lightgbm
 
+        options = self.options("num_leaves", "max_depth", "learning_rate", "subsample", "colsample_bytree",
+                               "min_child_samples", "reg_lambda", "reg_alpha")  # fmt: skip
+        fixed = {"objective": "binary", "metric": "binary_logloss", "num_threads": 1, "seed": seed,
+                 "deterministic": True, "force_row_wise": True, "subsample_freq": 1, "verbose": -1}  # fmt: skip
         data = lightgbm.Dataset(train.features, train.accepted, params={"verbose": -1})
         booster = lightgbm.train(
-            self._options(seed), data, self.n_estimators,
+            {**fixed, **options}, data, self.n_estimators,
             valid_sets=[lightgbm.Dataset(validation.features, validation.accepted, reference=data)],
             callbacks=[lightgbm.early_stopping(self.patience, verbose=False)],
         )  # fmt: skip
-        return FittedLightGBM(booster)
-
-    def _options(self, seed: int) -> dict[str, Any]:
-        names = ("num_leaves", "max_depth", "learning_rate", "subsample", "colsample_bytree", "min_child_samples",
-                 "reg_lambda", "reg_alpha")  # fmt: skip
-        fixed = {"objective": "binary", "metric": "binary_logloss", "num_threads": 1, "seed": seed,
-                 "deterministic": True, "force_row_wise": True, "subsample_freq": 1, "verbose": -1}  # fmt: skip
-        return {**fixed, **{name: getattr(self, name) for name in names}}
-
-
-class FittedLightGBM:
-    """Trained trees."""
-
-    def __init__(self, booster: Any) -> None:
-        self._booster = booster
-
-    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        return np.asarray(self._booster.predict(features, num_threads=1), dtype=np.float64)
-
-    def probability(self, features: Sequence[float]) -> float:
-        return float(self._booster.predict(np.array([features]), num_threads=1)[0])
+        return FittedTrees(partial(booster.predict, num_threads=1))
 
 
 @dataclass(frozen=True)
-class XGBoost:
-    """The library's hyperparameters by its own names. Raises ValueError for one out of range, or without the library.
+class XGBoost(TreeFamily):
+    """The library's hyperparameters by its own names.
 
     n_estimators    at most: training stops after `patience` trees without a lower validation loss
     """
@@ -155,44 +147,26 @@ class XGBoost:
     reg_lambda: float = 1.0
     reg_alpha: float = 0.0
     patience: int = 30
-    name: ClassVar[str] = "XGBoost"
+    name = "XGBoost"
+    library = "xgboost"
+    bounds: ClassVar = {
+        "n_estimators": _AT_LEAST_1, "max_depth": _AT_LEAST_1, "patience": _AT_LEAST_1, "learning_rate": _SHARE,
+        "subsample": _SHARE, "colsample_bytree": _SHARE, "min_child_weight": _AT_LEAST_0, "gamma": _AT_LEAST_0,
+        "reg_lambda": _AT_LEAST_0, "reg_alpha": _AT_LEAST_0,
+    }  # fmt: skip
 
-    def __post_init__(self) -> None:
-        require_library("xgboost", self.name)
-        for field in ("n_estimators", "max_depth", "patience"):
-            check_range(self.name, field, getattr(self, field), 1)
-        for field in ("learning_rate", "subsample", "colsample_bytree"):
-            check_range(self.name, field, getattr(self, field), 1e-6, 1)
-        for field in ("min_child_weight", "gamma", "reg_lambda", "reg_alpha"):
-            check_range(self.name, field, getattr(self, field), 0)
-
-    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> "FittedXGBoost":
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedTrees:
         """The trees up to the lowest validation loss; one thread, so that a seed is one result."""
         import xgboost
 
+        options = self.options("max_depth", "learning_rate", "subsample", "colsample_bytree", "min_child_weight",
+                               "gamma", "reg_lambda", "reg_alpha")  # fmt: skip
+        fixed = {"objective": "binary:logistic", "eval_metric": "logloss", "nthread": 1, "seed": seed}
         parts = [xgboost.DMatrix(part.features, part.accepted, nthread=1) for part in (train, validation)]
         booster = xgboost.train(
-            self._options(seed), parts[0], self.n_estimators, evals=[(parts[1], "validation")],
+            {**fixed, **options}, parts[0], self.n_estimators, evals=[(parts[1], "validation")],
             early_stopping_rounds=self.patience, verbose_eval=False,
         )  # fmt: skip
-        return FittedXGBoost(booster[: booster.best_iteration + 1])
-
-    def _options(self, seed: int) -> dict[str, Any]:
-        names = ("max_depth", "learning_rate", "subsample", "colsample_bytree", "min_child_weight", "gamma",
-                 "reg_lambda", "reg_alpha")  # fmt: skip
-        fixed = {"objective": "binary:logistic", "eval_metric": "logloss", "nthread": 1, "seed": seed}
-        return {**fixed, **{name: getattr(self, name) for name in names}}
-
-
-class FittedXGBoost:
-    """Trained trees."""
-
-    def __init__(self, booster: Any) -> None:
-        self._booster = booster
-        booster.set_param({"nthread": 1})
-
-    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        return np.asarray(self._booster.inplace_predict(features), dtype=np.float64)
-
-    def probability(self, features: Sequence[float]) -> float:
-        return float(self._booster.inplace_predict(np.array([features], dtype=np.float32))[0])
+        kept = booster[: booster.best_iteration + 1]
+        kept.set_param({"nthread": 1})
+        return FittedTrees(kept.inplace_predict)

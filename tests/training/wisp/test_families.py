@@ -46,7 +46,7 @@ def test_a_family_learns_and_says_the_same_of_one_token_as_of_many(family: type,
 @pytest.mark.parametrize("family", FAMILIES[:2])
 def test_boosting_stops_early(family: type, split: SampleSplit) -> None:
     long = family(n_estimators=2000, learning_rate=0.3, patience=5).fit(split.train, split.validation, 0)
-    booster = long._booster
+    booster = getattr(long.predict, "func", long.predict).__self__
     trees = booster.num_boosted_rounds() if family is XGBoost else booster.best_iteration
     assert 1 <= trees < 200
 

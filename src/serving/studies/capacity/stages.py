@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -58,15 +59,11 @@ def _run_missing(
         yield from ((i, run(jobs[i])) for i in missing)
         return
     with mp.get_context("spawn").Pool(workers, _ignoring_interrupts) as pool:
-        yield from pool.imap_unordered(_IndexedJob(run), [(i, jobs[i]) for i in missing])
+        yield from pool.imap_unordered(partial(_run_indexed, run), [(i, jobs[i]) for i in missing])
 
 
-class _IndexedJob:
-    def __init__(self, run: Callable[[Any], JsonObject]) -> None:
-        self._run = run
-
-    def __call__(self, indexed: tuple[int, Any]) -> tuple[int, JsonObject]:
-        return indexed[0], self._run(indexed[1])
+def _run_indexed(run: Callable[[T], JsonObject], indexed: tuple[int, T]) -> tuple[int, JsonObject]:
+    return indexed[0], run(indexed[1])
 
 
 def _ignoring_interrupts() -> None:

@@ -1,10 +1,7 @@
 """CommonsenseQA: five-way questions of general knowledge (Talmor et al., 2019)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import ChoiceAccuracy
 from serving.workload.records import DataRecord
@@ -25,9 +22,6 @@ class CommonsenseQA(PublicDataset):
     instruction = "Answer each question with one of its options."
     metrics = (ChoiceAccuracy(),)
     stop = ("\nQuestion:",)
-
-    def records(self, path: Path) -> Iterable[DataRecord]:
-        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         question, labels, choices = (

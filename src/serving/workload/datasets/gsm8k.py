@@ -1,11 +1,8 @@
 """GSM8K: grade-school word problems (Cobbe et al., 2021)."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import FinalNumber, final_number
 from serving.workload.records import DataRecord
@@ -31,9 +28,6 @@ class GSM8K(PublicDataset):
     instruction = "Solve each problem step by step and end with the answer, a number."
     metrics = (FinalNumber(),)
     stop = ("\nProblem:",)
-
-    def records(self, path: Path) -> Iterable[DataRecord]:
-        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         solution = _CALCULATOR.sub("", row.text("solution", "answer")).strip()

@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,9 +40,6 @@ class LLQA(PublicDataset):
                 f"LLQA also needs the descriptions of the days that {self.path} asks about: set "
                 f"workload.dataset.descriptions=FILE (published as {self.path.parent / 'descriptions.jsonl'})"
             )
-
-    def records(self, path: Path) -> Iterable[DataRecord]:
-        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         choices = tuple(choice.strip() for choice in row.texts("answers"))

@@ -1,11 +1,9 @@
 """Spec-Bench: prompts of six kinds to compare speculative decoding (Xia et al., 2024)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset, QualityTarget
 from serving.workload.records import DataRecord
 
@@ -27,9 +25,6 @@ class SpecBench(PublicDataset):
     file_format = "JSON Lines with question_id, category and turns"
     metrics = ()
     measures_quality_of: ClassVar[QualityTarget] = "none"
-
-    def records(self, path: Path) -> Iterable[DataRecord]:
-        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         turns = row.texts("turns")

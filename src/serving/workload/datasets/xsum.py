@@ -1,10 +1,7 @@
 """XSum: one-sentence summaries of BBC articles (Narayan et al., 2018)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
 from serving.workload.records import DataRecord
@@ -24,9 +21,6 @@ class XSum(PublicDataset):
     file_format = "JSON Lines with article (a wrapped prompt) and summary_gt"
     metrics = (Rouge1(),)
     stop = ("###",)
-
-    def records(self, path: Path) -> Iterable[DataRecord]:
-        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         ask = _wrapped(row.text("document")) if row.has("document") else row.text("article")
