@@ -16,6 +16,7 @@ from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.records import read_requests
 from pipeline.report.statistics import ConfidenceInterval
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, print_parts
+from serving.metrics import definitions
 
 NO_RESULT = "no result: the job was killed or is still running"
 
@@ -112,23 +113,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-_COLUMNS: tuple[tuple[str, str, float], ...] = (
-    ("TTFT ms\nmedian", "latency/ttft_s/median", 1000),
-    ("TBT ms\nmean", "latency/tbt_s/mean", 1000),
-    ("tokens\noffl. %", "offloading/token_share", 100),
-    ("chunks\nasked %", "offloading/chunk_share", 100),
-    ("cost ms\nverified", "cost/verified_s", 1000),
-    ("cost ms\nwritten", "cost/generated_s", 1000),
-    ("J/token\ndevice", "resources/device_j_per_token", 1),
-    ("J/token\ncloud", "resources/cloud_j_per_token", 1),
-    ("accepted\n%", "speculation/acceptance_rate", 100),
-    ("accept.\nlength", "speculation/acceptance_length", 1),
-    ("with\nbonus", "speculation/acceptance_length_with_bonus", 1),
-    ("goodput\ntokens/s", "throughput/goodput_tokens_per_s", 1),
-    ("TBT ms\np99", "latency/tbt_s/p99", 1000),
-)
-
-
 def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
     """What is printed: the table, and what its columns mean."""
     metrics = {row.result.quality_metric for row in rows if row.quality}
@@ -140,7 +124,7 @@ def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
         *names,
         f"{quality}\n95 % interval",
         f"minus job {first}\n95 % interval",
-        *(one[0] for one in _COLUMNS),
+        *map(_heading, definitions.COMPARED),
     )
     table = Table(headings, tuple(_cells(row) for row in rows), num_label_columns=1 + len(names))
     complete = sum(row.problem is None for row in rows)
@@ -163,8 +147,21 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
     if row.problem:
         return (*labels, row.problem)
     metrics = row.result.metrics
-    values = (format_number(scale * metrics[key]) if key in metrics else "-" for _, key, scale in _COLUMNS)
+    values = (_format_scaled(key, metrics.get(key)) for key in definitions.COMPARED)
     return (*labels, _format_interval(row.quality, ""), _format_interval(row.difference, "+"), *values)
+
+
+def _heading(key: str) -> str:
+    """The metric's, with the statistic if the metric has several."""
+    metric = definitions.find(key)
+    assert metric is not None, key
+    return f"{metric.heading}{key.removeprefix(metric.key).replace('/', chr(10))}"
+
+
+def _format_scaled(key: str, value: float | None) -> str:
+    """In the unit of the heading."""
+    metric = definitions.find(key)
+    return format_number(metric.scale * value) if metric and value is not None else "-"
 
 
 def _format_interval(interval: ConfidenceInterval | None, sign: str) -> str:

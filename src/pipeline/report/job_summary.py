@@ -1,15 +1,27 @@
-"""What is printed of one job: the configuration it belongs to, latency, and what became of tokens, bytes and energy."""
+"""What is printed of one job: its configuration, latency, and what became of tokens, bytes and energy.
+
+A text such as `{throughput/tokens_per_s} tokens/s` names metrics, each of which is printed as its definition says.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.report import statistics
 from pipeline.report.context import JobContext
 from pipeline.report.records import Records
-from pipeline.report.statistics import Percentiles
 from pipeline.report.summary import JobSummary
-from pipeline.report.table import LabelledTexts, ReportPart, Table, format_nbytes, format_number, format_percent
+from pipeline.report.table import (
+    LabelledTexts,
+    ReportPart,
+    Table,
+    format_metric,
+    format_nbytes,
+    format_number,
+    format_percent,
+)
+from serving.metrics import definitions
 
 BOOTSTRAP_SEED = 0
 """Of bootstrap resampling: the same records give the same interval."""
@@ -18,7 +30,7 @@ BOOTSTRAP_SEED = 0
 def summary_parts(records: Records, summary: JobSummary, context: JobContext) -> list[ReportPart]:
     """All that is said of a job, in reading order."""
     return [
-        " | ".join([records.meta.policy, *_group_choices(context), f"{summary.requests} requests"]),
+        " | ".join([records.meta.policy, *_group_choices(context), _text(summary, "{requests} requests")]),
         LabelledTexts(tuple(_setup_facts(records, context))),
         _latency(summary),
         LabelledTexts(tuple(_result_facts(records, summary, context))),
@@ -103,51 +115,101 @@ def _slot_choice(context: JobContext, slot: str, node: Mapping[str, Any]) -> str
 
 
 def _latency(summary: JobSummary) -> Table:
-    rows = {
-        "time to first token (TTFT)": summary.latency.ttft_s,
-        "time between tokens (TBT), mean of a request": summary.latency.tbt_s,
-        "service over tokens, mean of a request": summary.latency.service_s_per_token,
-        "gap between two tokens": summary.latency.itl_s,
-        "end to end": summary.latency.end_to_end_s,
-        "queueing in the cloud": summary.latency.cloud_queue_s,
-    }
-    return Table(
-        ("latency, ms", "mean", "median", "p90", "p99"),
-        tuple((name, *_milliseconds(spread)) for name, spread in rows.items()),
-    )
+    """A row for each metric of percentiles that has a name."""
+    named = [one for one in definitions.METRICS if one.name and isinstance(one.formula, definitions.Percentiles)]
+    rows = [(one.name, *(format_metric(one, summary[key]) for key in one.keys)) for one in named]
+    return Table(("latency, ms", *definitions.STATISTICS), tuple(rows))
 
 
-def _milliseconds(spread: Percentiles | None) -> tuple[str, ...]:
-    if spread is None:
-        return ("-",) * 4
-    return tuple(format_number(1000 * value) for value in (spread.mean, spread.median, spread.p90, spread.p99))
+@dataclass(frozen=True)
+class _MetricTexts(Mapping[str, str]):
+    """Each metric's value as it is printed, by key."""
+
+    summary: JobSummary
+
+    def __getitem__(self, key: str) -> str:
+        metric = definitions.find(key)
+        assert metric is not None, key
+        return format_metric(metric, self.summary[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.summary.values)
+
+    def __len__(self) -> int:
+        return len(self.summary.values)
+
+
+def _text(summary: JobSummary, template: str) -> str:
+    return template.format_map(_MetricTexts(summary))
+
+
+_WASTE = (
+    "{waste/rejected_tokens} sent drafts a verification fell, {waste/wdt_s} ms of drafting, {waste/time_share} of all "
+    "of it"
+)
+_EARLY_EXIT = (
+    "{early_exit/token_share} of drafted tokens left before the last layer; {early_exit/layer_share} of layers ran"
+)
+_LOOKAHEAD = (
+    "{lookahead/attempts} verdicts prepared for; the position was right in {lookahead/position_hit_rate}, position and "
+    "token in {lookahead/hit_rate}"
+)
+_STALLS = (
+    "devices stood still for {stalls/link_share} of their time because of the link, for {stalls/cloud_share} because "
+    "of the cloud"
+)
+_BUSY = (
+    "devices {resources/device_busy_s} s, cloud {resources/cloud_busy_s} s for {resources/cloud_forward_tokens} rows, "
+    "requests queued there for {resources/cloud_queue_s} s in all"
+)
+_ENERGY = "{resources/device_j_per_token} J a token on the device, {resources/cloud_j_per_token} J in the cloud"
+_ESTIMATOR = (
+    "{estimator/batches} batches of the cloud differ from what its scheduler expects by {estimator/mape} on average"
+)
 
 
 def _result_facts(records: Records, summary: JobSummary, context: JobContext) -> Iterator[tuple[str, str]]:
     yield "quality", _quality(records, summary)
     yield "speed", _speed(summary)
     yield "drafts", _drafts(summary)
-    if summary.speculation.verifications and summary.speculation.drafted:
-        yield "wasted", _waste(summary)
-    if summary.early_exit.token_share:
-        yield "early exit", _early_exit(summary)
-    if summary.lookahead.attempts:
-        yield "look-ahead", _lookahead(summary)
-    if summary.speculation.verifications and summary.stalls.link_share is not None:
-        yield "stalls", _stalls(summary)
+    if summary["speculation/verifications"] and summary["speculation/drafted"]:
+        more = (
+            "; {waste/discarded_tokens} more were dropped by a stop rule" if summary["waste/discarded_tokens"] else ""
+        )
+        yield "wasted", _text(summary, _WASTE + more)
+    if summary["early_exit/token_share"]:
+        yield "early exit", _text(summary, _EARLY_EXIT)
+    if summary["lookahead/attempts"]:
+        yield "look-ahead", _text(summary, _LOOKAHEAD)
+    if summary["speculation/verifications"] and summary["stalls/link_share"] is not None:
+        yield "stalls", _text(summary, _STALLS)
     yield "offloaded", _offloaded(summary, context)
-    shares = {origin: count / max(1, summary.tokens) for origin, count in summary.offloading.tokens_by_origin.items()}
-    yield "written by", ", ".join(f"{origin} {format_percent(share)}" for origin, share in shares.items() if share)
+    yield "written by", ", ".join(_origin_shares(summary))
     yield "link", _link(summary)
-    yield "busy", _busy(summary)
+    yield "busy", _text(summary, _BUSY)
     if records.meta.tiers:
         yield "tiers", "; ".join(f"{name}: {_tier(figures)}" for name, figures in records.meta.tiers.items())
-    yield "energy", _energy(summary)
+    yield "energy", _text(summary, _ENERGY)
     yield "cloud cost", _cost(records, summary)
-    if "mape" in summary.estimator:
-        yield "estimator", _estimator(summary.estimator)
-    for name, outcome in summary.slo.items():
-        yield f"SLO {name}", f"{format_percent(outcome.violation_rate)} of {outcome.requests} requests violated"
+    if summary["estimator/mape"] is not None:
+        r2 = f", R2 {summary['estimator/r2']:.3f}" if summary["estimator/r2"] is not None else ""
+        yield "estimator", _text(summary, f"{_ESTIMATOR}{r2}, bias {{estimator/bias_s}} ms")
+    for name in dict.fromkeys(key.rpartition("/")[0] for key in summary.below("slo/")):
+        yield (
+            f"SLO {name}",
+            _text(summary, f"{{slo/{name}/violation_rate}} of {{slo/{name}/requests}} requests violated"),
+        )
+    for metric in definitions.METRICS:
+        if metric.name and metric.key in summary.values:
+            unit = "" if metric.style in ("%", "B") else metric.printed_unit
+            yield metric.name, f"{format_metric(metric, summary[metric.key])} {unit}".strip()
+
+
+def _origin_shares(summary: JobSummary) -> Iterator[str]:
+    tokens = max(1.0, summary.values["tokens"])
+    for origin, count in summary.below("offloading/tokens_by_origin/").items():
+        if count:
+            yield f"{origin} {format_percent(count / tokens)}"
 
 
 def _tier(figures: Mapping[str, float]) -> str:
@@ -166,118 +228,55 @@ def _quality(records: Records, summary: JobSummary) -> str:
         return "not measured"
     found = statistics.mean_interval(scores, seed=BOOTSTRAP_SEED)
     text = f"{records.meta.quality_metric} {found.mean:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}"
-    by_task = [f"{task} {value:.2f}" for task, value in summary.quality.by_task.items()]
+    by_task = [f"{task} {value:.2f}" for task, value in summary.below("quality/by_task/").items()]
     tasks = f"; by task: {', '.join(by_task)}" if len(by_task) > 1 else ""
-    rouge = "" if summary.quality.rouge_1 is None else f"; ROUGE-1 {summary.quality.rouge_1:.3f}"
-    return text + tasks + rouge
+    rouge = summary["quality/rouge_1"]
+    return text + tasks + ("" if rouge is None else f"; ROUGE-1 {rouge:.3f}")
 
 
 def _speed(summary: JobSummary) -> str:
-    speed = summary.throughput
-    rule = "complete requests within their SLO class" if summary.slo else "complete requests; no SLO class was set"
-    return (
-        f"{format_number(speed.tokens_per_s)} tokens/s, {format_number(speed.requests_per_s)} requests/s, goodput "
-        f"{format_number(speed.goodput_tokens_per_s)} tokens/s ({rule}); {summary.complete} of {summary.requests} "
-        "complete"
+    has_classes = bool(summary.below("slo/"))
+    rule = "complete requests within their SLO class" if has_classes else "complete requests; no SLO class was set"
+    return _text(
+        summary,
+        "{throughput/tokens_per_s} tokens/s, {throughput/requests_per_s} requests/s, goodput "
+        f"{{throughput/goodput_tokens_per_s}} tokens/s ({rule}); {{complete}} of {{requests}} complete",
     )
 
 
 def _drafts(summary: JobSummary) -> str:
-    drafts = summary.speculation
-    if not drafts.drafted and not drafts.verified:
+    if not summary["speculation/drafted"] and not summary["speculation/verified"]:
         return "none"
-    text = f"{drafts.drafted} tokens drafted, {format_percent(drafts.wasted_share)} wasted"
-    if not drafts.drafted:
+    text = "{speculation/drafted} tokens drafted, {speculation/wasted_share} wasted"
+    if not summary["speculation/drafted"]:
         text = "candidates proposed by heads of the cloud's model"
-    if not drafts.verifications:
-        return f"{text}; none judged by the cloud"
-    return (
-        f"{text}; {drafts.verified} judged in {drafts.verifications} verifications, "
-        f"{format_percent(drafts.acceptance_rate)} accepted; acceptance length "
-        f"{format_number(drafts.acceptance_length)}, with the cloud's own token "
-        f"{format_number(drafts.acceptance_length_with_bonus)}"
+    judged = (
+        "{speculation/verified} judged in {speculation/verifications} verifications, {speculation/acceptance_rate} "
+        "accepted; acceptance length {speculation/acceptance_length}, with the cloud's own token "
+        "{speculation/acceptance_length_with_bonus}"
     )
-
-
-def _waste(summary: JobSummary) -> str:
-    waste = summary.waste
-    dropped = (
-        f"; {format_number(waste.discarded_tokens)} more were dropped by a stop rule" if waste.discarded_tokens else ""
-    )
-    time = (
-        f"{format_number(1000 * (waste.wdt_s or 0.0))} ms of drafting, {format_percent(waste.time_share)} of all of it"
-    )
-    return f"{format_number(waste.rejected_tokens)} sent drafts a verification fell, {time}{dropped}"
-
-
-def _estimator(errors: Mapping[str, float]) -> str:
-    r2 = f", R2 {errors['r2']:.3f}" if "r2" in errors else ""
-    return (
-        f"{errors['batches']:.0f} batches of the cloud differ from what its scheduler expects by "
-        f"{format_percent(errors['mape'])} on average{r2}, bias {format_number(1000 * errors['bias_s'])} ms"
-    )
-
-
-def _early_exit(summary: JobSummary) -> str:
-    exits = summary.early_exit
-    return (
-        f"{format_percent(exits.token_share)} of drafted tokens left before the last layer; "
-        f"{format_percent(exits.layer_share)} of layers ran"
-    )
-
-
-def _lookahead(summary: JobSummary) -> str:
-    ahead = summary.lookahead
-    return (
-        f"{ahead.attempts} verdicts prepared for; the position was right in {format_percent(ahead.position_hit_rate)}, "
-        f"position and token in {format_percent(ahead.hit_rate)}"
-    )
-
-
-def _stalls(summary: JobSummary) -> str:
-    stalls = summary.stalls
-    return (
-        f"devices stood still for {format_percent(stalls.link_share)} of their time because of the link, for "
-        f"{format_percent(stalls.cloud_share)} because of the cloud"
-    )
+    return _text(summary, f"{text}; {judged if summary['speculation/verifications'] else 'none judged by the cloud'}")
 
 
 def _offloaded(summary: JobSummary, context: JobContext) -> str:
     asked = context.config_value("policy.offload.budget")
     budget = f" (budget {format_percent(asked)})" if isinstance(asked, int | float) else ""
-    shares = summary.offloading
-    known = shares.chunk_share is not None
-    chunks = f"{format_percent(shares.chunk_share)} of draft chunks{budget}" if known else "no draft chunks"
-    return f"{chunks}; {format_percent(shares.token_share)} of the text's tokens judged or written by the cloud"
+    known = summary["offloading/chunk_share"] is not None
+    chunks = f"{{offloading/chunk_share}} of draft chunks{budget}" if known else "no draft chunks"
+    return _text(summary, f"{chunks}; {{offloading/token_share}} of the text's tokens judged or written by the cloud")
 
 
 def _link(summary: JobSummary) -> str:
-    use, requests = summary.resources, summary.requests
-    return (
-        f"{format_nbytes(use.uplink_nbytes / requests)} up, {format_nbytes(use.downlink_nbytes / requests)} down and "
-        f"{format_number(use.uplink_messages / requests)} messages up a request"
-    )
-
-
-def _busy(summary: JobSummary) -> str:
-    use = summary.resources
-    return (
-        f"devices {format_number(use.device_busy_s)} s, cloud {format_number(use.cloud_busy_s)} s for "
-        f"{use.cloud_forward_tokens} rows, requests queued there for {format_number(use.cloud_queue_s)} s in all"
-    )
-
-
-def _energy(summary: JobSummary) -> str:
-    use = summary.resources
-    device, cloud = (format_number(j_per_token) for j_per_token in (use.device_j_per_token, use.cloud_j_per_token))
-    return f"{device} J a token on the device, {cloud} J in the cloud"
+    names = ("uplink_nbytes", "downlink_nbytes", "uplink_messages")
+    up, down, messages = (summary.values[f"resources/{name}"] / summary.values["requests"] for name in names)
+    return f"{format_nbytes(up)} up, {format_nbytes(down)} down and {format_number(messages)} messages up a request"
 
 
 def _cost(records: Records, summary: JobSummary) -> str:
-    factor, cost = records.meta.packing_factor, summary.cost
-    verified, generated = format_number(cost.w_verified), format_number(cost.w_generated)
-    shares = f"W {verified} as tokens verified, {generated} as tokens written by the LLM"
-    if factor is None or cost.verified_s is None or cost.generated_s is None:
-        return f"c = T W / Pf is not known for want of {'a packing factor' if factor is None else 'a TBT'}; {shares}"
-    costs = " and ".join(f"{format_number(1000 * one)} ms" for one in (cost.verified_s, cost.generated_s))
-    return f"c = T W / Pf per token: {costs} with {shares}; Pf {factor.value:g} ({factor.source})"
+    factor = records.meta.packing_factor
+    shares = "W {cost/w_verified} as tokens verified, {cost/w_generated} as tokens written by the LLM"
+    if factor is None or summary["cost/verified_s"] is None:
+        lacking = "a packing factor" if factor is None else "a TBT"
+        return _text(summary, f"c = T W / Pf is not known for want of {lacking}; {shares}")
+    costs = "c = T W / Pf per token: {cost/verified_s} ms and {cost/generated_s} ms with "
+    return f"{_text(summary, costs + shares)}; Pf {factor.value:g} ({factor.source})"

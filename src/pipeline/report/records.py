@@ -9,16 +9,12 @@ meta.json          what they stand for      -> RunMetadata
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.errors import UserError
-
-ORIGINS = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
-"""The origin of a token. The device wrote it: by its own choice, without a cloud (offline), or as a draft that the
-cloud accepted. The cloud wrote it: in place of a rejected draft (corrected), after an accepted one (bonus), or without
-a draft.
-"""
+from serving.metrics.definitions import CLOUD_ORIGINS
 
 RecordT = TypeVar("RecordT")
 
@@ -120,6 +116,79 @@ class RequestRecord:
     def mean_tbt_s(self) -> float | None:
         """None for a text of one token, which has no gap."""
         return sum(self.tbt_s) / len(self.tbt_s) if self.tbt_s else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speed from the first to the last token that the user saw; infinite for a text of one token."""
+        gaps = len(self.token_times_s) - 1
+        duration_s = self.token_times_s[-1] - self.token_times_s[0] if gaps > 0 else 0.0
+        return gaps / duration_s if duration_s > 0 else inf
+
+    @property
+    def meets_slo(self) -> bool:
+        """Complete, and within its class's speed and first-token time as far as there are any (WISP, section 5.1)."""
+        slow = self.slo_tokens_per_s is not None and self.tokens_per_s < self.slo_tokens_per_s
+        limit_s = inf if self.slo_ttft_s is None else self.slo_ttft_s
+        late = (inf if self.ttft_s is None else self.ttft_s) > limit_s
+        return self.complete and not slow and not late
+
+    @property
+    def slo_violated(self) -> bool | None:
+        """None without an SLO class."""
+        return not self.meets_slo if self.slo else None
+
+    @property
+    def prefill_128_s(self) -> float | None:
+        """Time to first token per 128 tokens of the prompt."""
+        return 128 * self.ttft_s / self.prompt_tokens if self.ttft_s is not None and self.prompt_tokens else None
+
+    @property
+    def decode_10_s(self) -> list[float]:
+        """Time of each ten tokens behind the first."""
+        times_s = self.token_times_s
+        return [end_s - begin_s for begin_s, end_s in zip(times_s[0::10], times_s[10::10], strict=False)]
+
+    @property
+    def remote_s(self) -> float:
+        """The part of its service during which the device's chip was idle."""
+        return max(0.0, (self.service_s or 0.0) - self.device_busy_s)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_good_tokens(self) -> int:
+        return len(self.tokens) if self.meets_slo else 0
+
+    @property
+    def num_cloud_tokens(self) -> int:
+        return sum(origin in CLOUD_ORIGINS for origin in self.origins)
+
+    @property
+    def num_device_tokens(self) -> int:
+        return len(self.tokens) - self.num_cloud_tokens
+
+    @property
+    def num_accepted_or_cloud_tokens(self) -> int:
+        return self.num_cloud_tokens + self.origins.count("accepted")
+
+    @property
+    def num_verified_or_cloud_tokens(self) -> int:
+        """Tokens that the cloud's model computed for the text."""
+        return self.drafts_verified + self.num_cloud_tokens
+
+    @property
+    def num_accepted_with_bonus(self) -> int:
+        return self.drafts_accepted + self.origins.count("corrected") + self.origins.count("bonus")
+
+    @property
+    def num_rejected(self) -> int:
+        return self.drafts_verified - self.drafts_accepted
+
+    @property
+    def num_drafted_or_discarded(self) -> int:
+        return self.drafted + self.discarded_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,243 +1,120 @@
-"""Totals of a job's records: latency, throughput, acceptance, offloading, bytes, energy, cost, quality."""
+"""The metrics of a job: computes the formulas of `serving.metrics.definitions` from its records, and resamples them."""
 
+import operator
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report import cost, slo
-from pipeline.report.cost import CLOUD_ORIGINS, CloudCost, TimeBreakdown, estimate_cost
-from pipeline.report.records import ORIGINS, Records, RequestRecord
-from pipeline.report.slo import SlaPercentiles, SloCompliance
-from pipeline.report.statistics import Percentiles
+from pipeline.report.records import Records, RequestRecord
+from pipeline.report.statistics import Percentiles, percentile
+from serving.metrics import definitions
+from serving.metrics.definitions import MEAN_TBT, ORIGINS, STATISTICS, Formula
 
-
-@dataclass(frozen=True)
-class LatencySummary:
-    """Seconds. TTFT counts from the request's arrival; TBT is each request's mean gap; a gap is any two tokens'."""
-
-    ttft_s: Percentiles | None
-    tbt_s: Percentiles | None
-    itl_s: Percentiles | None
-    end_to_end_s: Percentiles | None
-    cloud_queue_s: Percentiles | None
-    """A request's queueing in the cloud, all its rounds together."""
-    service_s_per_token: Percentiles | None
-    """A request's service, from the device's first move to the end, over its tokens: unlike the gaps it does not depend
-    on how many are shown at once.
-    """
-    verification_s: Percentiles | None
-    """In the cloud for each verification, queueing included; a request's mean."""
-
-
-@dataclass(frozen=True)
-class ThroughputSummary:
-    """Over the time from the first arrival to the last end.
-
-    Goodput counts the tokens of complete requests that met their SLO class; without classes, of complete requests.
-    """
-
-    tokens_per_s: float
-    requests_per_s: float
-    verifications_per_s: float
-    goodput_tokens_per_s: float
-    slo_violation_rate: float | None
-    """Violated requests / requests with an SLO class."""
-    busy_period_s: float
-    """The mean length of the periods in which any request was under way."""
-
-
-@dataclass(frozen=True)
-class SpeculationSummary:
-    """What became of drafts; None where there was none.
-
-    acceptance_rate              accepted drafts / verified drafts
-    acceptance_length            accepted drafts per verification, without the token that the cloud adds
-    acceptance_length_with_bonus the same with that token (correction or bonus), as HAT, Table 4, counts "Accept"
-    wasted_share                 drafts that are not in the text / drafts
-    """
-
-    drafted: int
-    verified: int
-    accepted: int
-    verifications: int
-    acceptance_rate: float | None
-    acceptance_length: float | None
-    acceptance_length_with_bonus: float | None
-    wasted_share: float | None
-
-
-@dataclass(frozen=True)
-class WasteSummary:
-    """Wasted drafting per verification (WISP, Eq. 7 to 9); None without verifications.
-
-    rejected_tokens   sent drafts that the cloud rejected
-    wdt_s             their drafting time, at the mean time of a draft
-    time_share        that time over all drafting time
-    discarded_tokens  drafts that a stop rule dropped; their time is not in `wdt_s`
-    """
-
-    rejected_tokens: float | None
-    wdt_s: float | None
-    time_share: float | None
-    discarded_tokens: float | None
-
-
-@dataclass(frozen=True)
-class EarlyExitSummary:
-    """token_share: drafted tokens that left before the last layer; layer_share: mean share of the layers that ran."""
-
-    token_share: float | None
-    layer_share: float | None
-
-
-@dataclass(frozen=True)
-class LookaheadSummary:
-    """Verdicts for which the device drafted ahead while it waited: how many, and the shares with the right position and
-    with the right position and token. Only the latter save time.
-    """
-
-    attempts: int
-    position_hit_rate: float | None
-    hit_rate: float | None
-
-
-@dataclass(frozen=True)
-class StallSummary:
-    """Shares of the service time in which the device waited for the link or for the cloud; None without time lines."""
-
-    link_share: float | None
-    cloud_share: float | None
-
-
-@dataclass(frozen=True)
-class OffloadingSummary:
-    """chunk_share: offloaded draft chunks / draft chunks (None without drafts). token_share: tokens of the text that
-    the cloud accepted or wrote / all.
-    """
-
-    chunk_share: float | None
-    token_share: float
-    tokens_by_origin: dict[str, int]
-
-
-@dataclass(frozen=True)
-class ResourceSummary:
-    """Sums over all requests; energy is None where a chip's power is not known."""
-
-    uplink_nbytes: int
-    downlink_nbytes: int
-    uplink_messages: int
-    device_busy_s: float
-    cloud_busy_s: float
-    cloud_queue_s: float
-    cloud_forward_tokens: int
-    device_j_per_token: float | None
-    cloud_j_per_token: float | None
-
-
-@dataclass(frozen=True)
-class QualitySummary:
-    """Means over the requests that have a score; None without any."""
-
-    mean: float | None
-    rouge_1: float | None
-    by_task: dict[str, float]
+_SLA_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_SLA_LIMITS_S = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 
 
 @dataclass(frozen=True)
 class JobSummary:
-    """The totals of one job."""
+    """The metrics of one job that are known, by key."""
 
-    requests: int
-    complete: int
-    tokens: int
-    latency: LatencySummary
-    throughput: ThroughputSummary
-    speculation: SpeculationSummary
-    waste: WasteSummary
-    early_exit: EarlyExitSummary
-    lookahead: LookaheadSummary
-    stalls: StallSummary
-    sla: SlaPercentiles
-    offloading: OffloadingSummary
-    breakdown: TimeBreakdown
-    resources: ResourceSummary
-    cost: CloudCost
-    quality: QualitySummary
-    slo: dict[str, SloCompliance]
-    tiers: dict[str, float]
-    """Of each tier of a testbed: tiers/NAME/utilisation, /memory, /blocks, /nodes."""
-    overhead: dict[str, float]
-    """Decision times, where a wall clock measured them."""
-    estimator: dict[str, float]
-    """Errors of the scheduler's estimates of the cloud's batch times."""
+    values: Mapping[str, float]
+
+    def __getitem__(self, key: str) -> float | None:
+        """The value, or None if it is not known. Raises KeyError for a key that no metric has."""
+        if definitions.find(key) is None:
+            raise KeyError(key)
+        return self.values.get(key)
+
+    def below(self, prefix: str) -> dict[str, float]:
+        """The metrics below `prefix`, by the rest of their keys."""
+        return {key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)}
 
     def metrics(self) -> dict[str, float]:
-        """Every number that is known, flat: `latency/ttft_s/median`, `cost/generated_s`, ..."""
-        return dict(_flatten(asdict(self), ""))
+        """Every known number: `latency/ttft_s/median`, `cost/generated_s`, ..."""
+        return dict(self.values)
 
 
 def summarise(records: Records) -> JobSummary:
-    """The totals of `records`."""
-    requests, latency = records.requests, _latency(records.requests)
-    origins = _origins(requests)
-    tbt_s = latency.tbt_s.mean if latency.tbt_s else None
-    factor = records.meta.packing_factor
+    """The metrics of `records`: those with a formula, then what the run recorded itself."""
+    found: dict[str, float] = {}
+    for metric in definitions.METRICS:
+        for name, value in _values(metric.formula, records, found):
+            if value is not None:
+                found[metric.key.replace("*", name) if "*" in metric.key else metric.key + name] = float(value)
+    meta = records.meta
+    recorded = {f"tiers/{name}": tier for name, tier in meta.tiers.items()}
+    recorded |= {"overhead": meta.overhead, "estimator": meta.estimator}
     return JobSummary(
-        requests=len(requests),
-        complete=sum(request.complete for request in requests),
-        tokens=sum(origins.values()),
-        latency=latency,
-        throughput=_throughput(requests),
-        speculation=_speculation(requests, origins),
-        waste=_waste(requests),
-        early_exit=_early_exit(requests),
-        lookahead=_lookahead(requests),
-        stalls=_stalls(requests),
-        sla=slo.sla_percentiles(requests),
-        offloading=_offloading(requests, origins),
-        breakdown=cost.time_breakdown(requests),
-        resources=_resources(requests),
-        cost=estimate_cost(origins, _sum(requests, "drafts_verified"), tbt_s, factor.value if factor else None),
-        quality=_quality(requests),
-        slo=slo.by_slo_class(requests),
-        tiers={f"{name}/{figure}": n for name, tier in records.meta.tiers.items() for figure, n in tier.items()},
-        overhead=dict(records.meta.overhead),
-        estimator=dict(records.meta.estimator),
+        found | {f"{place}/{name}": value for place, own in recorded.items() for name, value in own.items()}
     )
 
 
-def _latency(requests: Sequence[RequestRecord]) -> LatencySummary:
-    return LatencySummary(
-        Percentiles.of(request.ttft_s for request in requests),
-        Percentiles.of(request.mean_tbt_s for request in requests),
-        Percentiles.of(gap_s for request in requests for gap_s in request.tbt_s),
-        Percentiles.of(request.end_to_end_s for request in requests),
-        Percentiles.of(request.cloud_queue_s for request in requests),
-        Percentiles.of(request.service_s_per_token for request in requests),
-        Percentiles.of(request.verification_s for request in requests),
-    )
+def _values(formula: Formula, records: Records, known: Mapping[str, float]) -> Iterator[tuple[str, float | None]]:
+    """(end of the key or what replaces `*`, value) of each number; `known` are the metrics so far."""
+    requests = records.requests
+    match formula:
+        case definitions.Percentiles(attribute):
+            spread = Percentiles.of(value for request in requests for value in _items(request, attribute))
+            yield from ((f"/{name}", getattr(spread, name)) for name in STATISTICS if spread)
+        case definitions.SlaPercentiles(attribute):
+            yield from _sla([value for request in requests for value in _items(request, attribute)])
+        case definitions.Count(attribute, ""):
+            yield "", sum(not attribute or getattr(request, attribute) for request in requests)
+        case definitions.Count(_, by):
+            counts = Counter(name for request in requests for name in _items(request, by))
+            yield from ((name, counts[name]) for name in (ORIGINS if by == "origins" else sorted(counts)))
+        case definitions.Rate(attribute):
+            yield "", _rate(_total(requests, attribute), requests)
+        case definitions.BusyPeriods():
+            yield "", _mean_busy_s(requests)
+        case definitions.CloudCost(share):
+            factor = records.meta.packing_factor
+            whole = factor is not None and {MEAN_TBT, share} <= known.keys()
+            yield "", known[MEAN_TBT] / factor.value * known[share] if factor and whole else None
+        case definitions.Total(attribute, all_known):
+            yield "", None if all_known and not _is_known(requests, attribute) else _total(requests, attribute)
+        case definitions.Mean(attribute, by) if by:
+            names = {getattr(request, by) for request in requests if getattr(request, attribute) is not None}
+            yield from ((name, _combined(formula, requests, name)) for name in sorted(names))
+        case definitions.Ratio(part, _, all_known, empty):
+            known_part = not all_known or _is_known(requests, part)
+            found = _combined(formula, requests) if known_part else None
+            yield "", empty if found is None else found
+        case _:
+            yield "", _combined(formula, requests)
 
 
-def _throughput(requests: Sequence[RequestRecord]) -> ThroughputSummary:
+def _items(request: RequestRecord, attribute: str) -> list[Any]:
+    """The attribute's items if it is a list, else its value if that is known."""
+    found = getattr(request, attribute)
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _total(requests: Sequence[RequestRecord], attribute: str) -> float:
+    return sum(getattr(request, attribute) or 0 for request in requests)
+
+
+def _is_known(requests: Sequence[RequestRecord], attribute: str) -> bool:
+    return all(getattr(request, attribute) is not None for request in requests)
+
+
+def _sla(times_s: Sequence[float]) -> Iterator[tuple[str, float]]:
+    ranked = sorted(times_s)
+    if ranked:
+        yield from ((f"/p{100 * share:g}", percentile(ranked, share)) for share in _SLA_SHARES)
+        yield from ((f"/within_{limit_s:g}", bisect_right(ranked, limit_s) / len(ranked)) for limit_s in _SLA_LIMITS_S)
+
+
+def _rate(total: float, requests: Sequence[RequestRecord]) -> float:
     ends_s = [request.ended_s for request in requests if request.ended_s is not None]
     duration_s = max(ends_s, default=0.0) - min(request.arrived_s for request in requests)
-    if duration_s <= 0:
-        return ThroughputSummary(0.0, 0.0, 0.0, 0.0, None, 0.0)
-    tokens = sum(len(request.tokens) for request in requests)
-    good = sum(len(request.tokens) for request in requests if slo.meets_slo(request))
-    complete = sum(request.complete for request in requests)
-    asked = _sum(requests, "chunks_offloaded")
-    promised = [request for request in requests if request.slo]
-    broken = _share(sum(not slo.meets_slo(request) for request in promised), len(promised))
-    return ThroughputSummary(
-        tokens / duration_s, complete / duration_s, asked / duration_s, good / duration_s, broken,
-        _busy_period_s(requests),
-    )  # fmt: skip
+    return total / duration_s if duration_s > 0 else 0.0
 
 
-def _busy_period_s(requests: Sequence[RequestRecord]) -> float:
+def _mean_busy_s(requests: Sequence[RequestRecord]) -> float:
     periods, total_s, until_s = 0, 0.0, float("-inf")
     for begin_s, end_s in sorted((r.arrived_s, r.ended_s) for r in requests if r.ended_s is not None):
         periods += begin_s > until_s
@@ -246,112 +123,62 @@ def _busy_period_s(requests: Sequence[RequestRecord]) -> float:
     return total_s / max(1, periods)
 
 
-def _speculation(requests: Sequence[RequestRecord], origins: Mapping[str, int]) -> SpeculationSummary:
-    drafted, judged, accepted = (_sum(requests, name) for name in ("drafted", "drafts_verified", "drafts_accepted"))
-    asked = _sum(requests, "chunks_offloaded")
-    added = origins["corrected"] + origins["bonus"]
-    return SpeculationSummary(
-        drafted, judged, accepted, asked, _share(accepted, judged), _share(accepted, asked),
-        _share(accepted + added, asked), _share(_sum(requests, "drafts_unused"), drafted),
-    )  # fmt: skip
+def _combined(formula: Formula, requests: Sequence[RequestRecord], group: str = "") -> float | None:
+    """The metric itself; None where it would divide by 0."""
+    found = _smooth(formula, group)
+    try:
+        return found.combine(*map(sum, zip(*map(found.sums, requests), strict=True))) if found else None
+    except ZeroDivisionError:
+        return None
 
 
-def _waste(requests: Sequence[RequestRecord]) -> WasteSummary:
-    asked, fell = (
-        _sum(requests, "chunks_offloaded"),
-        _sum(requests, "drafts_verified") - _sum(requests, "drafts_accepted"),
-    )
-    discarded = _sum(requests, "discarded_tokens")
-    draft_s = sum(request.draft_s for request in requests)
-    each_s = draft_s / max(1, _sum(requests, "drafted") + discarded)
-    return WasteSummary(
-        _share(fell, asked), _share(fell * each_s, asked), _share(fell * each_s, draft_s), _share(discarded, asked)
-    )
+@dataclass(frozen=True)
+class SmoothMetric:
+    """A metric that is `combine` of the totals of `sums`, up to a factor that resampling leaves alone.
+
+    Such factors are the packing factor of a cost and the number of requests of a total. `combine` takes a number, or an
+    array, for each sum.
+    """
+
+    sums: Callable[[RequestRecord], tuple[float, ...]]
+    combine: Callable[..., Any]
 
 
-def _early_exit(requests: Sequence[RequestRecord]) -> EarlyExitSummary:
-    drafted = _sum(requests, "drafted")
-    return EarlyExitSummary(
-        _share(_sum(requests, "early_exit_tokens"), drafted), _share(sum(r.layer_share_sum for r in requests), drafted)
-    )
+def smooth_metric(key: str) -> SmoothMetric | None:
+    """How the metric is resampled; None for what is no function of sums: percentiles, rates, a stage's numbers."""
+    metric = definitions.find(key)
+    if metric is None or key.endswith(("/median", "/p90", "/p99")):
+        return None
+    before, _, after = metric.key.partition("*")
+    return _smooth(metric.formula, key.removeprefix(before).removesuffix(after))
 
 
-def _lookahead(requests: Sequence[RequestRecord]) -> LookaheadSummary:
-    guesses = _sum(requests, "lookahead_attempts")
-    return LookaheadSummary(
-        guesses,
-        _share(_sum(requests, "lookahead_position_hits"), guesses),
-        _share(_sum(requests, "lookahead_hits"), guesses),
-    )
+def _smooth(formula: Formula, group: str) -> SmoothMetric | None:
+    match formula:
+        case definitions.Mean(attribute, by) if by:
+            return _mean(lambda request: _items(request, attribute) if getattr(request, by) == group else [])
+        case definitions.Mean(attribute) | definitions.Percentiles(attribute) | definitions.Total(attribute):
+            return _mean(lambda request: _items(request, attribute))
+        case definitions.Ratio(part, whole):
+            return SmoothMetric(lambda request: _part_and_whole(request, part, whole), operator.truediv)
+        case definitions.Combination(attributes, combine):
+            return SmoothMetric(lambda request: tuple(getattr(request, name) for name in attributes), combine)
+        case definitions.CloudCost(share):
+            tbt, tokens = smooth_metric(MEAN_TBT), smooth_metric(share)
+            assert tbt is not None
+            assert tokens is not None
+            return SmoothMetric(lambda request: tbt.sums(request) + tokens.sums(request), _product)
+    return None
 
 
-def _stalls(requests: Sequence[RequestRecord]) -> StallSummary:
-    seen = [request for request in requests if request.link_stall_s is not None]
-    service_s = sum(request.service_s or 0.0 for request in seen)
-    return StallSummary(
-        _share(sum(request.link_stall_s or 0.0 for request in seen), service_s),
-        _share(sum(request.cloud_stall_s or 0.0 for request in seen), service_s),
-    )
+def _mean(items: Callable[[RequestRecord], list[Any]]) -> SmoothMetric:
+    return SmoothMetric(lambda request: (sum(found := items(request)), len(found)), operator.truediv)
 
 
-def _offloading(requests: Sequence[RequestRecord], origins: Mapping[str, int]) -> OffloadingSummary:
-    with_cloud = sum(origins[origin] for origin in ("accepted", *CLOUD_ORIGINS))
-    share = _share(_sum(requests, "chunks_offloaded"), _sum(requests, "chunks"))
-    return OffloadingSummary(share, with_cloud / max(1, sum(origins.values())), dict(origins))
+def _part_and_whole(request: RequestRecord, part: str, whole: str) -> tuple[float, float]:
+    found = getattr(request, part)
+    return (0.0, 0.0) if found is None else (found, getattr(request, whole) or 0.0)
 
 
-def _resources(requests: Sequence[RequestRecord]) -> ResourceSummary:
-    return ResourceSummary(
-        uplink_nbytes=_sum(requests, "uplink_nbytes"),
-        downlink_nbytes=_sum(requests, "downlink_nbytes"),
-        uplink_messages=_sum(requests, "uplink_messages"),
-        device_busy_s=sum(request.device_busy_s for request in requests),
-        cloud_busy_s=sum(request.cloud_busy_s for request in requests),
-        cloud_queue_s=sum(request.cloud_queue_s for request in requests),
-        cloud_forward_tokens=_sum(requests, "cloud_forward_tokens"),
-        device_j_per_token=_j_per_token(requests, "device_energy_j"),
-        cloud_j_per_token=_j_per_token(requests, "cloud_energy_j"),
-    )
-
-
-def _j_per_token(requests: Sequence[RequestRecord], name: str) -> float | None:
-    energies: list[float | None] = [getattr(request, name) for request in requests]
-    known = [energy for energy in energies if energy is not None]
-    tokens = sum(len(request.tokens) for request in requests)
-    return sum(known) / tokens if tokens and len(known) == len(energies) else None
-
-
-def _quality(requests: Sequence[RequestRecord]) -> QualitySummary:
-    tasks = sorted({request.task for request in requests if request.quality is not None})
-    by_task = {task: _mean([request.quality for request in requests if request.task == task]) for task in tasks}
-    return QualitySummary(
-        _mean([request.quality for request in requests]),
-        _mean([request.rouge_1 for request in requests]),
-        {task: value for task, value in by_task.items() if value is not None},
-    )
-
-
-def _origins(requests: Sequence[RequestRecord]) -> dict[str, int]:
-    counts = Counter(origin for request in requests for origin in request.origins)
-    return {origin: counts[origin] for origin in ORIGINS}
-
-
-def _sum(requests: Sequence[RequestRecord], name: str) -> int:
-    return sum(getattr(request, name) for request in requests)
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _flatten(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}/")
-        elif value is not None:
-            yield f"{prefix}{key}", float(value)
+def _product(a: Any, b: Any, c: Any, d: Any) -> Any:
+    return a / b * (c / d)

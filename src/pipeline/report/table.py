@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
+from serving.metrics.definitions import Metric
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -167,3 +169,17 @@ def format_nbytes(nbytes: float) -> str:
         if nbytes >= scale:
             return f"{format_number(nbytes / scale)} {unit}"
     return f"{format_number(nbytes)} B"
+
+
+def format_metric(metric: Metric, value: float | None) -> str:
+    """A value of the metric as its definition has it printed, without the unit of ms and of plain numbers."""
+    if value is None:
+        return "-"
+    match metric.style:
+        case "%":
+            return format_percent(value)
+        case "B":
+            return format_nbytes(value)
+        case "count":
+            return f"{value:.0f}"
+    return format_number(metric.scale * value)

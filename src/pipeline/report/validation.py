@@ -81,7 +81,7 @@ def _error_rows(runs: Sequence[Records], model: Records) -> Iterator[ErrorRow]:
         for statistic in _STATISTICS:
             *real, simulated = (getattr(spread, statistic) for spread in spreads)
             yield ErrorRow(measure, statistic, tuple(real), simulated)
-    speeds = [summarise(run).throughput.tokens_per_s for run in (*runs, model)]
+    speeds = [summarise(run).values["throughput/tokens_per_s"] for run in (*runs, model)]
     yield ErrorRow("tokens/s", "mean", tuple(speeds[:-1]), speeds[-1])
 
 

@@ -2,23 +2,26 @@ from math import inf
 
 import pytest
 
-from pipeline.report import slo
-from pipeline.report.records import RequestRecord
-from pipeline.report.slo import SloCompliance
-from tests.pipeline.report.serve_artifact import request
+from pipeline.report.records import Records, RequestRecord
+from pipeline.report.summary import summarise
+from tests.pipeline.report.serve_artifact import request, write
+
+
+def row(**changes):
+    """Three tokens, seen at 1, 1.5 and 2 s: two gaps in one second."""
+    return request("r", ["device"] * 3, [1.0, 1.5, 2.0], **changes)
 
 
 def served(**changes):
-    """Three tokens, seen at 1, 1.5 and 2 s: two gaps in one second."""
-    return RequestRecord(**request("r", ["device"] * 3, [1.0, 1.5, 2.0], **changes))
+    return RequestRecord(**row(**changes))
 
 
 def test_speed_counts_gaps_from_the_first_token_on():
-    assert slo.tokens_per_s(served()) == 2.0
+    assert served().tokens_per_s == 2.0
 
 
 def test_one_token_breaks_no_speed():
-    assert slo.tokens_per_s(RequestRecord(**request("r", ["cloud"], [3.0]))) == inf
+    assert RequestRecord(**request("r", ["cloud"], [3.0])).tokens_per_s == inf
 
 
 @pytest.mark.parametrize(
@@ -35,10 +38,14 @@ def test_one_token_breaks_no_speed():
     ids=["no class", "failed", "as fast as promised", "too slow", "first token late", "in time", "no token at all"],
 )
 def test_met(changes, met):
-    assert slo.meets_slo(served(**changes)) is met
+    found = served(**changes)
+    assert found.meets_slo is met
+    assert found.slo_violated is (None if found.slo is None else not met)
 
 
-def test_violations_are_counted_by_class():
+def test_violations_are_counted_by_class(tmp_path):
     fast, slow = {"slo": "fast", "slo_tokens_per_s": 8.0}, {"slo": "slow", "slo_tokens_per_s": 2.0}
-    requests = [served(**fast), served(**slow), served(**slow), served(**slow, ending="failed"), served()]
-    assert slo.by_slo_class(requests) == {"fast": SloCompliance(1, 1.0), "slow": SloCompliance(3, pytest.approx(1 / 3))}
+    rows = [row(**fast), row(**slow), row(**slow), row(**slow, ending="failed"), row()]
+    assert summarise(Records.read(write(tmp_path, rows))).below("slo/") == {
+        "fast/requests": 1, "slow/requests": 3, "fast/violation_rate": 1.0, "slow/violation_rate": pytest.approx(1 / 3),
+    }  # fmt: skip

@@ -3,8 +3,6 @@
 import pytest
 
 from pipeline.report.records import Records
-from pipeline.report.slo import SloCompliance
-from pipeline.report.statistics import Percentiles
 from pipeline.report.summary import summarise
 from tests.pipeline.report.serve_artifact import request, write
 
@@ -29,80 +27,82 @@ def summary(tmp_path):
 
 
 def test_latency(summary):
-    assert summary.latency.ttft_s == Percentiles(0.625, 0.625, pytest.approx(0.925), pytest.approx(0.9925))
+    assert list(summary.below("latency/ttft_s/").values()) == pytest.approx([0.625, 0.625, 0.925, 0.9925])
     # mean gaps: (0 + 0 + 0.2 + 0.2) / 4 and (1 + 0.75) / 2
-    assert summary.latency.tbt_s.mean == pytest.approx((0.1 + 0.875) / 2)
+    assert summary["latency/tbt_s/mean"] == pytest.approx((0.1 + 0.875) / 2)
     # all gaps, ranked: 0, 0, 0.2, 0.2, 0.75, 1
-    assert summary.latency.itl_s.median == pytest.approx(0.2)
-    assert summary.latency.end_to_end_s.mean == pytest.approx((1.4 + 2.0) / 2)
-    assert summary.latency.cloud_queue_s.mean == 0.0625
+    assert summary["latency/itl_s/median"] == pytest.approx(0.2)
+    assert summary["latency/end_to_end_s/mean"] == pytest.approx((1.4 + 2.0) / 2)
+    assert summary["latency/cloud_queue_s/mean"] == 0.0625
 
 
 def test_throughput_and_goodput(summary):
     # eight tokens from 0 to 2.5 s; a's speed is 4 gaps in 0.4 s, b's 2 in 1.75 s: both above their classes
-    assert summary.throughput.tokens_per_s == pytest.approx(8 / 2.5)
-    assert summary.throughput.requests_per_s == pytest.approx(2 / 2.5)
-    assert summary.throughput.verifications_per_s == pytest.approx(1 / 2.5)
-    assert summary.throughput.goodput_tokens_per_s == pytest.approx(8 / 2.5)
-    assert summary.slo == {"fast": SloCompliance(1, 0.0), "slow": SloCompliance(1, 0.0)}
+    assert summary["throughput/tokens_per_s"] == pytest.approx(8 / 2.5)
+    assert summary["throughput/requests_per_s"] == pytest.approx(2 / 2.5)
+    assert summary["throughput/verifications_per_s"] == pytest.approx(1 / 2.5)
+    assert summary["throughput/goodput_tokens_per_s"] == pytest.approx(8 / 2.5)
+    assert summary.below("slo/") == {
+        "fast/requests": 1.0, "slow/requests": 1.0, "fast/violation_rate": 0.0, "slow/violation_rate": 0.0
+    }  # fmt: skip
 
 
 def test_goodput_leaves_out_who_missed_the_class(tmp_path):
     late = ALONE | {"slo_tokens_per_s": 2.0}
     summary = summarise(Records.read(write(tmp_path, [SPECULATED, late])))
-    assert summary.throughput.goodput_tokens_per_s == pytest.approx(5 / 2.5)
-    assert summary.throughput.slo_violation_rate == 0.5
+    assert summary["throughput/goodput_tokens_per_s"] == pytest.approx(5 / 2.5)
+    assert summary["throughput/slo_violation_rate"] == 0.5
 
 
 def test_goodput_without_classes_is_of_complete_requests(tmp_path):
     free = {"slo": None, "slo_tokens_per_s": None}
     broken = ALONE | free | {"ending": "failed"}
     summary = summarise(Records.read(write(tmp_path, [SPECULATED | free, broken])))
-    assert summary.throughput.goodput_tokens_per_s == pytest.approx(5 / 2.5)
-    assert (summary.complete, summary.slo) == (1, {})
+    assert summary["throughput/goodput_tokens_per_s"] == pytest.approx(5 / 2.5)
+    assert (summary["complete"], summary.below("slo/")) == (1, {})
 
 
 def test_speculation(summary):
-    drafts = summary.speculation
-    assert (drafts.drafted, drafts.verified, drafts.accepted, drafts.verifications) == (9, 4, 2, 1)
-    assert drafts.acceptance_rate == 0.5
-    assert (drafts.acceptance_length, drafts.acceptance_length_with_bonus) == (2.0, 3.0)
-    assert drafts.wasted_share == pytest.approx(2 / 9)
+    assert summary.below("speculation/") == {
+        "drafted": 9, "verified": 4, "accepted": 2, "verifications": 1, "acceptance_rate": 0.5,
+        "acceptance_length": 2.0, "acceptance_length_with_bonus": 3.0, "wasted_share": pytest.approx(2 / 9),
+    }  # fmt: skip
 
 
 def test_waste_is_what_fell_at_the_mean_time_of_a_draft(tmp_path):
     """Ten tokens drafted in 0.4 s, one of them dropped by a stop rule; two of four that were sent fell."""
     drafting = SPECULATED | {"drafted": 9, "discarded_tokens": 1, "draft_s": 0.4}
-    waste = summarise(Records.read(write(tmp_path, [drafting]))).waste
-    assert (waste.rejected_tokens, waste.discarded_tokens) == (2.0, 1.0)
-    assert waste.wdt_s == pytest.approx(2 * 0.04)
-    assert waste.time_share == pytest.approx(0.2)
+    waste = summarise(Records.read(write(tmp_path, [drafting]))).below("waste/")
+    assert (waste["rejected_tokens"], waste["discarded_tokens"]) == (2.0, 1.0)
+    assert waste["wdt_s"] == pytest.approx(2 * 0.04)
+    assert waste["time_share"] == pytest.approx(0.2)
 
 
 def test_offloading(summary):
-    assert summary.offloading.chunk_share == pytest.approx(1 / 5)
-    assert summary.offloading.token_share == pytest.approx(3 / 8)
-    assert summary.offloading.tokens_by_origin == {
+    assert summary["offloading/chunk_share"] == pytest.approx(1 / 5)
+    assert summary["offloading/token_share"] == pytest.approx(3 / 8)
+    assert summary.below("offloading/tokens_by_origin/") == {
         "device": 5, "offline": 0, "accepted": 2, "corrected": 1, "bonus": 0, "cloud": 0
     }  # fmt: skip
 
 
 def test_resources(summary):
-    use = summary.resources
-    assert (use.uplink_nbytes, use.downlink_nbytes, use.uplink_messages, use.cloud_forward_tokens) == (100, 20, 1, 9)
-    assert (use.device_busy_s, use.cloud_busy_s, use.cloud_queue_s) == (pytest.approx(1.35), 0.25, 0.125)
-    assert (use.device_j_per_token, use.cloud_j_per_token) == (1.0, 6.25)
+    assert summary.below("resources/") == {
+        "uplink_nbytes": 100, "downlink_nbytes": 20, "uplink_messages": 1, "cloud_forward_tokens": 9,
+        "device_busy_s": pytest.approx(1.35), "cloud_busy_s": 0.25, "cloud_queue_s": 0.125,
+        "device_j_per_token": 1.0, "cloud_j_per_token": 6.25, "device_energy_j": 8.0, "cloud_energy_j": 50.0,
+    }  # fmt: skip
 
 
 def test_cost_under_both_readings(summary):
-    assert summary.cost.w_verified == pytest.approx(5 / 8)
-    assert summary.cost.w_generated == pytest.approx(1 / 8)
-    assert summary.cost.verified_s == pytest.approx(0.4875 / 6 * 5 / 8)
+    assert summary["cost/w_verified"] == pytest.approx(5 / 8)
+    assert summary["cost/w_generated"] == pytest.approx(1 / 8)
+    assert summary["cost/verified_s"] == pytest.approx(0.4875 / 6 * 5 / 8)
 
 
 def test_quality(summary):
-    assert (summary.quality.mean, summary.quality.rouge_1) == (0.5, 0.75)
-    assert summary.quality.by_task == {"copy": 1.0, "sort": 0.0}
+    assert (summary["quality/mean"], summary["quality/rouge_1"]) == (0.5, 0.75)
+    assert summary.below("quality/by_task/") == {"copy": 1.0, "sort": 0.0}
 
 
 def test_metrics_are_flat_numbers_that_are_known(summary):
@@ -116,28 +116,32 @@ def test_metrics_are_flat_numbers_that_are_known(summary):
 def test_without_drafts_energy_or_scores_nothing_is_made_up(tmp_path):
     lone = request("c", ["cloud"], [0.5], device_energy_j=None, cloud_energy_j=3.0)
     summary = summarise(Records.read(write(tmp_path, [lone], packing_factor=None)))
-    assert summary.latency.tbt_s is None
-    assert summary.speculation.acceptance_rate is None
-    assert summary.offloading.chunk_share is None
-    assert summary.offloading.token_share == 1.0
-    assert summary.resources.device_j_per_token is None
-    assert summary.resources.cloud_j_per_token == 3.0
-    assert (summary.quality.mean, summary.cost.verified_s) == (None, None)
+    assert summary["latency/tbt_s/mean"] is None
+    assert summary["speculation/acceptance_rate"] is None
+    assert summary["offloading/chunk_share"] is None
+    assert summary["offloading/token_share"] == 1.0
+    assert summary["resources/device_j_per_token"] is None
+    assert summary["resources/cloud_j_per_token"] == 3.0
+    assert (summary["quality/mean"], summary["cost/verified_s"]) == (None, None)
     assert "speculation/acceptance_rate" not in summary.metrics()
 
 
 def test_stalls_without_time_lines_are_unknown(tmp_path):
     unseen = {"link_stall_s": None, "cloud_stall_s": None, "cloud_residence_s": None}
     summary = summarise(Records.read(write(tmp_path, [SPECULATED | unseen, ALONE | unseen])))
-    assert (summary.stalls.link_share, summary.stalls.cloud_share, summary.latency.verification_s) == (None, None, None)
+    assert (summary["stalls/link_share"], summary["stalls/cloud_share"], summary["latency/verification_s/mean"]) == (
+        None,
+        None,
+        None,
+    )
     assert not any(name.startswith("stalls/") for name in summary.metrics())
 
 
 def test_busy_periods_are_those_in_which_anything_was_under_way(summary, tmp_path):
-    assert summary.throughput.busy_period_s == 2.5  # a from 0 to 1.4, b from 0.5 to 2.5
+    assert summary["throughput/busy_period_s"] == 2.5  # a from 0 to 1.4, b from 0.5 to 2.5
     later = ALONE | {"arrived_s": 10.0, "ended_s": 12.0}
     apart = summarise(Records.read(write(tmp_path / "apart", [SPECULATED, later])))
-    assert apart.throughput.busy_period_s == pytest.approx((1.4 + 2.0) / 2)
+    assert apart["throughput/busy_period_s"] == pytest.approx((1.4 + 2.0) / 2)
 
 
 def test_what_is_known_of_tiers_is_told_flat(tmp_path):

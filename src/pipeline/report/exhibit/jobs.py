@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UserError
 from pipeline.report.exhibit.estimate import Estimate, Resamples, pool, resampled_sums
-from pipeline.report.exhibit.resampled_metrics import resampled_metric
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, fill_template, parse_override
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
 from pipeline.report.records import RequestRecord, read_requests
+from pipeline.report.summary import smooth_metric
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonRow
@@ -102,15 +102,15 @@ def _requests_by_prompt(artifact: str | None) -> dict[str, list[RequestRecord]]:
 def _resample(
     metric: str, value: float, replicate: str, by_prompt: Mapping[str, Sequence[RequestRecord]]
 ) -> Resamples | None:
-    """Resamples of the metric, brought to the job's own value: a measure is right up to a factor."""
+    """Resamples of the metric, brought to the job's own value."""
     import numpy as np
 
-    found = resampled_metric(metric)
+    found = smooth_metric(metric)
     if found is None or not by_prompt:
         return None
     rows = [np.sum([found.sums(request) for request in requests], axis=0) for requests in by_prompt.values()]
     sums = np.asarray(rows, dtype=np.float64)
     with np.errstate(all="ignore"):
-        own = float(found.combine(sums.sum(axis=0)))
-        values = found.combine(resampled_sums(sums, replicate)) * (value / own if own else 1.0)
+        own = float(found.combine(*sums.sum(axis=0)))
+        values = found.combine(*resampled_sums(sums, replicate).T) * (value / own if own else 1.0)
     return Resamples(values, tuple(by_prompt))

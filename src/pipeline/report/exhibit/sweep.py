@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
-from pipeline.report.exhibit import resampled_metrics
 from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
 from pipeline.report.exhibit.rows import RenderedExhibit, parse_override, template_fields
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
+from serving.metrics import definitions
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -82,11 +82,10 @@ def _build_exhibit(config: DictConfig) -> Exhibit | None:
 
 def _check_metrics(exhibit: Exhibit) -> None:
     for column in (*exhibit.columns, *(exhibit.column(claim.metric) for claim in exhibit.claims)):
-        if not resampled_metrics.is_known_metric(column.metric_name):
+        if definitions.find(column.metric_name) is None:
             raise ConfigError(
-                f"exhibit: there is no metric {column.metric_name!r} ({column.name}). There are quality, "
-                f"{', '.join(resampled_metrics.metric_names())}, and {resampled_metrics.STAGE_PREFIX}NAME/METRIC of a "
-                "stage's metrics.json."
+                f"exhibit: there is no metric {column.metric_name!r} ({column.name}). There are quality and "
+                f"{', '.join(definitions.all_keys())}. `python -m pipeline show metrics` explains them."
             )
 
 
@@ -186,5 +185,5 @@ def _missing_metric_notes(exhibit: Exhibit, jobs: Sequence[ComparisonRow]) -> It
     known = {metric for job in jobs for metric in job.result.metrics}
     for column in exhibit.columns:
         if known and column.metric_name not in known:
-            own = ", ".join(sorted(metric for metric in known if metric.startswith(resampled_metrics.STAGE_PREFIX)))
+            own = ", ".join(sorted(metric for metric in known if metric.startswith("stage/")))
             yield f"no job has the metric {column.metric_name}; those of stages are: {own or 'none'}"
