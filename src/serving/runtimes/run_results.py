@@ -66,6 +66,15 @@ def write_results(
     (out / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
+_RECORD_COLUMNS = (
+    "device", "ending", "prompt_tokens", "tokens", "arrived_s", "drafted", "drafts_verified", "drafts_accepted",
+    "discarded_tokens", "draft_s", "early_exit_tokens", "layer_share_sum", "lookahead_attempts",
+    "lookahead_position_hits", "lookahead_hits", "uplink_nbytes", "downlink_nbytes", "uplink_messages", "device_busy_s",
+    "cloud_busy_s", "cloud_forward_tokens", "cloud_queue_s",
+)  # fmt: skip
+"""Columns of requests.parquet that are fields of `SessionRecord`."""
+
+
 def _request_row(
     setup: Setup, query: Query, record: SessionRecord, fleet: Fleet, mode: str, tokenizer: Tokenizer
 ) -> ResultRow:
@@ -82,52 +91,31 @@ def _request_row(
         "request": record.session,
         "prompt_id": prompt.id,
         "task": prompt.task,
-        "device": record.device,
         "chip": fleet.chip.name,
         "mode": mode,
         "slo": query.slo.name if query.slo else None,
         "slo_tokens_per_s": query.slo.tokens_per_s if query.slo else None,
         "slo_ttft_s": query.slo.ttft_s if query.slo else None,
-        "ending": record.ending,
         "finished": record.ending == "complete",
-        "prompt_tokens": record.prompt_tokens,
-        "tokens": record.tokens,
         "text": text,
         "origins": list(record.origins),
-        "arrived_s": record.arrived_s,
         "started_s": started_s,
         "ended_s": ended_s,
         "token_times_s": seen,
         "ttft_s": seen[0] - record.arrived_s if seen else None,
         "tbt_s": [b - a for a, b in pairwise(seen)],
-        "drafted": record.drafted,
-        "drafts_verified": record.drafts_verified,
-        "drafts_accepted": record.drafts_accepted,
         "drafts_unused": record.drafted - own,
-        "discarded_tokens": record.discarded_tokens,
-        "draft_s": record.draft_s,
-        "early_exit_tokens": record.early_exit_tokens,
-        "layer_share_sum": record.layer_share_sum,
-        "lookahead_attempts": record.lookahead_attempts,
-        "lookahead_position_hits": record.lookahead_position_hits,
-        "lookahead_hits": record.lookahead_hits,
         "link_stall_s": stalled.link_s if stalled else None,
         "cloud_stall_s": stalled.cloud_s if stalled else None,
         "cloud_residence_s": stalled.cloud_residence_s if stalled else None,
         "chunks": record.num_decisions,
         "chunks_offloaded": record.num_offloaded,
-        "uplink_nbytes": record.uplink_nbytes,
-        "downlink_nbytes": record.downlink_nbytes,
-        "uplink_messages": record.uplink_messages,
-        "device_busy_s": record.device_busy_s,
-        "cloud_busy_s": record.cloud_busy_s,
-        "cloud_forward_tokens": record.cloud_forward_tokens,
-        "cloud_queue_s": record.cloud_queue_s,
         "device_energy_j": fleet.joules(
             record.device_busy_s, max(0.0, ended_s - started_s - record.device_busy_s), mode
         ),
         "quality": metrics[0].score(answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
+        **{name: getattr(record, name) for name in _RECORD_COLUMNS},
     }
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from serving.progress import Progress, silent
+from serving.progress import Progress
 from training.fitting.cluster_statistics import ClusterValues, auc, clustered_auc, clustered_ratio
 from training.fitting.trainer import Trainer
 from training.wisp.evaluation import evaluate
-from training.wisp.families import FittedPredictor, PredictorFamily, fit_predictor
+from training.wisp.families import FittedPredictor, PredictorFamily, fit_families, fit_predictor
 from training.wisp.rules import ThresholdRule, coverage, threshold_at_recall
 from training.wisp.samples import SampleSplit, TokenSamples
 from training.wisp.trace import Flags, Floats, Ints
@@ -36,11 +36,9 @@ def chosen_threshold_rows(
     "at 0.5" is a classifier's own threshold; "chosen" is the threshold of `rule` on validation.
     """
     found: dict[str, dict[str, MetricRow]] = {"at 0.5": {}, "chosen": {}}
-    for i, family in enumerate(families):
-        one = fit_predictor(family, split, seed, trainer, silent)
-        found["at 0.5"][family.name] = _metrics_row(one, split.test, 0.5)
-        found["chosen"][family.name] = _metrics_row(one, split.test, rule.threshold(one, split.validation))
-        progress(i + 1, len(families), family.name)
+    for name, one in fit_families(families, split, seed, trainer, progress):
+        found["at 0.5"][name] = _metrics_row(one, split.test, 0.5)
+        found["chosen"][name] = _metrics_row(one, split.test, rule.threshold(one, split.validation))
     return found
 
 

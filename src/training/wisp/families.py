@@ -1,12 +1,12 @@
 """The interface of a family of predictors, so that all are trained and judged in the same way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.progress import Progress
+from serving.progress import Progress, silent
 from training.fitting.trainer import Trainer
 from training.wisp.mlp import MLP
 from training.wisp.samples import SampleSplit, TokenSamples
@@ -35,6 +35,15 @@ class PredictorFamily(Protocol):
     def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedPredictor:
         """Trains on `train`; `validation` is used for early stopping only."""
         ...
+
+
+def fit_families(
+    families: Sequence[PredictorFamily], split: SampleSplit, seed: int, trainer: Trainer, progress: Progress
+) -> Iterator[tuple[str, FittedPredictor]]:
+    """Yields each family's name with its trained predictor."""
+    for i, family in enumerate(families, 1):
+        yield family.name, fit_predictor(family, split, seed, trainer, silent)
+        progress(i, len(families), family.name)
 
 
 def fit_predictor(

@@ -62,7 +62,9 @@ class ModelPartition:
         return self.strategy.solve(self.problem(first_block, include_embed_head=False))
 
     def problem(self, first_block: int = 0, include_embed_head: bool | None = None) -> PartitionProblem:
-        """The problem that the strategy solves, in seconds of one request."""
+        """The problem that the strategy solves, in seconds of one request (default: `self.include_embed_head`)."""
+        if include_embed_head is None:
+            include_embed_head = self.include_embed_head
         best = {name: max(tier.fleets, key=self._requests_per_s) for name, tier in self.tiers.items()}
         held = [self._block_costs(tier.largest_memory_fleet, include_embed_head) for tier in self.tiers.values()]
         return PartitionProblem(
@@ -78,30 +80,23 @@ class ModelPartition:
             token_transfer_s=self._transfers_s(_TOKEN_NBYTES),
         )
 
-    def _block_costs(self, fleet: Fleet, include_embed_head: bool | None) -> BlockCosts:
+    def _block_costs(self, fleet: Fleet, include_embed_head: bool) -> BlockCosts:
         return block_costs(
             self.architecture, fleet.precision, self.prompt_tokens, self.new_tokens, self.sessions,
-            self.include_embed_head if include_embed_head is None else include_embed_head,
+            include_embed_head,
         )  # fmt: skip
 
     def _requests_per_s(self, fleet: Fleet) -> float:
         return 1 / sum(self._block_seconds(fleet, include_embed_head=False))
 
-    def _block_seconds(self, fleet: Fleet, include_embed_head: bool | None) -> tuple[float, ...]:
+    def _block_seconds(self, fleet: Fleet, include_embed_head: bool) -> tuple[float, ...]:
         """Each block's time for one request."""
         if self.capacity == "profiled":
-            return self._profiled_s(
-                fleet, self.include_embed_head if include_embed_head is None else include_embed_head
-            )
+            return self._profiled_s(fleet, include_embed_head)
         found = self._block_costs(fleet, include_embed_head)
         if self.capacity == "bandwidth":
             speed = _required_figure(fleet, "memory_gbps", fleet.power_mode.memory_gbps) * 1e9 * fleet.tensor_parallel
-            return tuple(
-                self.new_tokens * nbytes / speed
-                for nbytes in _read_nbytes(
-                    found, self.include_embed_head if include_embed_head is None else include_embed_head
-                )
-            )
+            return tuple(self.new_tokens * nbytes / speed for nbytes in _read_nbytes(found, include_embed_head))
         name = "headline_tops" if self.capacity == "flops" else "fp16_tflops"
         given = fleet.power_mode.headline_tops or fleet.chip.headline_tops
         tera = _required_figure(fleet, name, given if self.capacity == "flops" else fleet.power_mode.fp16_tflops)
