@@ -36,9 +36,9 @@ def main() -> None:
 
         print(overview(argv))
         sys.exit(0)
-    problem = (
-        None if INFO_FLAGS & set(argv) else arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
-    )
+    problem = arguments.find_missing_folder(argv)
+    if not problem and not INFO_FLAGS & set(argv):
+        problem = arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
     if problem:
         sys.exit(_print_error(problem))
     _run_hydra(argv)
@@ -48,9 +48,10 @@ def _run_hydra(argv: list[str]) -> None:
     import hydra
 
     from pipeline.config.compose import register_resolvers
+    from pipeline.config.multirun import defer_to_jobs
 
     register_resolvers()
-    sys.argv = [sys.argv[0], *argv]
+    sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
     failed: list[int] = []
     task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")
 

@@ -14,23 +14,36 @@ def conf_dir() -> Path:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """Accepts `policy`, `experiment` and `page` with and without a plus, and moves experiments to the front.
+    """Overrides, experiments first, then options; `policy`, `experiment` and `page` with and without a plus.
 
-    Hydra lets the later of two override files win; the words of a command must win over its experiment.
+    Hydra's parser wants all overrides in one place, and lets the later of two override files win: the words of a
+    command must win over its experiment.
     """
-    found = []
+    overrides: list[str] = []
+    options: list[str] = []
+    option = ""
     for word in argv:
-        if word.startswith("+policy="):
-            word = word[1:]
-        elif word.startswith(("experiment=", "page=")):
-            word = f"+{word}"
-        found.append(word)
-    overrides = iter(sorted(filter(_is_override, found), key=lambda word: not word.startswith("+experiment=")))
-    return [next(overrides) if _is_override(word) else word for word in found]
+        if word.startswith("-") or option in _OPTIONS_WITH_VALUE or (option in ("--info", "-i") and "=" not in word):
+            options.append(word)
+            option = word
+        else:
+            overrides.append(_with_hydras_plus(word))
+            option = ""
+    overrides.sort(key=lambda word: not word.startswith("+experiment="))
+    return [*overrides, *options]
 
 
-def _is_override(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
+_OPTIONS_WITH_VALUE = frozenset(
+    {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--cfg", "-c", "--package", "-p",
+     "--experimental-rerun"}
+)  # fmt: skip
+
+
+def _with_hydras_plus(word: str) -> str:
+    """`policy` replaces a default of conf/config.yaml; `experiment` and `page` are added to them."""
+    if word.startswith("+policy="):
+        return word[1:]
+    return f"+{word}" if word.startswith(("experiment=", "page=")) else word
 
 
 def choices_given(argv: Sequence[str], group: str) -> list[str]:
@@ -68,6 +81,17 @@ def choices_available(argv: Sequence[str], group: str) -> dict[str, str]:
             found.setdefault(str(file.relative_to(place).with_suffix("")), next(lines, "").lstrip("# "))
     found.pop("unset", None)
     return found
+
+
+def find_missing_folder(argv: Sequence[str]) -> str | None:
+    """The error text for a configuration folder that is not there; None if all are."""
+    for folder in config_folders(argv):
+        if not str(folder).startswith("pkg:") and not folder.is_dir():
+            return (
+                f"there is no configuration folder {folder.absolute()}. Name one that holds groups as conf/ does, such "
+                "as policy/NAME.yaml."
+            )
+    return None
 
 
 def find_misspelling(argv: Sequence[str]) -> str | None:

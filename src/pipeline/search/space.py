@@ -53,11 +53,22 @@ def parse_space(params: Mapping[str, Any], arguments: Sequence[str]) -> SearchSp
         key = override.get_key_element()
         free.pop(key, None)
         fixed.pop(key, None)
-        if override.is_sweep_override():
+        if override.is_sweep_override() and not _is_one_choice(override):
             free[key] = to_distribution(override)
         else:
-            fixed[key] = override.get_value_element_as_str()
+            fixed[key] = (
+                next(override.sweep_string_iterator(), "")
+                if override.is_sweep_override()
+                else (override.get_value_element_as_str())
+            )
     return SearchSpace(free, fixed)
+
+
+def _is_one_choice(override: "Override") -> bool:
+    from hydra.core.override_parser.types import ChoiceSweep
+
+    value = override.value()
+    return isinstance(value, ChoiceSweep) and len(value.list) == 1
 
 
 def to_distribution(override: "Override") -> "BaseDistribution":

@@ -75,6 +75,23 @@ def test_a_sweep_over_policies(say: Say, word: str) -> None:
     assert said.out.count("stages, in the order in which they run:") == 2
 
 
+@pytest.mark.parametrize("word", ["policy/lookahead=none", "policy.draft.k=3"])
+def test_a_slot_or_value_beside_swept_policies_reaches_every_job(say: Say, word: str) -> None:
+    alone = [say(f"policy={name}", word, *TOY).out for name in ("sled", "synera")]
+    assert alone[1] != say("policy=synera", *TOY).out
+    assert say("-m", "+policy=sled,synera", word, *TOY).out == "".join(alone)
+    assert say(word, "-m", "policy=sled,synera", *TOY).out == "".join(alone)
+
+
+def test_flags_and_overrides_stand_in_any_order(say: Say, tmp_path: Path) -> None:
+    said = say("seed=1", "-m", "+policy=sled,synera", "--config-dir", str(tmp_path), *TOY)
+    assert said.out.count("stages, in the order") == 2, said
+
+
+def test_a_configuration_folder_that_is_missing_is_said(say: Say) -> None:
+    assert "there is no configuration folder" in say("--config-dir", "nope", "+policy=sled", *TOY).refusal
+
+
 @pytest.mark.parametrize("argv", [(), ("model=toy",), ("policy=synra",), ("-m", "+policy=sled,synra", *TOY)])
 def test_without_a_policy_the_choices_are_said(say: Say, argv: tuple[str, ...]) -> None:
     lines = say(*argv).refusal.splitlines()

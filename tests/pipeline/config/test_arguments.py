@@ -33,7 +33,26 @@ def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
     words = ["+variant/synera/method=cloud_centric", "experiment=synera/table4", "a=b"]
     assert arguments.normalise(words) == ["+experiment=synera/table4", "+variant/synera/method=cloud_centric", "a=b"]
     split = ["--config-dir", "conf", "-m", "a=b", "--cfg=job", "+experiment=x"]
-    assert arguments.normalise(split) == ["--config-dir", "conf", "-m", "+experiment=x", "--cfg=job", "a=b"]
+    assert arguments.normalise(split) == ["+experiment=x", "a=b", "--config-dir", "conf", "-m", "--cfg=job"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["a=b", "-m", "~c", "d=e"],
+        ["-m", "a=b", "~c", "d=e"],
+        ["a=b", "~c", "d=e", "-m"],
+    ],
+)
+def test_options_stand_behind_the_overrides_wherever_they_were_written(argv: list[str]) -> None:
+    assert arguments.normalise(argv) == ["a=b", "~c", "d=e", "-m"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--config-dir", "conf"], ["-cd", "my=conf"], ["--info", "defaults"], ["-i"], ["-c", "job", "-m"]]
+)
+def test_an_option_keeps_its_value(options: list[str]) -> None:
+    assert arguments.normalise([*options, "a=b"]) == ["a=b", *options]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +67,13 @@ def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
 )
 def test_what_was_chosen(argv: list[str], found: list[str]) -> None:
     assert arguments.choices_given(argv, "policy") == found
+
+
+def test_a_configuration_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "nope"
+    assert str(missing) in str(arguments.find_missing_folder(["--config-dir", str(missing), "policy=sled"]))
+    assert str(missing) in str(arguments.find_missing_folder([f"hydra.searchpath=[file://{missing}]"]))
+    assert arguments.find_missing_folder(["--config-dir", str(tmp_path), "hydra.searchpath=[pkg://mine.conf]"]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Fixed overrides beside a swept group: `-m +policy=synera,sled policy/lookahead=idle`.
+
+Hydra composes a multirun once without what is swept, and then each job with it. A fixed override of a swept group, such
+as one slot of all policies, has no meaning in the first composition. As a sweep of one value it belongs to the jobs.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.arguments import choices_given, config_folders
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+ROOTS = frozenset({"model", "policy", "hardware", "network", "workload", "runtime"})
+"""Groups that a variant may choose: a sweep over variants may sweep all of them."""
+
+
+def defer_to_jobs(argv: Sequence[str]) -> list[str]:
+    """The command line, with the fixed overrides of swept groups as sweeps of one value.
+
+    A line that Hydra cannot parse is returned as it is: Hydra says what is wrong with it.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if not {"-m", "--multirun"} & set(argv):
+        return list(argv)
+    words = [word for word in argv if "=" in word and not word.startswith("-")]
+    try:
+        parsed = dict(zip(words, OverridesParser.create().parse_overrides(words), strict=True))
+    except HydraException:
+        return list(argv)
+    swept = {root for one in parsed.values() if one.is_sweep_override() for root in _chosen_roots(one.key_or_group)}
+    swept |= {root for key in _experiment_params(argv) for root in _chosen_roots(key)}
+    return [_as_sweep(word) if word in parsed and _belongs_to(parsed[word], swept) else word for word in argv]
+
+
+def _chosen_roots(key: str) -> frozenset[str]:
+    """The groups that a swept key may choose."""
+    root, _, _ = key.lstrip("+").partition("/")
+    return frozenset() if "." in root else frozenset({root}) & ROOTS or (ROOTS if root == "variant" else frozenset())
+
+
+def _belongs_to(override: "Override", swept: set[str]) -> bool:
+    key = override.key_or_group
+    root = key.replace("/", ".").partition(".")[0]
+    return root != key and root in swept and not override.is_sweep_override() and not override.is_delete()
+
+
+def _as_sweep(word: str) -> str:
+    key, _, value = word.partition("=")
+    return f"{key}=choice({value})" if value else word
+
+
+def _experiment_params(argv: Sequence[str]) -> Iterator[str]:
+    """The keys that the named experiments sweep."""
+    for name in choices_given(argv, "experiment"):
+        for folder in config_folders(argv):
+            file = folder / "experiment" / f"{name}.yaml"
+            if file.is_file():
+                yield from _params(file)
+                break
+
+
+def _params(file: Path) -> Iterator[str]:
+    from omegaconf import OmegaConf
+
+    node: Any = OmegaConf.load(file)
+    yield from OmegaConf.select(node, "hydra.sweeper.params") or {}
+    for entry in node.get("defaults") or ():
+        base = file.parent / f"{entry}.yaml"
+        if isinstance(entry, str) and entry != "_self_" and base.is_file():
+            yield from _params(base)

@@ -1,0 +1,44 @@
+"""Fixed overrides beside a swept group belong to the jobs."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.multirun import defer_to_jobs
+
+
+@pytest.mark.parametrize("word", ["policy/lookahead=none", "policy.draft.k=8", "+policy.name=x", "policy.ids=[1,2]"])
+@pytest.mark.parametrize("swept", ["policy=synera,sled", "policy=glob(*)", "policy=choice(synera,sled)"])
+def test_a_slot_or_value_for_all_swept_policies_is_a_sweep_of_one_value(word: str, swept: str) -> None:
+    key, value = word.split("=")
+    deferred = f"{key}=choice({value})"
+    assert defer_to_jobs([swept, word, "-m"]) == [swept, deferred, "-m"]
+    assert defer_to_jobs([word, swept, "--multirun"]) == [deferred, swept, "--multirun"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["policy=synera", "policy.draft.k=8,16", "policy/lookahead=none", "-m"],
+        ["policy=synera,sled", "hardware=wisp", "network.uplink_mbps=10", "seed=1", "hydra.verbose=true", "-m"],
+        ["policy=synera,sled", "policy.draft.k=4,8", "~policy.draft.k", "policy.name=", "-m"],
+        ["policy=synera,sled", "policy.draft.k=8"],
+        ["policy=synera,sled", "policy.draft.k=[", "-m"],
+    ],
+)
+def test_all_other_words_stay_as_they_are(argv: list[str]) -> None:
+    assert defer_to_jobs(argv) == argv
+
+
+def test_what_an_experiment_sweeps_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "_base.yaml").write_text("hydra: {sweeper: {params: {policy: 'sled,synera'}}}")
+    (folder / "mine.yaml").write_text("defaults: [_base, _self_]\nseed: 1")
+    argv = ["+experiment=mine", "policy.draft.k=8", "-m", "--config-dir", str(tmp_path)]
+    assert defer_to_jobs(argv) == ["+experiment=mine", "policy.draft.k=choice(8)", *argv[2:]]
+
+
+def test_a_sweep_over_variants_may_choose_any_group() -> None:
+    argv = ["+variant/synera/method=hybrid,synera", "workload.num_prompts=4", "-m"]
+    assert defer_to_jobs(argv)[1] == "workload.num_prompts=choice(4)"
