@@ -75,8 +75,9 @@ def measure_pair(
     items_per_task: int = 400,
     num_drafts: int = 4,
     trainer: Trainer = CPU_TRAINER,
-) -> None:
-    """Writes quality.json and generations.parquet: greedy outputs of both models on the first test items of each task.
+) -> ReportRow:
+    """Writes quality.json, which it returns, and generations.parquet: greedy outputs of both models on the first test
+    items of each task.
 
     Raises ValueError if the corpus has fewer test items of a task.
     """
@@ -98,7 +99,7 @@ def measure_pair(
     texts = {name: tokenizer.batch_decode(written, skip_special_tokens=True) for name, written in outputs.items()}
     generations = [row for name, written in texts.items() for row in _score_outputs(name, rows, written)]
     _write_parquet(out / "generations.parquet", generations)
-    report = {
+    report: ReportRow = {
         "items_per_task": items_per_task,
         "models": {name: _mean_scores(generations, name) for name in models},
         "drafting": _drafting_report(drafts, rows, num_drafts),
@@ -106,6 +107,7 @@ def measure_pair(
         "machine": machine.machine_info(),
     }
     (out / "quality.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    return report
 
 
 def exact_match(output: str, reference: str) -> bool:

@@ -1,6 +1,5 @@
 """Stages of the embedded pair that configuration names: a model's training and the pair's quality."""
 
-import json
 from pathlib import Path
 
 from serving.progress import Progress
@@ -38,8 +37,7 @@ def measure_quality(
     """Accuracy, ROUGE-1, acceptance, calibration and cost of the pair on test items: quality.json and a table."""
     from training.embedded_pair.quality import measure_pair, scorecard
 
-    measure_pair(
+    report = measure_pair(
         out, progress=progress, corpus=corpus, large=large, small=small, items_per_task=items_per_task, trainer=trainer
     )
-    report = json.loads((out / "quality.json").read_text(encoding="utf-8"))
     (out / "quality.txt").write_text(scorecard(report) + "\n", encoding="utf-8")

@@ -16,14 +16,6 @@ QUOTED_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class PlannedRuns:
-    """The planned number of configurations and repeats; the timings show what was measured."""
-
-    configurations: int
-    repeats: int
-
-
-@dataclass(frozen=True)
 class ModelProfile:
     """`name` is the model's name in the report: its side of a pair, or its architecture."""
 
@@ -32,10 +24,8 @@ class ModelProfile:
     measured_on: str
     options: ProfilingOptions
     timings: Sequence[Timing]
-    planned: PlannedRuns | None = None
-    """None for timings from a file."""
     warmup_runs: int | None = None
-    """Warm-up runs; None if unknown."""
+    """Warm-up runs; None for timings from a file, whose number of runs was not planned."""
 
     @cached_property
     def fit(self) -> LatencyFit:
@@ -68,12 +58,12 @@ class ModelProfile:
     @property
     def omitted(self) -> str:
         """What the budget left out; empty if nothing."""
-        if self.planned is None:
+        if self.warmup_runs is None:
             return ""
         parts = {
-            "configurations": (len(self.timings), self.planned.configurations),
-            "rounds of repeats": (self.repeats, self.planned.repeats),
-            "warm-ups": (self.warmup_runs or 0, self.options.warmup_runs),
+            "configurations": (len(self.timings), self.options.configurations + self.options.held_out),
+            "rounds of repeats": (self.repeats, self.options.repeats),
+            "warm-ups": (self.warmup_runs, self.options.warmup_runs),
         }
         return ", ".join(f"{done} of {asked} {name}" for name, (done, asked) in parts.items() if done < asked)
 

@@ -5,20 +5,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 
-from serving.engines.models import Dtype, ModelPair
+from serving.engines.models import Dtype
 from serving.hardware.architecture import Architecture
 from serving.hardware.executor import Engine
 from serving.progress import Progress
 from training.latency.artifact import write_profile
 from training.latency.grid import ProfilingOptions, WorkGrid
-from training.latency.model_profile import ModelProfile, PlannedRuns
-from training.latency.published import check_layers, check_memory, published_engine
+from training.latency.model_profile import ModelProfile
 from training.latency.timing import Accelerator, WorkTimer
-from training.latency.work import DRAFT_GRID, FORWARD_GRID, WorkBuilder, draft_work, forward_work_builder
+from training.latency.work import WorkBuilder
 
 HANDOFFS = 200
 
@@ -57,61 +55,8 @@ class ProfilingTarget:
     work_grid: WorkGrid
 
 
-def profile_pair(
-    out: Path, progress: Progress, pair: ModelPair, accelerator: Accelerator, options: ProfilingOptions
-) -> None:
-    """Profiles the device's model drafting and the cloud's model verifying, under their timed architectures' names.
-
-    Raises ValueError if both have the same timed architecture.
-    """
-    from serving.deployment.model_loading import load_models
-
-    _check_names([pair.device.timed_architecture, pair.cloud.timed_architecture])
-    models = load_models(pair.device, pair.cloud, accelerator.device)
-    device, cloud = pair.device, pair.cloud
-    works = forward_work_builder(models.cloud_layers)
-    targets = [
-        ProfilingTarget(
-            "device", device.timed_architecture, device.dtype, lambda: models.device, draft_work, DRAFT_GRID
-        ),
-        ProfilingTarget("cloud", cloud.timed_architecture, cloud.dtype, lambda: models.cloud, works, FORWARD_GRID),
-    ]
-    _profile_all(out, progress, targets, accelerator, options)
-
-
-def profile_architectures(
-    out: Path,
-    progress: Progress,
-    draft_architectures: Sequence[Architecture],
-    target_architectures: Sequence[Architecture],
-    dtype: Dtype,
-    accelerator: Accelerator,
-    options: ProfilingOptions,
-) -> None:
-    """Profiles models of published shapes with random weights, one at a time in memory.
-
-    Raises ValueError, before anything is measured, for no architecture, a repeated one, one whose layers the engine
-    does not have, or one that does not fit into memory.
-    """
-    _check_names([*draft_architectures, *target_architectures])
-    for architecture in (*draft_architectures, *target_architectures):
-        check_layers(architecture)
-        check_memory(architecture, dtype, options.max_session_tokens, accelerator.free_nbytes())
-    works: list[tuple[Architecture, WorkBuilder, WorkGrid]] = [
-        *((each, draft_work, DRAFT_GRID) for each in draft_architectures),
-        *((each, forward_work_builder(each.layers), FORWARD_GRID) for each in target_architectures),
-    ]
-    open_engine = partial(
-        published_engine, dtype=dtype, max_session_tokens=options.max_session_tokens, accelerator=accelerator
-    )
-    targets = [
-        ProfilingTarget(each.name, each, dtype, partial(open_engine, each), build_work, work_grid)
-        for each, build_work, work_grid in works
-    ]
-    _profile_all(out, progress, targets, accelerator, options)
-
-
-def _check_names(architectures: Sequence[Architecture]) -> None:
+def check_names(architectures: Sequence[Architecture]) -> None:
+    """Raises ValueError for no architecture, or one that is named twice."""
     names = [architecture.name for architecture in architectures]
     if not names:
         raise ValueError(
@@ -126,14 +71,14 @@ def _check_names(architectures: Sequence[Architecture]) -> None:
             )
 
 
-def _profile_all(
+def write_measured_profile(
     out: Path,
     progress: Progress,
     targets: Sequence[ProfilingTarget],
     accelerator: Accelerator,
     options: ProfilingOptions,
 ) -> None:
-    """Every model gets an equal part of the remaining budget, which includes opening it."""
+    """Times all models and writes the artifact. Every model gets an equal part of the budget that is left."""
     began, profiles = time.perf_counter(), []
     for place, target in enumerate(targets):
         left_s = options.budget_s - (time.perf_counter() - began)
@@ -157,5 +102,4 @@ def _profile_model(
     )
     threads = "" if accelerator.is_gpu else ", 1 thread"
     place = f"here ({accelerator.name}{threads}, {target.dtype})"
-    planned = PlannedRuns(len(shapes), options.repeats)
-    return ModelProfile(target.name, target.architecture, place, options, timings, planned, warmup_runs)
+    return ModelProfile(target.name, target.architecture, place, options, timings, warmup_runs)

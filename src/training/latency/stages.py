@@ -1,19 +1,25 @@
 """Stages of latency that configuration names: profiles of a machine, and reports on a profile as rows.json."""
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from serving.engines.models import Dtype, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fleet import Fleet
+from serving.hardware.latency import load_fitted_latencies
 from serving.progress import Progress
-from training.latency.grid import ProfilingOptions
-from training.latency.interference import InterferenceOptions
-
-if TYPE_CHECKING:
-    from training.latency.tables import TableGroups
+from training.latency import tables
+from training.latency.artifact import read_profile, write_profile
+from training.latency.grid import ProfilingOptions, WorkGrid
+from training.latency.interference import InterferenceOptions, measured_rows, predicted_rows, time_batches
+from training.latency.model_profile import ModelProfile
+from training.latency.profile import ProfilingTarget, check_names, write_measured_profile
+from training.latency.published import check_layers, check_memory, published_engine
+from training.latency.timing import Accelerator
+from training.latency.timings_file import read_timings
+from training.latency.work import DRAFT_GRID, FORWARD_GRID, WorkBuilder, draft_work, forward_work_builder
 
 
 def profile_latency(
@@ -28,12 +34,24 @@ def profile_latency(
     """Times both models of a pair on this machine and fits WISP, Eq. 19 (section 4.4 and appendix C).
 
     Writes latency.json (coefficients), profile.json (all measurements), profile.txt, metrics.json, figures and
-    chip.yaml, a chip to keep. `machine` is part of the artifact's identity only: two machines can share outputs.
+    chip.yaml, a chip to keep. The device's model drafts, the cloud's verifies, each under its timed architecture's
+    name; raises ValueError if both have the same one. `machine` is part of the artifact's identity only: two machines
+    can share outputs.
     """
-    from training.latency.profile import profile_pair
-    from training.latency.timing import Accelerator
+    from serving.deployment.model_loading import load_models
 
-    profile_pair(out, progress, pair, Accelerator(accelerator), options)
+    device, cloud = pair.device, pair.cloud
+    check_names([device.timed_architecture, cloud.timed_architecture])
+    place = Accelerator(accelerator)
+    models = load_models(device, cloud, place.device)
+    works = forward_work_builder(models.cloud_layers)
+    targets = [
+        ProfilingTarget(
+            "device", device.timed_architecture, device.dtype, lambda: models.device, draft_work, DRAFT_GRID
+        ),
+        ProfilingTarget("cloud", cloud.timed_architecture, cloud.dtype, lambda: models.cloud, works, FORWARD_GRID),
+    ]
+    write_measured_profile(out, progress, targets, place, options)
 
 
 def profile_published(
@@ -47,16 +65,29 @@ def profile_published(
     accelerator: str = "cpu",
     machine: str = "",  # noqa: ARG001
 ) -> None:
-    """Times models of published shapes with random weights, drafting or verifying; writes the same artifact.
+    """Times models of published shapes with random weights, drafting or verifying, one at a time in memory; writes the
+    same artifact.
 
-    Raises ValueError, with the arithmetic, for a model that does not fit into memory.
+    Raises ValueError, before anything is measured, for no architecture, a repeated one, one whose layers the engine
+    does not have, or, with the arithmetic, one that does not fit into memory.
     """
-    from training.latency.profile import profile_architectures
-    from training.latency.timing import Accelerator
-
-    profile_architectures(
-        out, progress, draft_architectures, target_architectures, dtype, Accelerator(accelerator), options
+    every, place = (*draft_architectures, *target_architectures), Accelerator(accelerator)
+    check_names(every)
+    for architecture in every:
+        check_layers(architecture)
+        check_memory(architecture, dtype, options.max_session_tokens, place.free_nbytes())
+    works: list[tuple[Architecture, WorkBuilder, WorkGrid]] = [
+        *((each, draft_work, DRAFT_GRID) for each in draft_architectures),
+        *((each, forward_work_builder(each.layers), FORWARD_GRID) for each in target_architectures),
+    ]
+    open_engine = partial(
+        published_engine, dtype=dtype, max_session_tokens=options.max_session_tokens, accelerator=place
     )
+    targets = [
+        ProfilingTarget(each.name, each, dtype, partial(open_engine, each), build_work, work_grid)
+        for each, build_work, work_grid in works
+    ]
+    write_measured_profile(out, progress, targets, place, options)
 
 
 def profile_from_csv(
@@ -72,10 +103,6 @@ def profile_from_csv(
     The columns are in `training.latency.timings_file`. Only bootstraps, folds and seed of `options` are used. Raises
     ValueError that names the line.
     """
-    from training.latency.artifact import write_profile
-    from training.latency.model_profile import ModelProfile
-    from training.latency.timings_file import read_timings
-
     timings = read_timings(file, architectures, options.seed)
     measured = [ModelProfile(each.name, each, measured_on, options, timings[each.name]) for each in architectures]
     write_profile(out, f"timings of one's own ({measured_on})", measured, {"processor": measured_on})
@@ -83,25 +110,16 @@ def profile_from_csv(
 
 def scores(out: Path, *, profile: Path) -> None:
     """Table 7: R2, adjusted R2, RMSE, MAE, MAPE and the largest error, on training and test set and in folds."""
-    from training.latency import tables
-    from training.latency.artifact import read_profile
-
     _write(out, tables.scores(read_profile(profile)))
 
 
 def coefficients(out: Path, *, profile: Path, chip: Chip, architecture: Architecture) -> None:
     """Table 12: coefficients with 95 % intervals beside the sets that `chip` has for `architecture`."""
-    from training.latency import tables
-    from training.latency.artifact import read_profile
-
     _write(out, tables.coefficients(read_profile(profile), chip, architecture))
 
 
 def residuals(out: Path, *, profile: Path) -> None:
     """Fig. 9: predicted against measured times, and residuals; rows.json and figures."""
-    from training.latency import tables
-    from training.latency.artifact import read_profile
-
     models = read_profile(profile)
     _write(out, tables.residuals(models))
     tables.draw_figures(models, out / "figures")
@@ -115,10 +133,6 @@ def regimes(
     Further groups show the same for the chip's fitted sets of `architecture`, on the deterministic configurations with
     sessions of up to `max_session_tokens` tokens.
     """
-    from training.latency import tables
-    from training.latency.artifact import read_profile
-    from training.latency.work import FORWARD_GRID
-
     rows = tables.regimes(read_profile(profile))
     for fits in chip.fitted.values():
         if latency := fits.latencies.get(architecture.name):
@@ -146,9 +160,6 @@ def interference(
     `published` is predicted for `architecture` on `fleet`; `profile` predicts the measured batches. `machine` is part
     of the artifact's identity only: two machines can share outputs.
     """
-    from serving.hardware.latency import load_fitted_latencies
-    from training.latency.interference import measured_rows, predicted_rows, time_batches
-
     fits = load_fitted_latencies(profile).latencies if profile else {}
     timings = time_batches(pair, local, accelerator, progress)
     _write(
@@ -162,5 +173,5 @@ def interference(
     )
 
 
-def _write(out: Path, rows: "TableGroups") -> None:
+def _write(out: Path, rows: tables.TableGroups) -> None:
     (out / "rows.json").write_text(json.dumps(rows, indent=1, allow_nan=False), encoding="utf-8")

@@ -51,28 +51,15 @@ def _draft_grid(max_session_tokens: int) -> list[WorkShape]:
     ]
 
 
-def _prompt(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    return (SessionShape(0, sampler.sample(1, sampler.max_session_tokens), 0),)
-
-
-def _draft(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    return (SessionShape(sampler.cached_tokens(), sampler.sample(1, 4), sampler.num_drafts()),)
-
-
-def _token(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    return (SessionShape(sampler.cached_tokens(), 1, 1),)
-
-
-def _first_draft(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    return (SessionShape(0, sampler.sample(8, sampler.max_session_tokens), sampler.num_drafts()),)
-
-
 DRAFT_GRID = WorkGrid(
     grids={COMPUTE_GRID: _prompt_grid, MEMORY_GRID: _draft_grid},
     samplers={
-        COMPUTE_RANDOM: {"prompt": _prompt},
-        MEMORY_RANDOM: {"draft": _draft, "token": _token},
-        MIXED: {"first draft": _first_draft},
+        COMPUTE_RANDOM: {"prompt": lambda s: (SessionShape(0, s.sample(1, s.max_session_tokens), 0),)},
+        MEMORY_RANDOM: {
+            "draft": lambda s: (SessionShape(s.cached_tokens(), s.sample(1, 4), s.num_drafts()),),
+            "token": lambda s: (SessionShape(s.cached_tokens(), 1, 1),),
+        },
+        MIXED: {"first draft": lambda s: (SessionShape(0, s.sample(8, s.max_session_tokens), s.num_drafts()),)},
     },
 )
 """The paper profiles no device. Its categories here are prompts, drafts, and prompts followed by a draft."""
@@ -159,20 +146,15 @@ def _verify(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
     )
 
 
-def _verify_with_chunk(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    return _verify(sampler) + _chunk(sampler)
-
-
-def _verify_with_prefill(sampler: LogUniformSampler) -> tuple[SessionShape, ...]:
-    return (*_verify(sampler), SessionShape(0, sampler.sample(8, sampler.max_session_tokens), 1))
-
-
 FORWARD_GRID = WorkGrid(
     grids={COMPUTE_GRID: _prefill_grid, MEMORY_GRID: _verification_grid},
     samplers={
         COMPUTE_RANDOM: {"prefill": _prefill},
         MEMORY_RANDOM: {"verify": _verify, "decode": _decode, "chunk": _chunk},
-        MIXED: {"verify and prefill": _verify_with_prefill, "verify and chunk": _verify_with_chunk},
+        MIXED: {
+            "verify and prefill": lambda s: (*_verify(s), SessionShape(0, s.sample(8, s.max_session_tokens), 1)),
+            "verify and chunk": lambda s: _verify(s) + _chunk(s),
+        },
     },
 )
 """Prefills alone or batched, chunks, decodes, verifications, and verifications batched with uncached requests."""

@@ -43,7 +43,7 @@ class TreeFamily:
 class FittedTrees:
     """Trained trees; `predict` gives P(accepted) of rows of features."""
 
-    predict: Callable[[NDArray[Any]], NDArray[Any]]
+    predict: Callable[[NDArray[Any]], Any]
 
     def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.asarray(self.predict(features), dtype=np.float64)
