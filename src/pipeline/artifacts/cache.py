@@ -137,6 +137,9 @@ def clean(store: Store, folders: Mapping[str, Path], delete: bool) -> list[str]:
 def main(argv: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]], now: datetime) -> int:
     """Run one command and return its exit code; `plan` makes stages of `why`'s arguments, a run's own overrides."""
     parser = _parser()
+    if not argv:
+        print(parser.format_help())
+        return 0
     asked, rest = parser.parse_known_args(argv)
     if rest and asked.command != "why":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -157,15 +160,42 @@ def _run_command(
     if options.command == "list":
         return [format_table(store, now, options.check)]
     if options.command == "why":
-        return [f"{stage.key}: {store.explain(stage)}" for stage in plan(overrides)]
+        return _explain(overrides, store, plan)
     if not (options.names or options.keep or options.older_than is not None):
         return clean(store, find_leftovers(store), options.yes)
     removable = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
     return clean(store, {entry.manifest.key: entry.folder for entry in removable}, options.yes)
 
 
+def _explain(words: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]]) -> list[str]:
+    """A line for each stage of a run. Words without "=" name the stages to show; default: all."""
+    names = {word for word in words if "=" not in word and not word.startswith(("~", "-"))}
+    overrides = [word for word in words if word not in names]
+    if not overrides:
+        example = " ".join(["python -m pipeline cache why", *sorted(names), "+policy=synera hardware=jetson_orin"])
+        raise ValueError(f"which run? Give its own arguments: {example}")
+    stages = {stage.name: stage for stage in plan(overrides)}
+    unknown = sorted(names - set(stages))
+    if unknown:
+        raise ValueError(f"this run has no stage {unknown[0]!r}; it has {', '.join(stages)}.")
+    return [f"{one.key}: {store.explain(one)}" for name, one in stages.items() if not names or name in names]
+
+
+_EXAMPLES = """examples:
+  python -m pipeline cache list                                    all artifacts
+  python -m pipeline cache why +policy=synera network=lte          why each stage of this run would run
+  python -m pipeline cache why thresholds +policy=synera           why one stage would run
+  python -m pipeline cache clean serve --older-than 7 --yes        remove served results of more than a week ago
+  python -m pipeline cache clean                                   what a crash left, and what is damaged"""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m pipeline cache", description="What is stored, and what of it can go.")
+    parser = argparse.ArgumentParser(
+        "python -m pipeline cache",
+        description="Lists what is stored below outputs/artifacts, removes it, and says why a stage would run.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="artifacts: size, age, what they were built from, what uses them")
     listing.add_argument("--check", action="store_true", help="read every file and compare its content")

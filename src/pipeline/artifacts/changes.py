@@ -1,49 +1,61 @@
 """How a stage differs from one that was built before, in words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.artifacts.fingerprint import canonical_json
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import CONTENT, REFERENCE, Stage
 
+TARGET, NAME = "_target_", "name"
 _MAX_SHOWN = 6
 _MAX_VALUE_CHARS = 40
 
 
+def nearest(stage: Stage, candidates: Sequence[Manifest]) -> Manifest | None:
+    """The candidate with the fewest changed keys; of several the first. None without candidates."""
+    return min(candidates, key=lambda one: sum(1 for _ in _stage_changes(one, stage, in_words=False)), default=None)
+
+
 def describe_changes(before: Manifest, stage: Stage) -> str:
-    """Changed keys as `steps 500 -> 400, its input corpus changed`; at most six, and how many more there are."""
-    found = list(_stage_changes(before, stage)) or ["the way in which identities are computed"]
+    """Changes as `setup.policy sled instead of synera, steps 500 -> 400, its input corpus changed`; at most six, and how
+    many more there are.
+    """
+    found = list(_stage_changes(before, stage, in_words=True)) or ["the way in which identities are computed"]
     more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
     return ", ".join(found[:_MAX_SHOWN] + more)
 
 
-def _stage_changes(before: Manifest, stage: Stage) -> Iterator[str]:
+def _stage_changes(before: Manifest, stage: Stage, in_words: bool) -> Iterator[str]:
+    """`in_words`: a node of another name or class is one change, not one for each of its keys."""
     if before.target != stage.target:
         yield f"target {before.target} -> {stage.target}"
     if before.version != stage.version:
         yield f"version {before.version} -> {stage.version}"
-    yield from _value_changes(before.args, stage.identity, "")
+    yield from _value_changes(before.args, stage.identity, "", in_words)
     for name, needed in stage.inputs.items():
         if before.inputs.get(name, needed.digest) != needed.digest:
             yield f"its input {name} changed"
 
 
-def _value_changes(old: Any, new: Any, path: str) -> Iterator[str]:
+def _value_changes(old: Any, new: Any, path: str, in_words: bool) -> Iterator[str]:
     if canonical_json(old) == canonical_json(new):  # not `==`, to which 1 and 1.0 are equal
         return
     if _is_content(old) and _is_content(new) and old[CONTENT] != new[CONTENT]:
         yield f"the content of {path} changed"
     elif _is_mapping(old) and _is_mapping(new):
-        yield from _mapping_changes(old, new, path)
+        yield from _mapping_changes(old, new, path, in_words)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (was, now) in enumerate(zip(old, new, strict=True)):
-            yield from _value_changes(was, now, f"{path}[{index}]")
+            yield from _value_changes(was, now, f"{path}[{index}]", in_words)
     else:
         yield f"{path} {_format_value(old)} -> {_format_value(new)}"
 
 
-def _mapping_changes(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[str]:
+def _mapping_changes(old: dict[str, Any], new: dict[str, Any], path: str, in_words: bool) -> Iterator[str]:
+    if in_words and path and (replaced := _replacement(old, new)):
+        yield f"{path} {replaced}"
+        return
     for key in sorted(old.keys() | new.keys()):
         here = f"{path}.{key}".lstrip(".")
         if key not in old:
@@ -51,7 +63,16 @@ def _mapping_changes(old: dict[str, Any], new: dict[str, Any], path: str) -> Ite
         elif key not in new:
             yield f"{here} removed (was {_format_value(old[key])})"
         else:
-            yield from _value_changes(old[key], new[key], here)
+            yield from _value_changes(old[key], new[key], here, in_words)
+
+
+def _replacement(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """`sled instead of synera` for nodes of different names or classes; None where both are the same."""
+    for key in (NAME, TARGET):
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, str) and isinstance(now, str) and was != now:
+            return f"{now.rpartition('.')[2]} instead of {was.rpartition('.')[2]}"
+    return None
 
 
 def _is_content(node: Any) -> bool:

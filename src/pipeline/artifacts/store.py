@@ -17,10 +17,13 @@ from pathlib import Path
 
 from pipeline.artifacts import fingerprint
 from pipeline.artifacts import manifest as record
-from pipeline.artifacts.changes import describe_changes
+from pipeline.artifacts.changes import describe_changes, nearest
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.errors import UserError
+
+_MAX_COMPARED = 30
+"""Artifacts among which the nearest is searched, the latest first."""
 
 
 class StoreError(UserError):
@@ -66,15 +69,16 @@ class Store:
         problem = self.find_damage(stage)
         if found and not problem:
             return f"cached ({found.built_text})"
-        reason = f"damaged: {problem}" if problem else self._compare_with_latest(stage)
+        reason = f"damaged: {problem}" if problem else self._compare_with_nearest(stage)
         return f"{reason}; goes on from its unfinished state" if self.has_saved_state(stage) else reason
 
-    def _compare_with_latest(self, stage: Stage) -> str:
+    def _compare_with_nearest(self, stage: Stage) -> str:
+        """Among the latest artifacts of this name."""
         records = (self.root / stage.name).glob(f"[!.]*/{record.MANIFEST_FILE}")
         folders = [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
-        latest = next(filter(None, map(record.read_manifest, folders)), None)
+        found = nearest(stage, list(filter(None, map(record.read_manifest, folders[:_MAX_COMPARED]))))
         return (
-            f"changed: {describe_changes(latest, stage)} (against the latest, {latest.built_text})" if latest else "new"
+            f"changed: {describe_changes(found, stage)} (against the nearest, {found.built_text})" if found else "new"
         )
 
     def content_digest(self, path: Path) -> str:

@@ -5,7 +5,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from pipeline.artifacts.stage import Stage
 
 BAD_INPUT = 2
 INTERNAL_ERROR = 1
@@ -109,15 +111,25 @@ def _run_cache_command(argv: list[str]) -> int:
     from datetime import UTC, datetime
     from pathlib import Path
 
-    from pipeline import api
     from pipeline.artifacts import cache
     from pipeline.artifacts.store import Store
 
     outputs = arguments.choices_given(argv, "outputs") or ["outputs"]
     store = Store(Path(outputs[0]).absolute() / "artifacts")
     with _closed_pipe_tolerated():
-        return cache.main([w for w in argv if not w.startswith("outputs=")], store, api.stages, datetime.now(UTC))
+        return cache.main([w for w in argv if not w.startswith("outputs=")], store, _stages_of, datetime.now(UTC))
     return 0
+
+
+def _stages_of(words: Sequence[str]) -> "list[Stage]":
+    """The stages of the run with these arguments. Raises UserError for what is wrong with them."""
+    from pipeline import api
+
+    problem = arguments.find_missing_folder(words) or arguments.find_misspelling(words)
+    if problem:
+        raise UserError(problem)
+    with as_config_errors():
+        return api.stages(words)
 
 
 @contextmanager

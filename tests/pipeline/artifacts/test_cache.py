@@ -133,6 +133,34 @@ def test_why_takes_the_arguments_of_a_run(store: Store, capsys: pytest.CaptureFi
     assert said[1] == f"{Stage('new', 't', {'of': ['+policy=synera', 'network=lte']}).key}: new"
 
 
+def test_why_may_name_stages(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run(store, "why", "corpus", "+policy=synera")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{CORPUS.key}: cached")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "which run? Give its own arguments: python -m pipeline cache why +policy="),
+        (("corpus",), "python -m pipeline cache why corpus +policy="),
+        (("nope", "+policy=synera"), "this run has no stage 'nope'; it has corpus, new."),
+    ],
+)
+def test_why_needs_a_run_and_its_stages(
+    store: Store, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(store, "why", *words)
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_command_the_commands_are_explained(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(store) == 0
+    said = capsys.readouterr().out
+    assert all(f"python -m pipeline cache {command}" in said for command in ("list", "clean", "why"))
+
+
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
 def test_size(nbytes: float, text: str) -> None:
     assert cache.format_nbytes(nbytes) == text

@@ -139,7 +139,7 @@ def test_why_new_and_cached(store: Store) -> None:
 def test_why_names_the_changed_keys(store: Store, stage: Stage, said: str) -> None:
     put(store, model(steps=500, lr=0.1))
     assert store.explain(stage).startswith("changed: ")
-    assert f" {said} the latest, built 2" in store.explain(stage)
+    assert f" {said} the nearest, built 2" in store.explain(stage)
 
 
 def test_why_looks_into_trees_lists_and_contents(store: Store) -> None:
@@ -155,6 +155,22 @@ def test_why_compares_with_the_latest(store: Store) -> None:
     for index, stage in enumerate((model(steps=1), model(steps=2))):
         os.utime(put(store, stage) / "stage.json", ns=(index, index))
     assert store.explain(model(steps=3)).startswith("changed: steps 2 -> 3 ")
+
+
+def test_why_compares_with_the_nearest(store: Store) -> None:
+    for index, stage in enumerate((model(steps=1, lr=0.1), model(steps=2, lr=0.2, seed=1))):
+        os.utime(put(store, stage) / "stage.json", ns=(index, index))
+    assert store.explain(model(steps=3, lr=0.1)).startswith("changed: steps 1 -> 3 (against the nearest")
+
+
+def test_why_says_a_node_of_another_name_or_class_in_words(store: Store) -> None:
+    def of(name: str, slot: str, **options: int) -> Stage:
+        return model(policy={"name": name, "draft": {"_target_": f"slots.{slot}", **options}, "seed": 1})
+
+    put(store, of("synera", "WindowDraft", k=4))
+    assert store.explain(of("sled", "NoDraft")).startswith("changed: policy sled instead of synera (against")
+    assert store.explain(of("synera", "NoDraft")).startswith("changed: policy.draft NoDraft instead of WindowDraft (")
+    assert store.explain(of("synera", "WindowDraft", k=8)).startswith("changed: policy.draft.k 4 -> 8 (against")
 
 
 def test_why_says_that_a_build_goes_on(store: Store) -> None:
