@@ -1,5 +1,6 @@
 """docs/extending.md and exhibits.md as written: their files are put into an empty folder and their commands are run."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -32,8 +33,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_shows_what_it_promises() -> None:
-    assert len(commands()) == 10
-    assert len(FILE.findall(text())) == 17
+    assert len(commands()) == 13
+    assert len(FILE.findall(text())) == 24
 
 
 @pytest.mark.parametrize("command", commands())
@@ -47,6 +48,30 @@ def run(lab: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *shlex.split(command)], cwd=lab, capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def test_a_users_trained_score_is_recorded_and_replayed(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The quickest run that trains the score, records it by name and reads it again; the pair may be another test's."""
+    outputs = tmp_path_factory.getbasetemp().parent / "experiments"
+    (simulated,) = (command for command in scored_commands() if "runtime=simulated" in command)
+    done = run(lab, f"{simulated} outputs={outputs} trainer.threads=1 tracking.uri=none")
+    assert done.returncode == 0, done.stderr
+    assert "quality is that of policy doubtful's own recorded text" in done.stdout
+    traces = [json.loads(file.read_text()) for file in outputs.glob("artifacts/record_outcomes/*/trace.json")]
+    assert ["doubt"] in [[*trace["scorer_digests"]] for trace in traces]
+
+
+def scored_commands() -> list[str]:
+    return [command for command in commands() if "+policy=doubtful" in command]
+
+
+@pytest.mark.slow
+def test_a_users_trained_score_decides_the_same_in_every_runtime(lab: Path) -> None:
+    runs = [run(lab, command) for command in scored_commands()]
+    assert len(runs) == 3
+    drafted = [re.search(r"^drafts .*?^wasted", done.stdout, re.MULTILINE | re.DOTALL) for done in runs]
+    assert all(drafted), [done.stderr for done in runs]
+    assert len({found[0] for found in drafted if found}) == 1
 
 
 @pytest.mark.slow
