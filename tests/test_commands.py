@@ -27,7 +27,7 @@ def planned() -> list[str]:
     return [command for command in found if command.strip() and not command.startswith(NOT_PLANNED)]
 
 
-def test_the_pages_show_commands() -> None:
+def test_the_docs_show_the_expected_number_of_commands() -> None:
     assert len(commands("README.md")) >= 4
     assert len(planned()) >= 35
 

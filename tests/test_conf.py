@@ -64,7 +64,7 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("turn", range(max(len(choices(group)) for group in GROUPS)))
-def test_every_choice_composes(turn: int) -> None:
+def test_every_choice_of_every_group_composes(turn: int) -> None:
     """One of each group at a time: what goes together is the policy's matter, not the composition's."""
     words = [f"{group}={names[turn % len(names)]}" for group in GROUPS if (names := choices(group))]
     assert composed(*words)["stages"]["serve"]["setup"]["policy"]

@@ -37,7 +37,7 @@ def finished(outputs: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_job_that_is_killed_in_every_stage_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_job_killed_in_every_stage_continues_from_that_stage(tmp_path: Path, how: signal.Signals) -> None:
     for i, stage in enumerate(STAGES):
         code, errors = killed_in(stage, tmp_path, how)
         assert code == (-signal.SIGKILL if how == signal.SIGKILL else 130), errors
@@ -65,7 +65,7 @@ def test_four_processes_of_one_sweep_build_each_artifact_once(tmp_path: Path) ->
     assert "waiting for " in whole
 
 
-def test_a_sweep_goes_on_after_a_failed_job_and_later_does_only_that_one(tmp_path: Path) -> None:
+def test_a_sweep_continues_after_a_failed_job_and_later_repeats_only_that_one(tmp_path: Path) -> None:
     sweep = ("-m", "policy=sled,edge_centric", "model.cloud.timed_architecture=llama2_70b,llama2_13b", "stage=all")
     with start(tmp_path, *sweep) as process:
         table, errors = process.communicate()

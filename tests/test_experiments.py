@@ -209,7 +209,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_experiments_compose(name: str) -> None:
+def test_every_experiment_composes(name: str) -> None:
     with api.composed(f"experiment={name}") as cfg:
         assert "serve" in cfg.stages
 

@@ -32,7 +32,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_shows_what_it_promises() -> None:
+def test_the_extension_docs_have_the_expected_files_and_commands() -> None:
     assert len(commands()) == 13
     assert len(FILE.findall(text())) == 24
 

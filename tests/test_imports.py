@@ -198,7 +198,7 @@ def core_files() -> list[Path]:
     return [path for paths in found for path in paths]
 
 
-def test_the_rule_would_notice() -> None:
+def test_the_import_check_detects_a_heavy_import() -> None:
     assert broken(files("serving/engines/torch"), {"torch"}, everywhere=False)
 
 
@@ -209,12 +209,12 @@ def loaded(code: str) -> set[str]:
     return set(done.stdout.rpartition("LOADED ")[2].split())
 
 
-def test_the_serving_core_is_light_in_fact() -> None:
+def test_importing_the_serving_core_loads_nothing_heavy() -> None:
     modules = ", ".join(map(_module_name, core_files()))
     assert loaded(f"import {modules}").isdisjoint(HEAVY - {"asyncio"})
 
 
-def test_a_plan_is_made_without_what_only_work_needs(tmp_path: Path) -> None:
+def test_a_plan_imports_no_package_that_only_stages_need(tmp_path: Path) -> None:
     words = ["pipeline", "+policy=synera", "model=toy", "stage=plan", f"outputs={tmp_path}"]
     run = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
     code = f"from pipeline.command.main import main\nsys.argv = {words!r}\n{run}"

@@ -322,14 +322,14 @@ def reference(policy: str, temperature: float, outputs: Path) -> list[EventHandl
 
 
 @pytest.mark.parametrize(("policy", "temperature"), cases(REPRESENTATIVES))
-def test_every_driver_says_the_same(policy: str, temperature: float, outputs: Path) -> None:
+def test_every_driver_makes_the_same_decisions(policy: str, temperature: float, outputs: Path) -> None:
     one, expected = case(policy, temperature, outputs), reference(policy, temperature, outputs)
     assert len(expected) > 50
     assert counted(one.live()) == counted(expected)
     assert counted(one.live(through_grpc=True)) == counted(expected)
 
 
-def test_what_synera_brings_is_met(outputs: Path) -> None:
+def test_the_reference_run_of_synera_has_early_exits_and_adopted_guesses(outputs: Path) -> None:
     """Drafts leave early or not at all, and guesses are drafted on."""
     log = reference("synera", 0.0, outputs)
     works = [
@@ -343,7 +343,7 @@ def test_what_synera_brings_is_met(outputs: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["citer", "co_llm", "citer+span"])
-def test_what_routing_brings_is_met(policy: str, outputs: Path) -> None:
+def test_the_reference_runs_of_routers_use_both_models(policy: str, outputs: Path) -> None:
     """Both write."""
     log = reference(policy, 0.0, outputs)
     origins = {o for entry in log for c in entry.commands if isinstance(c, EmitTokens) for o in c.origins}
@@ -369,7 +369,7 @@ def test_logs_of_the_wall_clock_replay_through_fresh_nodes(policy: str, temperat
 
 
 @pytest.mark.parametrize("policy", ["hyperion", *OTHER_TIERS])
-def test_a_model_over_tiers_writes_what_it_writes_in_one_place(policy: str, outputs: Path) -> None:
+def test_a_model_over_tiers_writes_the_text_of_one_place(policy: str, outputs: Path) -> None:
     """Several requests at once, on nodes with caches of their own, some of which are lost on the way."""
     found = written(reference(policy, 0.0, outputs))
     assert len(found) == 4
@@ -377,7 +377,9 @@ def test_a_model_over_tiers_writes_what_it_writes_in_one_place(policy: str, outp
 
 
 @pytest.mark.parametrize("policy", OTHER_TIERS)
-def test_and_draws_what_it_draws_there(policy: str, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_over_tiers_samples_the_text_of_one_place(
+    policy: str, outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where hidden states are not rounded on their way: as fp16, which is what crosses, they move a token now and then
     whose luck was near the edge.
     """
@@ -387,7 +389,7 @@ def test_and_draws_what_it_draws_there(policy: str, outputs: Path, monkeypatch: 
     assert found != written(reference("cloud_centric+four", 0.0, outputs))
 
 
-def test_nodes_that_fail_are_met_and_their_log_replays(outputs: Path, tmp_path: Path) -> None:
+def test_the_log_of_failing_nodes_replays(outputs: Path, tmp_path: Path) -> None:
     one = case("hyperion+failures", 0.0, outputs)
     log = Log()
     with EventLog(tmp_path / "events.jsonl") as journal:
@@ -405,7 +407,7 @@ def test_nodes_that_fail_are_met_and_their_log_replays(outputs: Path, tmp_path: 
     assert replay(told, cast.create_node).difference is None
 
 
-def test_another_policy_would_be_noticed(outputs: Path) -> None:
+def test_the_comparison_detects_another_policy(outputs: Path) -> None:
     log, other = reference("sled", 0.0, outputs), case("synera", 0.0, outputs)
     assert other.difference(log) is not None
     assert first_difference(decision_log(log), decision_log(reference("synera", 0.0, outputs))) is not None

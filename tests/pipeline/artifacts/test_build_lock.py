@@ -10,7 +10,7 @@ def never(who: str) -> None:
     raise AssertionError(f"waited for {who}")
 
 
-def test_a_claim_names_what_it_needs_while_it_is_held(tmp_path: Path) -> None:
+def test_a_held_build_lock_claims_the_stage_and_its_ancestors(tmp_path: Path) -> None:
     needed = {one.key for one in graph().ancestors.values()}
     with hold_build_lock(tmp_path, graph(), never):
         assert claimed_elsewhere(tmp_path) == {graph().key, *needed}
@@ -22,7 +22,7 @@ def claimed_elsewhere(folder: Path) -> set[str]:
         return keys_in_use(folder)
 
 
-def test_a_broken_note_does_no_harm(tmp_path: Path) -> None:
+def test_an_unreadable_claim_file_is_ignored(tmp_path: Path) -> None:
     with hold_build_lock(tmp_path, graph(), never):
         (tmp_path / f"{graph().key}.json").write_text("{")
         assert keys_in_use(tmp_path) == {graph().key}

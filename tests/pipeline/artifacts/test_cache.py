@@ -41,7 +41,7 @@ def left(store: Store) -> list[str]:
     return [entry.manifest.key for entry in cache.list_entries(store)]
 
 
-def test_list_tells_size_age_and_relations(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_list_shows_size_age_and_relations(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(store, "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["NAME", "DIGEST", "SIZE", "AGE", "BUILT", "FROM", "USED", "BY"]
@@ -52,7 +52,7 @@ def test_list_tells_size_age_and_relations(store: Store, capsys: pytest.CaptureF
     assert len(lines) == 6
 
 
-def test_list_names_damage(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_list_names_damaged_artifacts(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     (store.path(REPORT) / "weights").write_text("short")
     (store.path(MODEL) / "stage.json").unlink()
     (store.path(CORPUS) / "weights").write_bytes(b"y" * 1500)
@@ -65,32 +65,32 @@ def test_list_names_damage(store: Store, capsys: pytest.CaptureFixture[str]) -> 
     assert "DAMAGED: weights has another content than was written" in capsys.readouterr().out
 
 
-def test_clean_only_says_unless_told(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_clean_removes_nothing_without_yes(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     before = left(store)
     run(store, "clean", "report")
     assert "would be freed; add --yes" in capsys.readouterr().out
     assert left(store) == before
 
 
-def test_clean_by_name_and_by_key(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_clean_selects_by_name_or_key(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run(store, "clean", "report", MODEL.key, "--yes")
     assert left(store) == [CORPUS.key, OTHER.inputs["model"].key]
     assert "freed" in capsys.readouterr().out.splitlines()[-1]
     assert not (store.root / ".trash").exists()
 
 
-def test_clean_keeps_what_kept_names_were_built_from(store: Store) -> None:
+def test_cache_clean_keeps_the_ancestors_of_kept_artifacts(store: Store) -> None:
     run(store, "clean", "--keep", MODEL.key, "--yes")
     assert left(store) == [CORPUS.key, MODEL.key]
 
 
 @pytest.mark.parametrize(("days", "number"), [("2", 0), ("4", 5)])
-def test_clean_by_age(store: Store, days: str, number: int) -> None:
+def test_cache_clean_selects_by_age(store: Store, days: str, number: int) -> None:
     run(store, "clean", "--older-than", days, "--yes")
     assert len(left(store)) == number
 
 
-def test_clean_leaves_what_is_being_built_and_what_that_needs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_clean_keeps_a_running_build_and_its_ancestors(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.ensure_writable()
     (store.workspace(REPORT)[1] / "state").write_text("x")
     with hold_build_lock(store.locks, REPORT, print):
@@ -101,7 +101,7 @@ def test_clean_leaves_what_is_being_built_and_what_that_needs(store: Store, caps
     assert store.has_saved_state(REPORT)
 
 
-def test_clean_without_a_choice_takes_only_leftovers(store: Store) -> None:
+def test_cache_clean_without_a_selection_removes_only_damaged_and_unfinished_artifacts(store: Store) -> None:
     (store.workspace(graph(steps=5))[1] / "state").write_text("x")
     (store.path(REPORT) / "weights").unlink()
     store.move_to_damaged(REPORT)
@@ -113,20 +113,22 @@ def test_clean_without_a_choice_takes_only_leftovers(store: Store) -> None:
 
 
 @pytest.mark.parametrize("argv", [["clean", "reprot", "--yes"], ["clean", "--keep", "reprot", "--yes"]])
-def test_a_misspelt_name_removes_nothing(store: Store, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_clean_with_a_misspelt_name_removes_nothing(
+    store: Store, argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(store, *argv)
     assert "nothing stored is called 'reprot'; stored are corpus, model, report." in capsys.readouterr().err
     assert len(left(store)) == 5
 
 
-def test_an_unknown_option_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_cache_option_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(store, "clean", "--al")
     assert "unrecognized arguments: --al" in capsys.readouterr().err
 
 
-def test_why_takes_the_arguments_of_a_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_why_accepts_the_arguments_of_a_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run(store, "why", "+policy=synera", "network=lte")
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{CORPUS.key}: cached (built 2")
@@ -162,5 +164,5 @@ def test_without_a_command_the_commands_are_explained(store: Store, capsys: pyte
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
-def test_size(nbytes: float, text: str) -> None:
+def test_sizes_are_printed_with_a_unit(nbytes: float, text: str) -> None:
     assert cache.format_nbytes(nbytes) == text

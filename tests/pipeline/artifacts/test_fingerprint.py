@@ -23,11 +23,11 @@ PLAIN = st.recursive(
 
 @settings(deadline=None, max_examples=50)
 @given(PLAIN)
-def test_plain_data_survives_and_stays_canonical(value: Any) -> None:
+def test_plain_data_survive_a_round_trip_through_canonical_json(value: Any) -> None:
     assert canonical_json(json.loads(canonical_json(value))) == canonical_json(value)
 
 
-def test_known_text() -> None:
+def test_canonical_json_sorts_keys_and_escapes_unicode() -> None:
     assert canonical_json({"b": [1, 1.0, True, None], "a": "é"}) == '{"a":"\\u00e9","b":[1,1.0,true,null]}'
 
 
@@ -47,12 +47,12 @@ class Colour(enum.IntEnum):
         ({"a": {1: 2}}, r"^value\.a: the key 1 is int, not str"),
     ],
 )
-def test_the_rest_is_refused_with_its_place(value: Any, text: str) -> None:
+def test_values_without_canonical_form_are_refused_with_their_place(value: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         canonical_json(value)
 
 
-def test_file_is_known_by_its_content(tmp_path: Path) -> None:
+def test_the_digest_of_a_file_depends_on_its_content_only(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"weights")
     assert content_digest(tmp_path / "a", tmp_path / "memo") == hashlib.sha256(b"weights").hexdigest()
 
@@ -65,7 +65,7 @@ def folder(at: Path, **files: str) -> Path:
     return at
 
 
-def test_folder_is_known_by_names_and_contents_wherever_it_lies(tmp_path: Path) -> None:
+def test_the_digest_of_a_folder_depends_on_relative_names_and_contents(tmp_path: Path) -> None:
     def digest(name: str, **files: str) -> str:
         return content_digest(folder(tmp_path / name, **files), tmp_path / "memo")
 
@@ -75,7 +75,7 @@ def test_folder_is_known_by_names_and_contents_wherever_it_lies(tmp_path: Path) 
     assert digest("d", config="1", weights="2") != first
 
 
-def test_hidden_files_do_not_count(tmp_path: Path) -> None:
+def test_hidden_files_do_not_change_a_folders_digest(tmp_path: Path) -> None:
     model = folder(tmp_path / "model", weights="2")
     before = content_digest(model, tmp_path / "memo")
     folder(model / ".git", HEAD="x")
@@ -83,7 +83,7 @@ def test_hidden_files_do_not_count(tmp_path: Path) -> None:
     assert content_digest(model, tmp_path / "memo") == before
 
 
-def test_links_count_as_what_they_lead_to(tmp_path: Path) -> None:
+def test_a_symbolic_link_has_the_digest_of_its_target(tmp_path: Path) -> None:
     plain, blobs = folder(tmp_path / "plain", weights="2"), folder(tmp_path / "blobs", abc="2")
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "weights").symlink_to(blobs / "abc")
@@ -126,7 +126,7 @@ def test_unwritable_memo_only_costs_time(tmp_path: Path) -> None:
     assert content_digest(tmp_path / "a", tmp_path / "a" / "memo") == hashlib.sha256(b"weights").hexdigest()
 
 
-def test_nothing_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_path_and_an_empty_folder_have_no_digest(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         content_digest(tmp_path / "absent", tmp_path / "memo")
     with pytest.raises(ValueError, match="holds no file"):

@@ -20,7 +20,7 @@ STAGE = Stage("model", "training.fit", {})
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (118, "1:58"), (3723, "1:02:03")])
-def test_clock(seconds: float, text: str) -> None:
+def test_durations_are_printed_as_hours_minutes_and_seconds(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
@@ -34,7 +34,9 @@ def test_clock(seconds: float, text: str) -> None:
     ],
     ids=["from the start", "resumed", "first call", "unknown total"],
 )
-def test_pace(pace: ProgressRate, done: int, total: int, note: str, text: str) -> None:
+def test_progress_shows_the_rate_and_the_remaining_time(
+    pace: ProgressRate, done: int, total: int, note: str, text: str
+) -> None:
     assert pace.describe(done, total, note, 10.0) == text
 
 
@@ -50,7 +52,7 @@ def run(announce: StageObserver) -> None:
     announce.waiting_for(STAGE, "process 4711")
 
 
-def test_lines_come_now_and_then() -> None:
+def test_progress_lines_are_rate_limited() -> None:
     file, time = io.StringIO(), ticks()
     run(LineDisplay(file, interval_s=10.0, now=lambda: next(time)))
     assert file.getvalue().splitlines() == [
@@ -67,7 +69,7 @@ class Tty(io.StringIO):
         return True
 
 
-def test_bar_shows_stage_and_pace_and_leaves_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_shows_stage_and_rate_and_leaves_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "TERM", "xterm")
     monkeypatch.setitem(os.environ, "COLUMNS", "120")
     file, time = Tty(), ticks()
@@ -77,7 +79,7 @@ def test_bar_shows_stage_and_pace_and_leaves_plain_lines(monkeypatch: pytest.Mon
     assert file.getvalue().endswith(f"waiting for {STAGE.key}, which process 4711 is building\n")
 
 
-def test_a_broken_stage_takes_the_bar_away() -> None:
+def test_a_failed_stage_removes_the_progress_bar() -> None:
     file = Tty()
     bar = BarDisplay(file)
     bar.stage_started(STAGE)

@@ -69,7 +69,9 @@ AFTERWARDS = {
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: str(stop.name))
 @pytest.mark.parametrize("stage", AFTERWARDS)
-def test_stopped_anywhere_it_goes_on_from_there(start: Start, tmp_path: Path, stage: str, stop: signal.Signals) -> None:
+def test_a_build_stopped_in_any_stage_continues_from_that_stage(
+    start: Start, tmp_path: Path, stage: str, stop: signal.Signals
+) -> None:
     first = start(stage)
     read_until(first, "stopped")
     first.send_signal(stop)
@@ -83,7 +85,7 @@ def test_stopped_anywhere_it_goes_on_from_there(start: Start, tmp_path: Path, st
     assert not list((tmp_path / ".work").iterdir())
 
 
-def test_interrupted_it_says_what_is_kept(start: Start) -> None:
+def test_an_interrupted_build_reports_what_is_kept(start: Start) -> None:
     process = start("model")
     read_until(process, "stopped")
     process.send_signal(signal.SIGINT)
@@ -94,7 +96,7 @@ def test_interrupted_it_says_what_is_kept(start: Start) -> None:
     assert "KeyboardInterrupt" in said
 
 
-def test_four_at_once_build_once(start: Start) -> None:
+def test_four_concurrent_processes_build_each_stage_once(start: Start) -> None:
     builder = start("model")
     read_until(builder, "stopped")
     others = [start() for _ in range(3)]
@@ -104,7 +106,7 @@ def test_four_at_once_build_once(start: Start) -> None:
     assert [rest_of(other) for other in others] == ["have report model corpus\n"] * 3
 
 
-def test_who_waits_takes_over_from_a_killed_builder(start: Start) -> None:
+def test_a_waiting_process_takes_over_from_a_killed_builder(start: Start) -> None:
     builder = start("model")
     read_until(builder, "stopped")
     other = start()
@@ -143,7 +145,7 @@ def runner(root: Path, recorder: Recorder, *force: str) -> Runner:
     return Runner(Store(root), recorder, recorder, frozenset(force))
 
 
-def test_inputs_come_first_and_nothing_runs_twice(tmp_path: Path) -> None:
+def test_inputs_are_built_first_and_no_stage_runs_twice(tmp_path: Path) -> None:
     recorder = Recorder()
     for _ in range(2):
         path = runner(tmp_path, recorder).ensure_built(graph())
@@ -151,7 +153,7 @@ def test_inputs_come_first_and_nothing_runs_twice(tmp_path: Path) -> None:
     assert path == Store(tmp_path).path(graph())
 
 
-def test_a_cached_end_does_not_rebuild_its_ancestors(tmp_path: Path) -> None:
+def test_a_cached_goal_does_not_rebuild_its_ancestors(tmp_path: Path) -> None:
     recorder = Recorder()
     runner(tmp_path, recorder).ensure_built(graph())
     (tmp_path / "model").rename(tmp_path / "gone")
@@ -159,14 +161,14 @@ def test_a_cached_end_does_not_rebuild_its_ancestors(tmp_path: Path) -> None:
     assert recorder.calls == ["corpus", "model", "report"]
 
 
-def test_only_what_changed_runs(tmp_path: Path) -> None:
+def test_only_changed_stages_and_their_descendants_run(tmp_path: Path) -> None:
     recorder = Recorder()
     runner(tmp_path, recorder).ensure_built(graph(steps=3))
     runner(tmp_path, recorder).ensure_built(graph(steps=4))
     assert recorder.calls[3:] == ["model", "report"]
 
 
-def test_forced_stages_and_what_is_built_from_them_run_once_more(tmp_path: Path) -> None:
+def test_forced_stages_and_their_descendants_are_rebuilt_once(tmp_path: Path) -> None:
     recorder = Recorder()
     runner(tmp_path, recorder).ensure_built(graph())
     again = runner(tmp_path, recorder, "model")
@@ -185,7 +187,7 @@ def test_a_truncated_artifact_is_named_and_built_again(tmp_path: Path) -> None:
     assert re.match(rf"{graph().key} is damaged: weights has 3 bytes instead of 8\. It was moved to .*\.damaged", note)
 
 
-def test_after_an_error_only_the_state_is_kept(tmp_path: Path) -> None:
+def test_after_an_error_only_the_work_folder_is_kept(tmp_path: Path) -> None:
     recorder = Recorder(problem=RuntimeError("loss is nan"))
     with pytest.raises(RuntimeError, match="loss is nan"):
         runner(tmp_path, recorder).ensure_built(graph())
@@ -198,7 +200,7 @@ def test_after_an_error_only_the_state_is_kept(tmp_path: Path) -> None:
     assert recorder.states == ["kept"]
 
 
-def test_force_does_not_go_on_from_old_state(tmp_path: Path) -> None:
+def test_a_forced_stage_does_not_resume_from_its_old_work_folder(tmp_path: Path) -> None:
     recorder = Recorder(problem=RuntimeError("loss is nan"))
     with pytest.raises(RuntimeError, match="loss is nan"):
         runner(tmp_path, recorder).ensure_built(graph())
@@ -213,13 +215,13 @@ def write_to_full_disk(stage: Stage, out: Path, *_: object) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
-def test_a_full_disk_is_said_plainly(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no space left on the disk of .* while building corpus-.*cache clean"):
         Runner(Store(tmp_path), write_to_full_disk, NullObserver()).ensure_built(graph())
     assert not list((tmp_path / ".work").iterdir())
 
 
-def test_an_unwritable_root_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unwritable_store_is_reported_before_any_stage_runs(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file where the folder should be")
     recorder = Recorder()
     with pytest.raises(StoreError, match="Nothing was run"):
@@ -227,7 +229,7 @@ def test_an_unwritable_root_is_said_before_anything_runs(tmp_path: Path) -> None
     assert recorder.calls == []
 
 
-def test_what_is_cached_needs_no_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_artifact_needs_no_writable_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     path = runner(tmp_path, recorder).ensure_built(graph())
     monkeypatch.delattr(Store, "ensure_writable")

@@ -19,7 +19,7 @@ def model(corpus: Stage = CORPUS, **changed: Any) -> Stage:
     return Stage("model", "training.model.fit", **fields)
 
 
-def test_resources_are_not_identity() -> None:
+def test_resources_do_not_change_the_digest() -> None:
     assert model(resources={"gpus": 4}).digest == model().digest
 
 
@@ -34,26 +34,26 @@ def test_resources_are_not_identity() -> None:
     ],
     ids=["arg", "version", "input", "name", "target"],
 )
-def test_what_it_computes_is_identity(other: Stage) -> None:
+def test_target_version_arguments_and_inputs_change_the_digest(other: Stage) -> None:
     assert other.digest != model().digest
 
 
-def test_one_and_one_point_zero_differ() -> None:
+def test_integers_and_floats_have_different_digests() -> None:
     assert Stage("a", "t", {"x": 1}).digest != Stage("a", "t", {"x": 1.0}).digest
 
 
-def test_order_of_keys_is_not_identity() -> None:
+def test_the_order_of_keys_does_not_change_the_digest() -> None:
     assert Stage("a", "t", {"x": 1, "y": 2}).digest == Stage("a", "t", {"y": 2, "x": 1}).digest
 
 
-def test_content_counts_and_its_path_does_not() -> None:
+def test_a_file_changes_the_digest_by_its_content_not_its_path() -> None:
     def checkpoint(sha: str, path: str) -> str:
         return Stage("a", "t", {"of": [{"_content_": sha, "path": path}]}).digest
 
     assert checkpoint("aa", "/x") == checkpoint("aa", "/y") != checkpoint("bb", "/y")
 
 
-def test_a_path_that_stands_alone_counts() -> None:
+def test_a_plain_path_string_changes_the_digest() -> None:
     assert Stage("a", "t", {"path": "/x"}).digest != Stage("a", "t", {"path": "/y"}).digest
 
 
@@ -68,35 +68,35 @@ def test_digest_is_the_same_in_another_process() -> None:
     assert CORPUS.key == f"corpus-{CORPUS.digest[:12]}"
 
 
-def test_ancestors_come_before_what_uses_them() -> None:
+def test_ancestors_are_listed_before_their_descendants() -> None:
     report = Stage(
         "report", "t", {"m": {"_stage_": "model"}, **FROM_CORPUS}, inputs={"model": model(), "corpus": CORPUS}
     )
     assert [stage.name for stage in report.ancestors.values()] == ["corpus", "model"]
 
 
-def test_a_reference_needs_its_input() -> None:
+def test_a_stage_reference_without_its_input_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'model' refers to 'corpus' in its args, but its inputs are \[\]"):
         Stage("model", "t", FROM_CORPUS)
 
 
-def test_an_input_needs_its_reference() -> None:
+def test_an_input_without_its_stage_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="does not refer to 'corpus'"):
         Stage("model", "t", {}, inputs={"corpus": CORPUS})
 
 
-def test_an_input_keeps_its_name() -> None:
+def test_a_reference_to_an_input_under_another_name_is_refused() -> None:
     with pytest.raises(ValueError, match="calls its input 'corpus' by another name, 'data'"):
         Stage("model", "t", {"corpus": {"_stage_": "data"}}, inputs={"data": CORPUS})
 
 
-def test_a_reference_holds_nothing_else() -> None:
+def test_a_stage_reference_with_other_keys_is_refused() -> None:
     with pytest.raises(ValueError, match="a reference is"):
         Stage("model", "t", {"corpus": {"_stage_": "corpus", "lr": 1}}, inputs={"corpus": CORPUS})
 
 
 @pytest.mark.parametrize("name", ["", ".work", "a/b", "1st"])
-def test_a_name_is_a_folder_name(name: str) -> None:
+def test_a_stage_name_must_be_a_folder_name(name: str) -> None:
     with pytest.raises(ValueError, match="stage name"):
         Stage(name, "t", {})
 

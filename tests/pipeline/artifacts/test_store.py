@@ -34,7 +34,7 @@ def put(store: Store, stage: Stage, text: str = "twelve bytes", seconds: float =
     return store.commit(stage, out, seconds)
 
 
-def test_absent_until_committed(store: Store) -> None:
+def test_an_artifact_is_absent_until_it_is_committed(store: Store) -> None:
     store.ensure_writable()
     out, _ = store.workspace(corpus())
     (out / "half").write_text("x")
@@ -54,7 +54,7 @@ def test_manifest_records_what_the_artifact_is(store: Store) -> None:
     assert found.versions.keys() >= {"python", "torch"}
 
 
-def test_the_same_artifact_in_every_store(tmp_path: Path) -> None:
+def test_an_artifact_has_the_same_relative_path_in_every_store(tmp_path: Path) -> None:
     a, b = (put(Store(tmp_path / name), corpus()) for name in "ab")
     assert a.relative_to(tmp_path / "a") == b.relative_to(tmp_path / "b")
 
@@ -72,14 +72,14 @@ def truncate(path: Path) -> None:
         ("stage.json", Path.unlink, r"stage.json is missing or unreadable"),
     ],
 )
-def test_damage_is_noticed(store: Store, file: str, harm: Any, said: str) -> None:
+def test_a_damaged_artifact_counts_as_absent_and_is_explained(store: Store, file: str, harm: Any, said: str) -> None:
     harm(put(store, corpus()) / file)
     assert not store.has(corpus())
     assert store.find_damage(corpus()) == said
     assert store.explain(corpus()) == f"damaged: {said}"
 
 
-def test_changed_content_of_the_same_size_is_noticed_on_demand(store: Store) -> None:
+def test_changed_content_of_equal_size_is_noticed_when_hashes_are_checked(store: Store) -> None:
     (put(store, corpus()) / "deep" / "weights.safetensors").write_text("TWELVE BYTES")
     assert store.has(corpus())
     assert (
@@ -88,7 +88,7 @@ def test_changed_content_of_the_same_size_is_noticed_on_demand(store: Store) -> 
     )
 
 
-def test_a_copied_artifact_is_not_taken_for_another(store: Store) -> None:
+def test_an_artifact_copied_to_another_key_counts_as_damaged(store: Store) -> None:
     put(store, corpus(1)).rename(store.path(corpus(2)))
     assert store.find_damage(corpus(2)) == f"stage.json describes another artifact, {corpus(1).key}"
 
@@ -115,7 +115,7 @@ def test_a_new_attempt_replaces_the_old(store: Store) -> None:
     assert not any((store.root / ".work").iterdir())
 
 
-def test_why_new_and_cached(store: Store) -> None:
+def test_explain_distinguishes_new_and_cached_artifacts(store: Store) -> None:
     assert store.explain(corpus()) == "new"
     assert not store.root.exists()
     put(store, corpus())
@@ -136,13 +136,13 @@ def test_why_new_and_cached(store: Store) -> None:
         (model(None, steps=500, **dict.fromkeys("abcdefg", 0)), "e added (0), f added (0), and 2 more (against"),
     ],
 )
-def test_why_names_the_changed_keys(store: Store, stage: Stage, said: str) -> None:
+def test_explain_names_the_changed_arguments(store: Store, stage: Stage, said: str) -> None:
     put(store, model(steps=500, lr=0.1))
     assert store.explain(stage).startswith("changed: ")
     assert f" {said} the nearest, built 2" in store.explain(stage)
 
 
-def test_why_looks_into_trees_lists_and_contents(store: Store) -> None:
+def test_explain_compares_nested_arguments_and_file_contents(store: Store) -> None:
     def of(sha: str, layers: list[int], kind: str) -> Stage:
         return model(init={"_content_": sha, "path": "/x"}, net={"layers": layers, "kind": kind})
 
@@ -151,7 +151,7 @@ def test_why_looks_into_trees_lists_and_contents(store: Store) -> None:
     assert said.startswith('changed: the content of init changed, net.kind "x" -> "y", net.layers[1] 2 -> 3 (against')
 
 
-def test_why_compares_with_the_latest(store: Store) -> None:
+def test_explain_compares_with_the_latest_artifact_of_that_name(store: Store) -> None:
     for index, stage in enumerate((model(steps=1), model(steps=2))):
         os.utime(put(store, stage) / "stage.json", ns=(index, index))
     assert store.explain(model(steps=3)).startswith("changed: steps 2 -> 3 ")
@@ -173,7 +173,7 @@ def test_why_says_a_node_of_another_name_or_class_in_words(store: Store) -> None
     assert store.explain(of("synera", "WindowDraft", k=8)).startswith("changed: policy.draft.k 4 -> 8 (against")
 
 
-def test_why_says_that_a_build_goes_on(store: Store) -> None:
+def test_explain_reports_a_resumable_build(store: Store) -> None:
     store.ensure_writable()
     _, state = store.workspace(corpus())
     (state / "step").write_text("7")
@@ -183,14 +183,14 @@ def test_why_says_that_a_build_goes_on(store: Store) -> None:
     assert (state / "step").read_text() == "7"
 
 
-def test_target_and_version_are_named(store: Store) -> None:
+def test_explain_names_a_changed_target_or_version(store: Store) -> None:
     put(store, corpus())
     said = store.explain(Stage("corpus", "mine.build", {"seed": 1}, version=2))
     assert said.startswith("changed: target training.embedded_pair.corpus.build -> mine.build, version 1 -> 2 (")
 
 
 @pytest.mark.parametrize("files", [[], ["stage.json"]])
-def test_a_stage_must_fill_its_folder(store: Store, files: list[str]) -> None:
+def test_a_stage_that_writes_nothing_is_an_error(store: Store, files: list[str]) -> None:
     store.ensure_writable()
     out, _ = store.workspace(corpus())
     for name in files:
@@ -199,13 +199,13 @@ def test_a_stage_must_fill_its_folder(store: Store, files: list[str]) -> None:
         store.commit(corpus(), out, 0.0)
 
 
-def test_content_is_remembered_in_the_store(store: Store, tmp_path: Path) -> None:
+def test_digests_of_input_files_are_cached_in_the_store(store: Store, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("x")
     assert len(store.content_digest(tmp_path / "weights")) == 64
     assert (store.root / ".content.json").exists()
 
 
-def test_unwritable_root_is_said_before_any_work(tmp_path: Path) -> None:
+def test_an_unwritable_store_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match=r"cannot write artifacts below .*outputs.*: .* Nothing was run\. Give"):
         Store(tmp_path / "outputs" / "artifacts").ensure_writable()

@@ -11,7 +11,7 @@ from pipeline.config.arguments import choices_available
 from pipeline.errors import ConfigError
 
 
-def test_the_help_fits_one_screen_and_names_every_group_and_choice() -> None:
+def test_help_fits_one_screen_and_lists_every_group_and_choice() -> None:
     text = overview([])
     assert len(text.splitlines()) <= 50
     assert max(map(len, text.splitlines())) <= 110
@@ -28,14 +28,14 @@ def test_every_group_shows_its_choices_in_one_line_each(group: str) -> None:
     assert all(len(line.split()) > 2 for line in lines)
 
 
-def test_a_group_with_groups_below_names_them() -> None:
+def test_help_of_a_group_lists_its_subgroups() -> None:
     assert "groups below: variant/hat/ablation, variant/hat/dataset, variant/hat/method" in show_group(["variant/hat"])
 
 
 @pytest.mark.parametrize(
     ("argv", "message"), [([], "which group?"), (["polcy"], "there is no group 'polcy'. Did you mean policy?")]
 )
-def test_an_unknown_group_is_refused_with_those_there_are(argv: list[str], message: str) -> None:
+def test_help_of_an_unknown_group_is_refused_with_the_known_groups(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         show_group(argv)
     assert str(refusal.value).startswith(message)
@@ -55,12 +55,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("argv", [("--help",), ("-h",), ("+policy=sled", "--help")])
-def test_help_needs_no_policy(run: Callable[..., tuple[int, str, str]], argv: tuple[str, ...]) -> None:
+def test_help_works_without_a_policy(run: Callable[..., tuple[int, str, str]], argv: tuple[str, ...]) -> None:
     code, out, _ = run(*argv)
     assert (code, out.startswith("usage: python -m pipeline +policy=NAME")) == (0, True)
 
 
-def test_show_is_a_command(run: Callable[..., tuple[int, str, str]]) -> None:
+def test_show_prints_the_choices_of_a_group(run: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = run("show", "runtime")
     assert (code, [line.split()[0] for line in out.splitlines()[:4]]) == (0, ["emulated", "grpc", "local", "simulated"])
     code, _, err = run("show", "runtim")

@@ -64,7 +64,7 @@ def planned(said: Said) -> list[str]:
 # Policies.
 
 
-def test_both_ways_of_naming_a_policy_are_one(say: Say) -> None:
+def test_a_policy_may_be_named_with_or_without_a_plus(say: Say) -> None:
     assert say("policy=synera", *TOY).out == say("+policy=synera", *TOY).out
 
 
@@ -93,7 +93,7 @@ def test_a_configuration_folder_that_is_missing_is_said(say: Say) -> None:
 
 
 @pytest.mark.parametrize("argv", [(), ("model=toy",), ("policy=synra",), ("-m", "+policy=sled,synra", *TOY)])
-def test_without_a_policy_the_choices_are_said(say: Say, argv: tuple[str, ...]) -> None:
+def test_a_command_without_a_policy_lists_the_policies(say: Say, argv: tuple[str, ...]) -> None:
     lines = say(*argv).refusal.splitlines()
     assert lines[0].endswith("Choose one with +policy=NAME:")
     assert [line.split()[0] for line in lines[1:]] == [
@@ -102,7 +102,7 @@ def test_without_a_policy_the_choices_are_said(say: Say, argv: tuple[str, ...]) 
     ]  # fmt: skip
 
 
-def test_a_plan_says_what_would_run_and_why(say: Say) -> None:
+def test_a_plan_shows_which_stages_would_run_and_why(say: Say) -> None:
     said = say("+policy=synera", *TOY)
     assert planned(said) == ["corpus", "cloud_model", "device_model", "thresholds", "serve"]
     assert said.out.count("  new") == 5
@@ -184,7 +184,7 @@ def test_the_other_embedded_pairs_are_planned(words: tuple[str, ...], tmp_path: 
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_told_so_before_any_work(case: str, tmp_path: Path) -> None:
+def test_invalid_values_are_refused_before_any_stage_runs(case: str, tmp_path: Path) -> None:
     words, message = REFUSED[case]
     (tmp_path / "notes.txt").write_text("no thresholds here")
     given = (word.format(tmp=tmp_path) for word in words)
@@ -200,7 +200,7 @@ def test_bad_input_is_told_so_before_any_work(case: str, tmp_path: Path) -> None
         ("network.uplink_mbps=0", "network.uplink_mbps=0.0 Mbit/s must be more than 0"),
     ],
 )
-def test_what_is_refused_ends_in_one_line(say: Say, word: str, message: str) -> None:
+def test_a_refused_configuration_ends_in_one_line(say: Say, word: str, message: str) -> None:
     assert message in say("+policy=synera", *TOY, word).refusal
 
 
@@ -215,11 +215,11 @@ def test_what_is_refused_ends_in_one_line(say: Say, word: str, message: str) -> 
         ("seed=[1", "no viable alternative at input '[1'"),
     ],
 )
-def test_what_hydra_refuses_itself_is_plain_too(say: Say, word: str, message: str) -> None:
+def test_errors_of_hydra_itself_end_in_one_line(say: Say, word: str, message: str) -> None:
     assert message in say("+policy=synera", word, *TOY).refusal
 
 
-def test_an_option_that_no_file_lists_is_added_as_the_refusal_says(say: Say) -> None:
+def test_the_refusal_of_an_unlisted_option_says_how_to_add_it(say: Say) -> None:
     refusal = say("+policy=synera", "network.detect_ms=9", *TOY).refusal
     assert "added: +network.detect_ms=VALUE" in refusal
     assert say("+policy=synera", "+network.detect_ms=9", *TOY).code == 0
@@ -235,7 +235,7 @@ def test_an_option_that_no_file_lists_is_added_as_the_refusal_says(say: Say) -> 
         ("policy=", "there is no policy ''"),
     ],
 )
-def test_a_misspelt_choice_is_answered_with_the_choices(say: Say, word: str, message: str) -> None:
+def test_a_misspelt_choice_is_refused_with_the_choices(say: Say, word: str, message: str) -> None:
     words = [word] if word.startswith("policy=") else ["+policy=synera", word]
     said = say(*words, *TOY)
     assert said.code == 2
@@ -243,19 +243,19 @@ def test_a_misspelt_choice_is_answered_with_the_choices(say: Say, word: str, mes
     assert "\n  " in said.err
 
 
-def test_one_stage_may_be_forced_by_its_name_alone(say: Say) -> None:
+def test_force_accepts_a_single_stage_name(say: Say) -> None:
     assert say("+policy=edge_centric", *TOY, "force=serve").code == 0
 
 
 @pytest.mark.parametrize("outputs", ["/proc/nowhere", "{tmp}/a file/below"])
-def test_outputs_that_cannot_be_written(say: Say, outputs: str, tmp_path: Path) -> None:
+def test_an_unwritable_outputs_folder_is_refused(say: Say, outputs: str, tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("")
     refusal = say("+policy=synera", *TOY, "outputs=" + outputs.format(tmp=tmp_path)).refusal
     assert refusal.startswith("cannot write below /")
     assert refusal.endswith("choose another folder with outputs=DIR.")
 
 
-def test_a_failed_job_does_not_take_the_others_with_it(say: Say) -> None:
+def test_a_failed_job_of_a_sweep_does_not_stop_the_others(say: Say) -> None:
     said = say("-m", "+policy=edge_centric", *TOY, "network.uplink_mbps=0,8,-1")
     assert said.code == 2
     assert said.out.count("stages, in the order") == 1
@@ -299,7 +299,7 @@ GOOD = [json.dumps({"question": f"{i} and {i}?", "answer": f"It is {2 * i}. ####
         ("device", "words", "holds no config.json; give the directory of a Hugging Face checkpoint"),
     ],
 )
-def test_what_is_no_pair(
+def test_checkpoints_that_are_no_pair_are_refused(
     brought: dict[str, Path],
     tmp_path: Path,
     device: str,
@@ -320,7 +320,9 @@ def test_what_is_no_pair(
         api.stages(words)
 
 
-def test_with_checkpoints_of_ones_own_nothing_is_trained(say: Say, brought: dict[str, Path], tmp_path: Path) -> None:
+def test_with_the_users_own_checkpoints_no_training_is_planned(
+    say: Say, brought: dict[str, Path], tmp_path: Path
+) -> None:
     words = ("model=tiny", "stage=plan", *own(brought, "device", "cloud"), *data_file(tmp_path, *GOOD))
     assert planned(say("+policy=sled", *words)) == ["serve"]
     assert planned(say("+policy=synera", *words)) == ["thresholds", "serve"]
@@ -332,7 +334,7 @@ def test_a_broken_row_is_named_by_its_line(say: Say, tmp_path: Path) -> None:
     assert "gsm8k.jsonl line 3" in refusal
 
 
-def test_too_few_rows_are_said_before_any_work(say: Say, tmp_path: Path) -> None:
+def test_a_dataset_with_too_few_rows_is_refused_before_any_work(say: Say, tmp_path: Path) -> None:
     lines = data_file(tmp_path, *GOOD[:1])
     assert "1" in say("+policy=edge_centric", "model=toy", "stage=plan", *lines).refusal
 
@@ -340,7 +342,7 @@ def test_too_few_rows_are_said_before_any_work(say: Say, tmp_path: Path) -> None
 # A process of its own.
 
 
-def test_a_real_process_says_no_in_one_line(tmp_path: Path) -> None:
+def test_a_refusal_of_the_real_command_is_one_line(tmp_path: Path) -> None:
     words = [
         "+policy=synera",
         "model=toy",

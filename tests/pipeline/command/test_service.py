@@ -65,7 +65,9 @@ def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, 
         (("+policy=sled", "service.pace=fast"), "allowed are wall, hardware"),
     ],
 )
-def test_mistakes_are_said_in_words(said: Say, tmp_path: Path, words: tuple[str, ...], match: str) -> None:
+def test_invalid_service_arguments_are_refused_with_a_reason(
+    said: Say, tmp_path: Path, words: tuple[str, ...], match: str
+) -> None:
     code, _, err = said("device", *words, *TOY, f"outputs={tmp_path}")
     assert code == 2
     assert err.count("error: ") == 1
@@ -73,7 +75,7 @@ def test_mistakes_are_said_in_words(said: Say, tmp_path: Path, words: tuple[str,
     assert not list(tmp_path.rglob("manifest.json"))
 
 
-def test_a_policy_without_a_cloud_has_none_to_start_and_nothing_is_trained(tmp_path: Path) -> None:
+def test_starting_the_cloud_of_a_policy_without_one_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="edge_centric places nothing in a cloud"):
         service.run("cloud", ["+policy=edge_centric", *TOY, f"outputs={tmp_path}"])
     assert not any(tmp_path.iterdir())
@@ -81,7 +83,7 @@ def test_a_policy_without_a_cloud_has_none_to_start_and_nothing_is_trained(tmp_p
 
 @pytest.mark.parametrize("option", ["--config-dir", "-cd"])
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_folder_of_ones_own_brings_its_policies(tmp_path: Path, option: str, joined: bool) -> None:
+def test_policies_of_a_users_config_folder_can_be_served(tmp_path: Path, option: str, joined: bool) -> None:
     own = tmp_path / "own"
     (own / "policy").mkdir(parents=True)
     (own / "policy" / "mine.yaml").write_text("defaults: [edge_centric, _self_]\nname: mine\n")
@@ -90,7 +92,7 @@ def test_a_folder_of_ones_own_brings_its_policies(tmp_path: Path, option: str, j
         service.run("cloud", ["+policy=mine", *words, *TOY, f"outputs={tmp_path / 'outputs'}"])
 
 
-def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_gets_the_configured_setup_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from serving.cloud import CloudConfig
 
     called = []
@@ -147,7 +149,7 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (("policy/scheduler=sarathi",), ["sled", "edge_centric", "cloud_centric"]),
     ],
 )
-def test_policies_stand_beside_each_other(
+def test_several_policies_are_served_by_one_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], policies: list[str]
 ) -> None:
     found = shown(("+policy=sled", *words), tmp_path, monkeypatch)
@@ -157,7 +159,7 @@ def test_policies_stand_beside_each_other(
     assert schedulers[0] == ("ContinuousBatch" if "policy/scheduler=sarathi" in words else "StaticBatch")
 
 
-def test_a_policy_whose_artifact_would_be_made_for_another_is_refused(tmp_path: Path) -> None:
+def test_a_policy_that_would_share_another_policys_artifact_is_refused(tmp_path: Path) -> None:
     words = ["+policy=edge_centric", "+policy@page.policies.synera=synera", *TOY, f"outputs={tmp_path}"]
     with pytest.raises(ConfigError, match=r"page.policies.synera needs the artifact thresholds, .* the draft of"):
         service.run("page", words)
@@ -181,7 +183,7 @@ CO_LLM_JOINT = ("+policy=co_llm", "policy/offload=co_llm_joint")
         (("+policy=own", "page=routing"), r"page\.policies\.citer would change policy\.artifacts\.router_1 for the"),
     ],
 )
-def test_policies_beside_the_first_leave_what_it_is_made_of_alone(
+def test_further_policies_do_not_change_the_artifacts_of_the_first(
     tmp_path: Path, words: tuple[str, ...], match: str
 ) -> None:
     """Slots that are composed last have the last word on artifacts that all share."""
@@ -193,7 +195,7 @@ def test_policies_beside_the_first_leave_what_it_is_made_of_alone(
         service.run("page", words)
 
 
-def test_a_page_without_other_policies_is_composed_once_and_artifacts_of_others_may_be_described() -> None:
+def test_the_words_of_page_policies_are_removed_but_not_those_of_artifacts() -> None:
     from pipeline.config import policy_variants
 
     words = ["+policy=citer", "service.page.port=0", "policy/offload@policy.offload=citer"]
@@ -204,7 +206,7 @@ def test_a_page_without_other_policies_is_composed_once_and_artifacts_of_others_
     ]
 
 
-def test_both_routers_stand_beside_each_other() -> None:
+def test_one_page_serves_two_routed_policies() -> None:
     from pipeline import api
     from pipeline.config import policy_variants
 

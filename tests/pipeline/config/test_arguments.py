@@ -25,11 +25,11 @@ POLICIES = [
         ("-m", "-m"),
     ],
 )
-def test_both_ways_of_writing_are_one(written: str, hydra: str) -> None:
+def test_options_with_and_without_an_equals_sign_are_equal(written: str, hydra: str) -> None:
     assert set(arguments.normalise(["a=b", written])) == {"a=b", hydra}
 
 
-def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
+def test_the_experiment_is_applied_before_all_other_overrides() -> None:
     words = ["+variant/synera/method=cloud_centric", "experiment=synera/table4", "a=b"]
     assert arguments.normalise(words) == ["+experiment=synera/table4", "+variant/synera/method=cloud_centric", "a=b"]
     split = ["--config-dir", "conf", "-m", "a=b", "--cfg=job", "+experiment=x"]
@@ -65,7 +65,7 @@ def test_an_option_keeps_its_value(options: list[str]) -> None:
         ([], []),
     ],
 )
-def test_what_was_chosen(argv: list[str], found: list[str]) -> None:
+def test_choices_given_lists_the_policies_of_a_command(argv: list[str], found: list[str]) -> None:
     assert arguments.choices_given(argv, "policy") == found
 
 
@@ -79,7 +79,7 @@ def test_a_configuration_folder_that_is_not_there_is_named(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "argv", [["+policy=synera"], ["-m", "policy=sled,synera"], ["+experiment=compare"], ["policy=glob(*)", "-m"]]
 )
-def test_all_is_well(argv: list[str]) -> None:
+def test_a_correct_command_has_no_misspelling(argv: list[str]) -> None:
     assert arguments.find_misspelling(argv) is None
 
 
@@ -93,7 +93,7 @@ def test_all_is_well(argv: list[str]) -> None:
         (["policy=unset"], "there is no policy 'unset'. Choose one with +policy=NAME:"),
     ],
 )
-def test_the_choices_are_said_one_line_each(argv: list[str], first: str) -> None:
+def test_an_unknown_choice_lists_the_choices_one_per_line(argv: list[str], first: str) -> None:
     said = (arguments.find_misspelling(argv) or "").splitlines()
     assert said[0] == first
     assert [line.split()[0] for line in said[1:]] == POLICIES
@@ -103,7 +103,7 @@ def test_the_choices_are_said_one_line_each(argv: list[str], first: str) -> None
 @pytest.mark.parametrize(
     "how", ["--config-dir={}", "--config-dir {}", "-cd {}", "hydra.searchpath=[file://{}]", "+hydra.searchpath=[{}]"]
 )
-def test_a_users_own_folder_has_policies_too(how: str, tmp_path: Path) -> None:
+def test_policies_of_a_users_config_folder_are_known(how: str, tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "mine.yaml").write_text("# My own.\nname: mine\n")
     argv = how.format(tmp_path).split()
@@ -111,5 +111,5 @@ def test_a_users_own_folder_has_policies_too(how: str, tmp_path: Path) -> None:
     assert arguments.find_misspelling([*argv, "policy=mine"]) is None
 
 
-def test_the_projects_own_configuration_is_found() -> None:
+def test_the_configuration_of_the_project_is_found() -> None:
     assert (arguments.conf_dir() / "config.yaml").is_file()

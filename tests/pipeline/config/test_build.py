@@ -77,7 +77,7 @@ def square(side: float, name: str = "square") -> dict[str, Any]:
     return {"_target_": f"{ME}.Square", "side": side, "name": name}
 
 
-def test_defaults_are_filled_in_as_if_they_had_been_written() -> None:
+def test_defaults_are_filled_in() -> None:
     assert coerced() == {
         "_target_": f"{ME}.Everything",
         "number": 1.0,
@@ -128,7 +128,7 @@ TAKEN: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_what_is_taken(case: str) -> None:
+def test_valid_values_are_coerced_to_the_annotated_type(case: str) -> None:
     options, expected = TAKEN[case]
     ((name, _),) = options.items()
     found = coerced(**options)[name]
@@ -182,13 +182,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_is_named_with_its_place(case: str) -> None:
+def test_invalid_values_are_refused_with_their_place(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
         coerced(**options)
 
 
-def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
+def test_a_file_argument_is_identified_by_its_content(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     for path in (one, other):
         path.write_text("same")
@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read_is_named(problem: Exception, tmp_path: Path)
         )
 
 
-def test_the_runners_arguments_are_no_options() -> None:
+def test_arguments_that_the_runner_passes_cannot_be_configured() -> None:
     with pytest.raises(ConfigError, match=r"has no option 'out'. Its options: seed.$"):
         SCHEMA.coerce_target({"_target_": f"{ME}.stage", "out": "x"}, "s")
     assert SCHEMA.coerce_target({"_target_": f"{ME}.stage"}, "s") == {"_target_": f"{ME}.stage", "seed": 0}
@@ -219,35 +219,35 @@ def stage(out: Path, *, work: Path, progress: Any, seed: int = 0) -> None: ...
 # Objects.
 
 
-def test_data_becomes_objects() -> None:
+def test_construct_builds_nested_objects() -> None:
     made = construct(coerced(squares=["unit"], by_name={"x": "unit"}, pair=[1, "x"]), None)
     assert made == Everything(
         1.0, squares=(Square(1.0),), by_name={"x": Square(1.0)}, pair=(1, "x"), names=(), order=()
     )  # type: ignore[arg-type]
 
 
-def test_an_artifact_is_its_folder_or_not_there_yet() -> None:
+def test_an_artifact_is_its_folder_or_pending() -> None:
     data = coerced(file={"_stage_": "corpus"})
     assert construct(data, {"corpus": Path("/store/corpus")}.__getitem__).file == Path("/store/corpus")
     assert isinstance(construct(data, None).file, PendingArtifact)
 
 
-def test_what_a_function_makes_of_a_missing_artifact_is_missing_too() -> None:
+def test_a_value_built_from_a_pending_artifact_is_pending() -> None:
     data = {"_target_": f"{ME}.shape_of", "side": {"_stage_": "corpus"}, "scale": 2}
     assert isinstance(construct(data, None), PendingArtifact)
 
 
-def test_a_value_that_a_class_refuses_is_said_in_its_words() -> None:
+def test_an_error_of_a_constructor_is_passed_on_with_its_place() -> None:
     with pytest.raises(ConfigError, match=r"^square.side is -1.0; it cannot be negative$"):
         construct(coerced(square={"side": -1}), None)
 
 
-def test_data_of_an_object_is_what_would_be_written() -> None:
+def test_an_object_is_written_back_as_its_configuration() -> None:
     assert to_data(Square(2.0), "x") == square(2.0)
     assert to_data({"a": (Square(1.0), None)}, "x") == {"a": [square(1.0), None]}
     with pytest.raises(ConfigError, match=r"^x.a: object cannot be part"):
         to_data({"a": object()}, "x")
 
 
-def test_targets_are_found_by_their_path() -> None:
+def test_targets_are_imported_by_dotted_path() -> None:
     assert load(f"{ME}.Square", "x") is Square

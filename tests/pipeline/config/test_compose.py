@@ -22,13 +22,13 @@ def config(**change: Any) -> Any:
     return OmegaConf.create(node | change)
 
 
-def test_stages_of_all_groups_are_gathered() -> None:
+def test_stages_of_all_groups_are_collected() -> None:
     data = resolve(config())
     assert list(data["stages"]) == ["serve", "model", "thresholds"]
     assert data["stages"]["model"] == {"_target_": "x", "seed": 5}
 
 
-def test_what_describes_stages_is_no_part_of_what_is_configured() -> None:
+def test_stage_declarations_are_removed_from_the_configured_groups() -> None:
     data = resolve(config())
     assert data["stages"]["serve"] == {"_target_": "z", "policy": {"name": "p"}, "workload": {"num_prompts": 3}}
     assert data["stages"]["thresholds"]["on"] == data["profiling"] == {"num_prompts": 3}
@@ -42,7 +42,7 @@ def test_two_stages_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", ["${nowhere}", "${policy.nothing}", "???"])
-def test_what_refers_to_nothing_is_refused(value: str) -> None:
+def test_an_unresolvable_reference_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"^the configuration cannot be resolved: "):
         resolve(config(extra=value))
 
@@ -53,7 +53,7 @@ def test_groups_may_be_absent() -> None:
     assert "hardware" not in resolve(cfg)
 
 
-def test_the_given_configuration_is_left_as_it_was() -> None:
+def test_resolve_does_not_change_its_argument() -> None:
     cfg = config()
     resolve(cfg)
     assert "stages" in cfg.model

@@ -62,16 +62,16 @@ def changed(**change: Any) -> set[str]:
     return {name for name in after.stages if after.stages[name].digest != before.stages[name].digest}
 
 
-def test_what_does_not_go_together_is_refused_by_the_stages_own_check() -> None:
+def test_a_stages_check_refuses_incompatible_arguments() -> None:
     with pytest.raises(ConfigError, match="network is 0, and there is a model"):
         planned(serve__setup__network=0)
 
 
-def test_only_what_is_needed_is_planned_inputs_first() -> None:
+def test_only_needed_stages_are_planned_inputs_first() -> None:
     assert list(planned().stages) == ["corpus", "model", "thresholds", "serve"]
 
 
-def test_kinds() -> None:
+def test_every_stage_has_one_of_the_three_kinds() -> None:
     assert planned().kinds == {"corpus": "train", "model": "train", "thresholds": "profile", "serve": "serve"}
     with pytest.raises(ConfigError, match=r"stages.corpus._kind_ is 'fly'; allowed are train, profile, serve."):
         planned(corpus___kind_="fly")
@@ -84,12 +84,12 @@ def test_kinds() -> None:
         ("profile", ["corpus", "model", "thresholds"]),
     ],
 )
-def test_where_to_stop(stop: str, names: list[str]) -> None:
+def test_the_stop_option_selects_the_goals_of_a_plan(stop: str, names: list[str]) -> None:
     assert [stage.name for stage in planned().goals(stop)] == names
     assert planned().serve.name == "serve"
 
 
-def test_what_a_change_makes_anew() -> None:
+def test_a_change_rebuilds_the_stage_and_its_descendants() -> None:
     assert changed(serve__setup__network=9) == {"serve"}
     assert changed(model__rate=0.2) == {"model", "thresholds", "serve"}
     assert changed(corpus__seed=1) == {"corpus", "model", "thresholds", "serve"}
@@ -97,21 +97,21 @@ def test_what_a_change_makes_anew() -> None:
     assert changed(model___version_=1) == set()
 
 
-def test_what_is_no_change() -> None:
+def test_unused_arguments_and_resources_rebuild_nothing() -> None:
     assert changed(model__rate=0.1) == changed(corpus__seed=0) == set()
     assert changed(model___resources_={"threads": 16}) == set()
     assert changed(unused__seed=3) == set()
     assert changed(model___kind_="train") == set()
 
 
-def test_resources_reach_the_function_all_the_same() -> None:
+def test_resources_are_passed_to_the_stage_function() -> None:
     stage = planned().stages["model"]
     assert (stage.args, stage.resources) == ({"corpus": {"_stage_": "corpus"}, "rate": 0.1}, {"threads": 2})
     folder = {"corpus": Path("/store/corpus")}
     assert build_arguments(stage, folder.__getitem__) == {"corpus": Path("/store/corpus"), "rate": 0.1, "threads": 2}
 
 
-def test_a_circle_is_named() -> None:
+def test_a_cycle_of_stages_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^stages need each other in a circle: serve -> model -> corpus -> model.$"):
         planned(corpus={"_target_": f"{ME}.model", "corpus": {"_stage_": "model"}})
 
@@ -129,17 +129,17 @@ def test_a_circle_is_named() -> None:
         ({"corpus___version_": "new"}, r"^stages.corpus: invalid literal"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_stages_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned(**change)
 
 
-def test_a_goal_that_is_not_there_is_named() -> None:
+def test_an_unknown_goal_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^asked for is 'fly', which is none of: corpus"):
         make_plan(nodes(), SCHEMA, ("fly",))
 
 
-def test_a_plan_is_plain_data_that_can_be_made_into_objects_later() -> None:
+def test_a_plan_is_plain_data_until_its_objects_are_constructed() -> None:
     stage = planned().stages["serve"]
     made = construct(stage.args["setup"], lambda name: Path("/store", name))
     assert made == {"network": 8, "model": Path("/store/model"), "thresholds": (Path("/store/thresholds"),)}

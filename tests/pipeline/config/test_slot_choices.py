@@ -31,7 +31,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("words", NEEDED)
-def test_a_plan_profiles_thresholds_where_a_slot_reads_them(words: str) -> None:
+def test_thresholds_are_profiled_if_and_only_if_a_slot_reads_them(words: str) -> None:
     planned = stages(*words.split())
     assert list(planned)[-1] == "serve"
     assert (THRESHOLDS in planned) is NEEDED[words]

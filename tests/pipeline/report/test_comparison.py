@@ -45,7 +45,7 @@ def sweep(tmp_path):
     return folder
 
 
-def test_rows_are_in_the_jobs_order_and_say_what_became_of_each(sweep):
+def test_rows_are_in_job_order_with_the_result_of_each_job(sweep):
     rows = compare_jobs(sweep)
     assert [row.result.number for row in rows] == [0, 1, 2, 3, 4, 10]
     assert [row.problem for row in rows] == [None] * 3 + ["failed: does not fit: 70 GB"] + [comparison.NO_RESULT] * 2
@@ -70,19 +70,19 @@ def test_other_prompts_are_not_paired(sweep, tmp_path):
     assert row.difference is None
 
 
-def test_records_that_are_gone_take_the_interval_and_nothing_else(sweep, tmp_path):
+def test_deleted_records_cost_only_the_interval(sweep, tmp_path):
     (tmp_path / "serve1" / "requests.parquet").unlink()
     row = compare_jobs(sweep)[1]
     assert (row.problem, row.quality) == (None, None)
     assert row.result.metrics["quality/mean"] == 0.5
 
 
-def test_only_what_differs_sets_jobs_apart():
+def test_jobs_are_labelled_by_the_overrides_that_differ():
     jobs = [["+policy=sled", "network=lte", "seed=1"], ["policy=synera", "network=lte", "seed=1", "a.budget=0.2"]]
     assert differing_overrides(jobs) == [{"policy": "sled", "budget": "-"}, {"policy": "synera", "budget": "0.2"}]
 
 
-def test_names_are_as_short_as_they_can_be_told_apart():
+def test_labels_are_the_shortest_distinct_ends_of_option_names():
     jobs = [["a.device.mode=1", "a.cloud.mode=2", "b.n=1"], ["a.device.mode=3", "a.cloud.mode=4", "b.n=2"]]
     assert list(differing_overrides(jobs)[0]) == ["device.mode", "cloud.mode", "n"]
     assert list(differing_overrides([["mode=1", "a.mode=1"], ["mode=2", "a.mode=2"]])[0]) == ["mode", "a.mode"]
@@ -109,7 +109,7 @@ def test_the_file_has_every_metric_and_bound(sweep):
     assert rows[3]["problem"] == "failed: does not fit: 70 GB"
 
 
-def test_numbers_are_points_of_one_line_and_words_are_lines(sweep):
+def test_a_tradeoff_groups_points_by_names_and_labels_them_by_numbers(sweep):
     assert [(point.group, point.label) for point in comparison.tradeoff_points(compare_jobs(sweep))] == [
         ("edge_centric", "0"), ("synera", "0.2"), ("synera", "0.8")
     ]  # fmt: skip
@@ -117,12 +117,12 @@ def test_numbers_are_points_of_one_line_and_words_are_lines(sweep):
     assert comparison.tradeoff_points(rows)[0].group == "edge_centric, lte"
 
 
-def test_a_job_is_noted_with_its_secrets_masked(tmp_path):
+def test_the_secrets_of_a_recorded_job_are_masked(tmp_path):
     overrides = ("policy=sled", "a.token=s3cret")
     context = JobContext(tmp_path, Tracking(), {"policy": {"name": "sled"}}, overrides, number=2)
     job_result.running_result(context).write(tmp_path)
     assert job_result.read_result(tmp_path) == JobResult("running", 2, "sled", ("policy=sled", "a.token=***"))
 
 
-def test_no_job_ever_started_in_an_empty_folder(tmp_path):
+def test_an_empty_sweep_folder_has_no_jobs(tmp_path):
     assert job_result.read_result(tmp_path) is None

@@ -42,5 +42,5 @@ def test_the_device_alone_costs_nothing(cost):
 
 
 @pytest.mark.parametrize(("tbt_s", "factor"), [(None, 6.0), (0.05, None)])
-def test_what_is_not_known_has_no_cost_but_its_shares(cost, tbt_s, factor):
+def test_without_a_packing_factor_only_the_shares_are_known(cost, tbt_s, factor):
     assert cost({"cloud": 5}, 0, tbt_s, factor) == (1.0, 1.0, None, None)

@@ -34,7 +34,7 @@ def test_the_typical_request_used_the_cloud_and_is_the_median_of_those(tmp_path)
     assert figures.typical_request(Records.read(write(tmp_path / "c", failed))).request == "r3"
 
 
-def test_a_long_story_ends_after_twelve_rounds(tmp_path):
+def test_the_timeline_ends_after_twelve_rounds(tmp_path):
     pieces = [
         {"request": "r", "lane": lane, "start_s": n + at, "end_s": n + at + 0.5, "amount": 1}
         for n in range(20)

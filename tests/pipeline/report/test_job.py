@@ -68,7 +68,7 @@ def context(tmp_path: Path, tracking: Tracking, **changes: object) -> JobContext
 OFF = Tracking(uri="none")
 
 
-def test_the_table_says_what_was_run_and_what_came_of_it(artifact, tmp_path):
+def test_the_table_shows_setup_and_results(artifact, tmp_path):
     file = io.StringIO()
     report.report_job(artifact, context(tmp_path, OFF), file)
     text = file.getvalue()
@@ -90,7 +90,7 @@ def test_the_table_says_what_was_run_and_what_came_of_it(artifact, tmp_path):
     assert SECRET not in text
 
 
-def test_without_tracking_the_rest_is_there(artifact, tmp_path):
+def test_without_mlflow_table_figures_and_result_are_written(artifact, tmp_path):
     done = report.report_job(artifact, context(tmp_path, OFF), io.StringIO())
     assert (done.ui_hint, done.result.run_id) == (None, None)
     assert read_result(tmp_path / "job") == done.result
@@ -157,7 +157,7 @@ def test_a_store_that_fails_loses_no_result(artifact, tmp_path):
     assert read_result(tmp_path / "job").status == "complete"
 
 
-def test_a_failed_job_is_noted_with_its_reason(tmp_path, tracking):
+def test_a_failed_job_is_recorded_with_its_reason(tmp_path, tracking):
     failed = report.report_failure(ValueError("llama2_70b does not fit"), context(tmp_path, tracking), io.StringIO())
     run = tracking.connect()[0].get_run(failed.run_id)
     assert (run.info.status, run.data.tags["tandem.error"]) == ("FAILED", "llama2_70b does not fit")
@@ -171,13 +171,13 @@ def test_a_damaged_record_is_refused(artifact, tmp_path):
         report.report_job(artifact, context(tmp_path, OFF), io.StringIO())
 
 
-def test_a_run_says_where_tokens_and_time_came_from(tmp_path):
+def test_the_table_names_the_source_of_tokens_and_time(tmp_path):
     file, said = io.StringIO(), {"runtime": "emulated", "runtime_described": "time from the chips"}
     report.report_job(write(tmp_path / "x", [request("a", ["cloud"], [0.5])], **said), context(tmp_path, OFF), file)
     assert "emulated: time from the chips" in file.getvalue()
 
 
-def test_unknown_energy_cost_and_quality_are_said_to_be_so(tmp_path):
+def test_unknown_energy_cost_and_quality_are_shown_as_unknown(tmp_path):
     lone = request("a", ["cloud"], [0.5])
     file = io.StringIO()
     report.report_job(

@@ -6,7 +6,7 @@ import pytest
 from pipeline.report.mlflow_store import Tracking, tolerate_mlflow_errors
 
 
-def test_two_processes_create_one_store_without_a_word(fresh):
+def test_two_processes_create_one_store_without_a_warning(fresh):
     assert fresh[1] == [("1\n", ""), ("1\n", "")]
 
 
@@ -21,7 +21,7 @@ def test_an_experiment_has_a_name():
         Tracking(experiment=" ")
 
 
-def test_addresses(tmp_path, monkeypatch):
+def test_the_tracking_address_follows_the_uri_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert Tracking().address == f"sqlite:///{tmp_path}/outputs/mlflow.db"
     assert Tracking(uri="sqlite:///own.db").database == tmp_path / "own.db"
@@ -29,7 +29,7 @@ def test_addresses(tmp_path, monkeypatch):
     assert [Tracking().enabled, Tracking(uri="none").enabled] == [True, False]
 
 
-def test_files_go_below_outputs(tracking, tmp_path):
+def test_mlflow_files_are_written_below_outputs(tracking, tmp_path):
     client, experiment_id = tracking.connect()
     assert client.get_experiment(experiment_id).artifact_location == f"file://{tmp_path}/mlflow"
     assert tracking.connect()[1] == experiment_id
@@ -50,7 +50,7 @@ def test_a_server_needs_no_command_and_its_login_stays_secret():
     assert link == "MLflow: open https://***@mlflow.example/#/experiments/7/runs/a"
 
 
-def test_what_goes_wrong_is_said_once_and_ends_nothing():
+def test_an_error_of_mlflow_is_printed_once_and_does_not_end_the_job():
     said = io.StringIO()
     with tolerate_mlflow_errors(Tracking(uri="http://me:s3cret@127.0.0.1:1"), said.write):
         warnings.warn("chatter", FutureWarning, stacklevel=1)

@@ -3,7 +3,7 @@ import pytest
 from pipeline.report.mlflow_store import flatten, mask_override, mask_secrets
 
 
-def test_leaves_by_dotted_key():
+def test_parameters_are_flattened_to_dotted_keys():
     config = {"policy": {"name": "sled", "draft": {"n": 4}}, "force": [], "modes": ["15W", "30W"], "none": None}
     assert flatten(config) == {
         "policy.name": "sled", "policy.draft.n": "4", "force": "[]", "modes": '["15W", "30W"]', "none": "null"
@@ -22,17 +22,17 @@ def test_mlflows_limits_are_kept():
 
 
 @pytest.mark.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials"])
-def test_what_looks_like_a_secret_is_masked(key):
+def test_values_under_secret_names_are_masked(key):
     assert mask_secrets({"cloud": [{key: "s3cret"}]}) == {"cloud": [{key: "***"}]}
     assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
 
 
 @pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "monkey", "tokenizer", "keep"])
-def test_what_does_not_stays(key):
+def test_values_under_other_names_are_kept(key):
     assert mask_secrets({key: 48}) == {key: 48}
 
 
-def test_no_secret_is_not_masked():
+def test_empty_and_boolean_values_are_not_masked():
     assert mask_secrets({"api_key": None, "use_token": True}) == {"api_key": None, "use_token": True}
 
 

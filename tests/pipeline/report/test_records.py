@@ -9,7 +9,7 @@ from tests.pipeline.report.serve_artifact import request, write
 REQUESTS = [request("a", ["device", "cloud"], [0.5, 0.75])]
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_written_records_are_read_back(tmp_path):
     chunk = {"request": "a", "position": 5, "num_tokens": 1, "accepted": None, "confidence": 0.5, "importance": None}
     piece = {"request": "a", "lane": "draft", "start_s": 0.0, "end_s": 0.5, "amount": 1}
     records = Records.read(write(tmp_path, REQUESTS, [piece], [chunk], extra=1))
@@ -22,7 +22,7 @@ def test_what_was_written_is_read(tmp_path):
     assert records.meta.raw["extra"] == 1
 
 
-def test_a_column_that_lacks_is_named(tmp_path):
+def test_a_missing_column_is_named(tmp_path):
     path = write(tmp_path, REQUESTS) / "requests.parquet"
     pq.write_table(pq.read_table(path).drop(["ttft_s", "text"]), path)
     with pytest.raises(RecordsError, match=r"requests.parquet .* lacks the columns text, ttft_s"):
@@ -42,6 +42,6 @@ def test_missing_settings_are_named(tmp_path):
         Records.read(tmp_path)
 
 
-def test_no_request_is_nothing_to_report(tmp_path):
+def test_a_run_without_requests_is_refused(tmp_path):
     with pytest.raises(RecordsError, match="holds no request"):
         Records.read(write(tmp_path, []))

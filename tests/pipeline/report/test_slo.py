@@ -16,7 +16,7 @@ def served(**changes):
     return RequestRecord(**row(**changes))
 
 
-def test_speed_counts_gaps_from_the_first_token_on():
+def test_the_speed_counts_gaps_from_the_first_token_on():
     assert served().tokens_per_s == 2.0
 
 
@@ -37,7 +37,7 @@ def test_one_token_breaks_no_speed():
     ],
     ids=["no class", "failed", "as fast as promised", "too slow", "first token late", "in time", "no token at all"],
 )
-def test_met(changes, met):
+def test_a_request_meets_its_slo_by_speed_and_ttft(changes, met):
     found = served(**changes)
     assert found.meets_slo is met
     assert found.slo_violated is (None if found.slo is None else not met)

@@ -27,17 +27,17 @@ def shown(folder: Path, text: str | None) -> StageRun:
     return StageRun(stage.name, stage.key, "profile", folder, 1.0, True)
 
 
-def test_numbers_are_named_by_their_stage(tmp_path):
+def test_metrics_of_a_stage_are_prefixed_with_its_name(tmp_path):
     stage = shown(tmp_path / "a", '{"cloud/held_out/mape": 0.05, "runs": 7, "ok": true, "note": "x", "none": null}')
     assert context.stage_metrics(stage) == {"local_latency/cloud/held_out/mape": 0.05, "local_latency/runs": 7.0}
 
 
 @pytest.mark.parametrize("text", [None, "{", "[1, 2]", '{"a": NaN, "b": Infinity}'])
-def test_what_is_no_metrics_shows_nothing(tmp_path, text):
+def test_an_invalid_metrics_file_is_ignored(tmp_path, text):
     assert context.stage_metrics(shown(tmp_path / "a", text)) == {}
 
 
-def test_a_job_logs_what_its_stages_show(tmp_path, tracking):
+def test_a_job_logs_the_metrics_and_figures_of_its_stages(tmp_path, tracking):
     stage = shown(tmp_path / "stage", json.dumps({"cloud/held_out/mape": 0.05}))
     context = JobContext(tmp_path / "job", tracking, {"policy": {"name": "sled"}}, stages=(stage,))
     done = report.report_job(drawn(tmp_path / "serve", n=4), context, io.StringIO())

@@ -4,7 +4,7 @@ import pytest
 from pipeline.report.statistics import mean_interval, paired_interval
 
 
-def test_one_seed_gives_one_interval_and_another_a_near_one():
+def test_intervals_are_reproducible_and_nearly_equal_between_seeds():
     values = np.random.default_rng(1).normal(size=200).tolist()
     assert mean_interval(values, seed=3) == mean_interval(values, seed=3)
     assert mean_interval(values, seed=3).low == pytest.approx(mean_interval(values, seed=4).low, abs=0.03)
@@ -18,7 +18,7 @@ def test_the_interval_is_near_the_normal_one():
     assert interval.high == pytest.approx(values.mean() + half, abs=0.03)
 
 
-def test_intervals_cover_the_true_mean_about_as_often_as_they_say():
+def test_the_coverage_of_intervals_is_near_their_level():
     rng = np.random.default_rng(7)
     samples = rng.binomial(1, 0.6, size=(200, 120)).astype(float)
     intervals = [mean_interval(sample.tolist(), seed=0, level=0.9, resamples=400) for sample in samples]
@@ -33,7 +33,7 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     assert mean_interval(values, seed=0) == whole
 
 
-def test_a_paired_difference_is_surer_than_two_means():
+def test_a_paired_interval_is_narrower_than_two_unpaired():
     base = np.random.default_rng(2).normal(size=300)
     ours, theirs = (base + 0.1).tolist(), base.tolist()
     paired = paired_interval(ours, theirs, seed=0)
@@ -51,11 +51,11 @@ def test_a_paired_difference_is_surer_than_two_means():
         ([1.0], {"resamples": 10}, "100 resamples or more, got 0.95 and 10"),
     ],
 )
-def test_what_cannot_be_resampled_is_refused(values, options, message):
+def test_values_that_cannot_be_resampled_are_refused(values, options, message):
     with pytest.raises(ValueError, match=message):
         mean_interval(values, seed=0, **options)
 
 
-def test_unpaired_sides_are_refused():
+def test_a_paired_interval_of_unequal_lengths_is_refused():
     with pytest.raises(ValueError, match="same prompts on both sides, got 2 and 1"):
         paired_interval([1, 2], [1], seed=0)

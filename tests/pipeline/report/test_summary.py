@@ -26,7 +26,7 @@ def summary(tmp_path):
     return summarise(Records.read(write(tmp_path, [SPECULATED, ALONE])))
 
 
-def test_latency(summary):
+def test_latencies_are_those_of_the_two_requests(summary):
     assert list(summary.below("latency/ttft_s/").values()) == pytest.approx([0.625, 0.625, 0.925, 0.9925])
     # mean gaps: (0 + 0 + 0.2 + 0.2) / 4 and (1 + 0.75) / 2
     assert summary["latency/tbt_s/mean"] == pytest.approx((0.1 + 0.875) / 2)
@@ -36,7 +36,7 @@ def test_latency(summary):
     assert summary["latency/cloud_queue_s/mean"] == 0.0625
 
 
-def test_throughput_and_goodput(summary):
+def test_throughput_and_goodput_are_computed_from_the_two_requests(summary):
     # eight tokens from 0 to 2.5 s; a's speed is 4 gaps in 0.4 s, b's 2 in 1.75 s: both above their classes
     assert summary["throughput/tokens_per_s"] == pytest.approx(8 / 2.5)
     assert summary["throughput/requests_per_s"] == pytest.approx(2 / 2.5)
@@ -47,7 +47,7 @@ def test_throughput_and_goodput(summary):
     }  # fmt: skip
 
 
-def test_goodput_leaves_out_who_missed_the_class(tmp_path):
+def test_goodput_excludes_requests_that_missed_their_slo(tmp_path):
     late = ALONE | {"slo_tokens_per_s": 2.0}
     summary = summarise(Records.read(write(tmp_path, [SPECULATED, late])))
     assert summary["throughput/goodput_tokens_per_s"] == pytest.approx(5 / 2.5)
@@ -62,14 +62,14 @@ def test_goodput_without_classes_is_of_complete_requests(tmp_path):
     assert (summary["complete"], summary.below("slo/")) == (1, {})
 
 
-def test_speculation(summary):
+def test_acceptance_counts_are_those_of_the_two_requests(summary):
     assert summary.below("speculation/") == {
         "drafted": 9, "verified": 4, "accepted": 2, "verifications": 1, "acceptance_rate": 0.5,
         "acceptance_length": 2.0, "acceptance_length_with_bonus": 3.0, "wasted_share": pytest.approx(2 / 9),
     }  # fmt: skip
 
 
-def test_waste_is_what_fell_at_the_mean_time_of_a_draft(tmp_path):
+def test_wasted_time_is_the_discarded_drafts_times_their_mean_duration(tmp_path):
     """Ten tokens drafted in 0.4 s, one of them dropped by a stop rule; two of four that were sent fell."""
     drafting = SPECULATED | {"drafted": 9, "discarded_tokens": 1, "draft_s": 0.4}
     waste = summarise(Records.read(write(tmp_path, [drafting]))).below("waste/")
@@ -78,7 +78,7 @@ def test_waste_is_what_fell_at_the_mean_time_of_a_draft(tmp_path):
     assert waste["time_share"] == pytest.approx(0.2)
 
 
-def test_offloading(summary):
+def test_offloaded_shares_are_those_of_the_two_requests(summary):
     assert summary["offloading/chunk_share"] == pytest.approx(1 / 5)
     assert summary["offloading/token_share"] == pytest.approx(3 / 8)
     assert summary.below("offloading/tokens_by_origin/") == {
@@ -86,7 +86,7 @@ def test_offloading(summary):
     }  # fmt: skip
 
 
-def test_resources(summary):
+def test_bytes_busy_times_and_energy_are_added_up(summary):
     assert summary.below("resources/") == {
         "uplink_nbytes": 100, "downlink_nbytes": 20, "uplink_messages": 1, "cloud_forward_tokens": 9,
         "device_busy_s": pytest.approx(1.35), "cloud_busy_s": 0.25, "cloud_queue_s": 0.125,
@@ -100,7 +100,7 @@ def test_cost_under_both_readings(summary):
     assert summary["cost/verified_s"] == pytest.approx(0.4875 / 6 * 5 / 8)
 
 
-def test_quality(summary):
+def test_quality_is_averaged_over_requests_and_by_task(summary):
     assert (summary["quality/mean"], summary["quality/rouge_1"]) == (0.5, 0.75)
     assert summary.below("quality/by_task/") == {"copy": 1.0, "sort": 0.0}
 
@@ -113,7 +113,7 @@ def test_metrics_are_flat_numbers_that_are_known(summary):
     assert all(isinstance(value, float) for value in metrics.values())
 
 
-def test_without_drafts_energy_or_scores_nothing_is_made_up(tmp_path):
+def test_without_drafts_energy_or_scores_their_metrics_are_unknown(tmp_path):
     lone = request("c", ["cloud"], [0.5], device_energy_j=None, cloud_energy_j=3.0)
     summary = summarise(Records.read(write(tmp_path, [lone], packing_factor=None)))
     assert summary["latency/tbt_s/mean"] is None
@@ -144,7 +144,7 @@ def test_busy_periods_are_those_in_which_anything_was_under_way(summary, tmp_pat
     assert apart["throughput/busy_period_s"] == pytest.approx((1.4 + 2.0) / 2)
 
 
-def test_what_is_known_of_tiers_is_told_flat(tmp_path):
+def test_metrics_of_tiers_are_flattened(tmp_path):
     tiers = {"nano": {"utilisation": 0.25, "blocks": 8.0}, "agx": {"utilisation": 0.5}}
     found = summarise(Records.read(write(tmp_path, [SPECULATED], tiers=tiers))).metrics()
     assert {name: value for name, value in found.items() if name.startswith("tiers/")} == {

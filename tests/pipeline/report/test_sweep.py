@@ -29,7 +29,7 @@ def run(artifact: Path, outputs: Path, policies: str, *words: str) -> subprocess
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
 
-def test_a_sweep_nests_its_jobs_compares_them_and_outlives_one_that_fails(tracking, tmp_path):
+def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(tracking, tmp_path):
     done = run(drawn(tmp_path / "serve"), tmp_path, "synera,bad,killed,sled")
     assert done.returncode == sweep.JOB_FAILED, done.stderr
     assert done.stderr == ""
@@ -50,7 +50,7 @@ EXHIBIT = (
 )
 
 
-def test_a_sweep_with_an_exhibit_ends_with_it_in_its_own_run(tracking, tmp_path):
+def test_a_sweep_logs_its_exhibit_in_its_own_run(tracking, tmp_path):
     done = run(drawn(tmp_path / "serve"), tmp_path, "synera,sled", EXHIBIT)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -64,7 +64,7 @@ def test_a_sweep_with_an_exhibit_ends_with_it_in_its_own_run(tracking, tmp_path)
     assert (metrics["exhibit/sled/quality"], metrics["exhibit/claims holds"]) == (15 / 24, 1.0)
 
 
-def test_a_sweep_whose_exhibit_cannot_be_runs_no_job(tmp_path):
+def test_a_sweep_with_an_invalid_exhibit_runs_no_job(tmp_path):
     done = run(tmp_path, tmp_path, "synera,sled", EXHIBIT.replace("row: sled", "row: sleed"))
     assert done.returncode == sweep.BAD_EXHIBIT
     assert done.stderr.startswith("error: exhibit.claims, 'both are equal': no job is the row 'sleed'.")
@@ -82,7 +82,7 @@ def check_runs(tracking: Tracking, parent: str, last: str) -> None:
     assert {item.path for item in client.list_artifacts(parent)} == {"comparison.csv", "tradeoff.png", "overrides.txt"}
 
 
-def test_a_store_that_fails_is_told_once_and_the_jobs_do_not_try(tmp_path):
+def test_a_failing_store_is_reported_once_and_not_tried_by_jobs(tmp_path):
     (tmp_path / "file").write_text("")
     broken = Tracking(uri=f"sqlite:///{tmp_path}/file/x.db")
     file = io.StringIO()
@@ -94,6 +94,6 @@ def test_a_store_that_fails_is_told_once_and_the_jobs_do_not_try(tmp_path):
     assert file.getvalue().count("could not log") == 1
 
 
-def test_a_job_of_its_own_has_no_parent(tmp_path):
+def test_a_single_job_has_no_parent_run(tmp_path):
     for job in (JobContext(tmp_path, Tracking(), {}), JobContext(tmp_path, Tracking(), {}, sweep=tmp_path)):
         assert (sweep.parent_run(job), sweep.is_tracked(job)) == (None, True)

@@ -17,7 +17,7 @@ TABLE = Table(
 )
 
 
-def test_labels_stand_left_values_right_and_a_remark_takes_the_rest():
+def test_labels_are_left_aligned_values_right_aligned_and_remarks_fill_the_rest():
     assert TABLE.lines(80) == [
         "             TBT ms",
         "job  policy    mean  quality",
@@ -31,14 +31,14 @@ def test_a_remark_is_cut_at_the_width():
     assert TABLE.lines(20)[-1] == "1    edge    failed…"
 
 
-def test_what_does_not_fit_goes_below_with_its_labels_and_without_remarks():
+def test_columns_beyond_the_width_continue_in_a_second_table():
     first, second = TABLE.split_to_width(22)
     assert first.headings == ("job", "policy", "TBT ms\nmean")
     assert second.headings == ("job", "policy", "quality")
     assert [len(one.rows) for one in (first, second)] == [2, 1]
 
 
-def test_facts_are_wrapped_behind_their_labels():
+def test_facts_are_wrapped_after_their_labels():
     assert LabelledTexts((("link", "3.9 Mbit/s up"), ("a", "b"))).lines(18) == [
         "link  3.9 Mbit/s",
         "      up",
@@ -77,10 +77,10 @@ def test_a_file_gets_plain_lines_and_a_terminal_colours(monkeypatch):
         (12345.6, "12,346"),
     ],
 )
-def test_numbers(value, text):
+def test_numbers_are_printed_with_three_significant_digits(value, text):
     assert format_number(value) == text
 
 
-def test_shares_and_sizes():
+def test_shares_and_sizes_are_printed_with_units():
     assert [format_percent(None), format_percent(0.1234)] == ["-", "12.3 %"]
     assert [format_nbytes(999), format_nbytes(1200), format_nbytes(3.4e6)] == ["999 B", "1.20 kB", "3.40 MB"]

@@ -13,6 +13,6 @@ def test_a_tradeoff_draws_lines_intervals_and_only_known_axes(tmp_path):
     assert width / height == pytest.approx(2 * 4.4 / 4.0, abs=0.01)
 
 
-def test_a_tradeoff_of_nothing_is_refused(tmp_path):
+def test_a_tradeoff_figure_without_points_is_refused(tmp_path):
     with pytest.raises(ValueError, match="one complete job with a quality"):
         figures.draw_tradeoff([], tmp_path / "tradeoff.png")

@@ -73,7 +73,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     stage_functions.KILLED_AT.clear()
 
 
-def test_a_killed_search_goes_on_and_mlflow_has_it_all(run: Run, tracking: Tracking) -> None:
+def test_a_killed_search_resumes_and_logs_all_trials(run: Run, tracking: Tracking) -> None:
     stage_functions.KILLED_AT.append(1)
     outputs = f"outputs={tracking.outputs}"
     assert run(outputs, "tracking.uri=none")[0] == 130
@@ -95,7 +95,7 @@ def test_a_killed_search_goes_on_and_mlflow_has_it_all(run: Run, tracking: Track
     assert (parent.info.status, parent.data.metrics["search/trials"]) == ("FINISHED", 3)
 
 
-def test_a_plan_shows_one_trial_and_remembers_none(run: Run) -> None:
+def test_a_plan_shows_one_trial_and_stores_none(run: Run) -> None:
     code, out, _ = run("tracking.uri=none", "stage=plan")
     assert code == 0
     assert out.count("stages, in the order in which they run:") == 1
@@ -129,7 +129,7 @@ def search(folder: Path, trials: int, results: Sequence[float | str], rate: floa
     return tried
 
 
-def test_failures_end_a_search_unless_it_may_have_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_beyond_max_failure_rate_end_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(search(tmp_path / "a", 3, ["no memory", 1.0, 2.0])) == 1
     printed = capsys.readouterr().out
     assert "trial 0 failed: no memory" in printed
@@ -137,7 +137,7 @@ def test_failures_end_a_search_unless_it_may_have_them(tmp_path: Path, capsys: p
     assert len(search(tmp_path / "b", 3, ["no memory", 1.0, 2.0], rate=0.5)) == 3
 
 
-def test_a_longer_search_goes_on_with_other_points_side_by_side(tmp_path: Path) -> None:
+def test_a_longer_search_continues_with_new_points(tmp_path: Path) -> None:
     first = search(tmp_path, 2, [1.0, 0.0], at_once=2)
     assert not search(tmp_path, 2, [])
     then = search(tmp_path, 4, [3.0, 2.0], at_once=2)
@@ -162,7 +162,7 @@ def test_a_metric_that_no_job_has_ends_the_search(tmp_path: Path) -> None:
             SearchRunner(study, lambda jobs, first: [tmp_path], tmp_path, 3).run()
 
 
-def test_slips_are_said(tmp_path: Path) -> None:
+def test_invalid_search_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="direction is 'up'; allowed are maximize, minimize"):
         create_objective("a", "up")
     with pytest.raises(ConfigError, match="2 metrics and 1 directions"):
@@ -180,7 +180,7 @@ def test_slips_are_said(tmp_path: Path) -> None:
             raise AssertionError("it began")
 
 
-def test_hydras_sweeps_are_distributions() -> None:
+def test_sweep_syntax_becomes_distributions() -> None:
     params = {
         "a": "choice([512,128],[64,32])", "b": "tag(log,interval(1e-5,1e-3))", "c": "int(interval(32,256))",
         "d": "range(1,10,4)", "e": "true,false", "f": 7,
@@ -196,12 +196,12 @@ def test_hydras_sweeps_are_distributions() -> None:
 
 
 @pytest.mark.parametrize("word", ["x=range(5,1)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"])
-def test_what_cannot_be_searched_is_refused(word: str) -> None:
+def test_unsupported_sweep_values_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="Allowed are"):
         parse_space({}, [word])
 
 
-def test_two_metrics_have_a_front_and_no_best(tmp_path: Path) -> None:
+def test_a_search_of_two_metrics_returns_the_pareto_front(tmp_path: Path) -> None:
     asked = parse_space({"x": "interval(0.0,1.0)"}, [])
     with open_study(tmp_path, asked, create_objective(["a", "b"], ["maximize", "minimize"]), 0, {}) as study:
         for values in ((1.0, 1.0), (2.0, 2.0), (0.5, 1.5)):

@@ -84,7 +84,7 @@ def test_the_least_recently_used_cache_is_evicted_first() -> None:
     assert ledger.idle_caches(()) == [("b", 0), ("a", 0)]
 
 
-def test_an_evicted_session_leaves_nothing() -> None:
+def test_an_evicted_session_leaves_no_state() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     run(ledger, rows("a"))
     run(ledger, rows("b"))

@@ -40,7 +40,7 @@ def test_queued_sessions_are_not_evicted_for_the_second_request_of_a_batch() -> 
     assert admitted(ledger(48, a=16, b=16), item("a", 16, 1), item("b", 16, 1)) == (["a"], [])
 
 
-def test_a_roll_back_of_one_makes_room_for_another() -> None:
+def test_a_roll_back_of_one_session_makes_room_for_another() -> None:
     assert admitted(ledger(64, a=48), item("a", 3, 2), item("b", 0, 40)) == (["a", "b"], [])
 
 

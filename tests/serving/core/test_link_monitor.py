@@ -21,7 +21,7 @@ PART = 64 * 8192
 # Eq. 1 and Eq. 2.
 
 
-def test_an_average_is_eq_1() -> None:
+def test_the_moving_average_is_eq_1() -> None:
     average = MovingAverage()
     assert average.value is None
     for value, wanted in ((10.0, 10.0), (20.0, 12.0), (2.0, 10.0)):
@@ -37,7 +37,7 @@ def fed(batches: Sequence[tuple[int, float]]) -> BatchTimeModel:
 
 
 @given(BATCHES)
-def test_g_at_the_batch_that_was_seen_is_eq_2_and_the_line_never_falls(batches: list[tuple[int, float]]) -> None:
+def test_the_batch_time_model_is_eq_2_and_never_decreases(batches: list[tuple[int, float]]) -> None:
     rows, took_s = batches[-1]
     before, after = fed(batches[:-1]), fed(batches)
     assert after.per_token_s >= 0.0
@@ -48,7 +48,9 @@ def test_g_at_the_batch_that_was_seen_is_eq_2_and_the_line_never_falls(batches: 
 
 
 @given(BATCHES, st.floats(-0.5, 0.5))
-def test_no_other_line_with_that_value_is_nearer(batches: list[tuple[int, float]], turn_s: float) -> None:
+def test_the_batch_time_update_is_the_nearest_line_through_the_new_value(
+    batches: list[tuple[int, float]], turn_s: float
+) -> None:
     """By what it says at 256 rows more, and at none."""
     before, after = fed(batches[:-1]), fed(batches)
     assume(after.per_token_s > 0.0)
@@ -73,7 +75,7 @@ def test_the_batch_time_model_converges_to_the_true_line(
         assert delay.predict(n) == pytest.approx(base_s + row_s * n, rel=0.01)
 
 
-def test_the_first_batch_says_nothing_of_a_slope() -> None:
+def test_the_first_batch_gives_no_slope() -> None:
     assert fed([(100, 0.5)]) == BatchTimeModel(0.5, 0.0, True)
 
 
@@ -125,7 +127,7 @@ def test_a_rate_that_changes_is_followed() -> None:
     assert rate.mbps == pytest.approx(100.0, rel=0.03)
 
 
-def test_delay_and_jitter_of_small_messages_are_no_rate() -> None:
+def test_small_messages_do_not_change_the_rate_estimate() -> None:
     rate = LinkRate()
     assert rate.mbps == 0.0
     for i in range(20):
@@ -176,7 +178,7 @@ def test_a_rate_is_unknown_before_the_first_message() -> None:
     assert DeviceMonitor().downlink.mbps == 0.0
 
 
-def test_a_drafting_step_is_timed_without_what_the_chip_had_to_end_first() -> None:
+def test_a_drafting_step_is_timed_without_the_wait_for_the_chip() -> None:
     monitor = DeviceMonitor()
     monitor.record_draft(4, 1.0, 1.4)
     assert monitor.draft_step_s.value == pytest.approx(0.1)

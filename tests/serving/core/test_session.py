@@ -38,7 +38,7 @@ def asked(tokens: tuple[int, ...] = DRAFT, limit: int = 20, send: bool = True) -
 # What is sent.
 
 
-def test_a_question_carries_what_the_route_lacks_and_then_the_drafts() -> None:
+def test_a_request_carries_uncached_tokens_and_then_the_drafts() -> None:
     s = drafted(session())
     s.target_cached_len = 2
     rows = s.start_verification(True, "greedy")
@@ -47,7 +47,7 @@ def test_a_question_carries_what_the_route_lacks_and_then_the_drafts() -> None:
     assert s.in_flight_drafts == DRAFT
 
 
-def test_drafts_that_stay_at_home_are_no_part_of_the_question() -> None:
+def test_unsent_drafts_are_not_in_the_request() -> None:
     s = drafted(session())
     rows = s.start_verification(False, "greedy")
     assert (rows.tokens, rows.num_drafts, rows.draft_probs) == (PROMPT, 0, ())
@@ -76,7 +76,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_what_a_verdict_agrees_on(case: str) -> None:
+def test_a_verdict_commits_accepted_drafts_and_the_next_token(case: str) -> None:
     accepted, token, new, origins, kv, peer = TABLE[case]
     s = asked()
     assert s.apply_verdict(Verdict(accepted, token)) == (new, origins)
@@ -96,14 +96,14 @@ def test_drafts_of_a_tree_beyond_the_answers_end_do_not_count_as_accepted(
     assert s.apply_verdict(verdict)[1].count("accepted") == fit
 
 
-def test_the_drafters_cache_never_reaches_beyond_what_is_agreed() -> None:
+def test_the_draft_cache_never_extends_beyond_committed_tokens() -> None:
     """After a bonus the last draft was never fed: the cache ends before it, whatever the verdict says."""
     s = asked()
     s.apply_verdict(Verdict(4, 14))
     assert s.draft_cached_len == len(PROMPT) + len(DRAFT) - 1
 
 
-def test_a_question_without_drafts_is_answered_by_the_cloud_alone() -> None:
+def test_a_request_without_drafts_is_answered_by_the_cloud_alone() -> None:
     s = session()
     s.start_verification(True, "greedy")
     assert s.apply_verdict(Verdict(0, 7)) == ((7,), ("cloud",))

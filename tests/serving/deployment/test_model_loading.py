@@ -36,7 +36,7 @@ def medusa(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> MedusaHeads:
     return MedusaHeads(2, ((0,), (1,), (0, 0)), 1, str(tmp_path))
 
 
-def test_heads_of_the_target_propose_wherever_it_ends_and_leave_the_drafter_alone(
+def test_medusa_heads_are_attached_to_every_end_of_the_target_only(
     pair: tuple[Checkpoint, Checkpoint], medusa: MedusaHeads
 ) -> None:
     models = load_models(*pair, requirements=EngineRequirements(medusa=medusa))

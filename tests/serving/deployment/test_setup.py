@@ -51,14 +51,14 @@ def test_a_cache_budget_that_no_request_fits_is_refused() -> None:
     assert setup(override={"kv_cache": PrefixCaching(48.0)}).uses_target
 
 
-def test_a_tier_that_is_not_there_is_refused() -> None:
+def test_a_placement_on_an_unknown_tier_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"policy.placement: there is no tier 'edge' in the testbed; there are here and cloud"
     ):
         setup(override={"placement": CloudPlacement("edge")})
 
 
-def test_devices_are_the_workloads_or_the_testbeds() -> None:
+def test_the_number_of_devices_is_the_workloads_or_the_testbeds() -> None:
     assert setup(devices=7).num_devices == 7
     assert setup(hardware="hat", devices=None).num_devices == 30
 

@@ -30,12 +30,12 @@ NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx
 
 
 @pytest.mark.parametrize("name", ["Edge", "1st", "a-b", "here", "device", "device_tier", "cloud", "cloud_2", "", "a.b"])
-def test_names_that_mean_something_else_are_refused(name: str) -> None:
+def test_reserved_tier_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"testbed: '{name}' cannot be a tier's name; use a-z, 0-9 and _"):
         Bed(device=DEVICE, tiers={name: Tier(fleet(NX))})
 
 
-def test_a_cloud_or_tiers_but_not_both() -> None:
+def test_a_testbed_has_a_cloud_or_tiers_but_not_both() -> None:
     with pytest.raises(ValueError, match=r"hardware\.cloud\) or tiers \(hardware\.tiers\), not neither"):
         Bed(device=DEVICE)
     with pytest.raises(ValueError, match="not both; set the other to null"):
@@ -67,7 +67,7 @@ def test_impossible_tiers_are_refused(how: dict[str, Any], message: str) -> None
         Tier(**how)
 
 
-def test_a_placement_names_tiers_that_there_are() -> None:
+def test_a_placement_on_an_unknown_tier_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no tier 'cloud' in the testbed; there are here and nano, nx"):
         over(tiers(1, 1), override={"placement": CloudPlacement()})
     with pytest.raises(ValueError, match=r"no tier 'nano' .* there are here and cloud, and for later stages of a pipe"):
@@ -80,7 +80,7 @@ def test_a_model_with_fewer_layers_than_tiers_is_refused() -> None:
         placed.hops(2, 32)
 
 
-def test_what_does_not_fit_the_roomiest_node_is_refused_before_any_work() -> None:
+def test_a_model_larger_than_the_largest_node_is_refused() -> None:
     small = {"nano": Tier(fleet(NANO)), "nx": Tier(fleet(NX))}
     with pytest.raises(ValueError, match="llama2_70b"):
         over(small, pair=pair(cloud="llama2_70b"), override={"placement": CloudPlacement("nx")})
@@ -111,7 +111,7 @@ def test_the_papers_testbeds_have_the_papers_nodes() -> None:
     assert [each.power_mode.headline_tops or each.chip.headline_tops for each in fleets] == [67, 157, 200]
 
 
-def test_nodes_are_counted_within_their_tier_over_its_fleets() -> None:
+def test_node_names_count_through_the_fleets_of_a_tier() -> None:
     mixed = {"near": Tier(fleet(NX, count=2), (fleet(AGX),)), "far": Tier(fleet(AGX))}
     cast = Topology(over(mixed), LAYERS)
     assert cast.tiers == {"near": ("near-0", "near-1", "near-2"), "far": ("far-0",)}
@@ -122,7 +122,7 @@ def test_nodes_are_counted_within_their_tier_over_its_fleets() -> None:
     assert cast.cloud_latency("near-2").a_s < cast.cloud_latency("near-0").a_s
 
 
-def test_a_node_too_small_for_its_tiers_part_is_left_out() -> None:
+def test_a_node_too_small_for_its_tiers_layers_is_left_out() -> None:
     """The split goes by the roomiest (Eq. 5); whatever the dispatch, no request meets a node without the weights."""
     mixed = {"near": Tier(fleet(NANO), (fleet(AGX),), outages=ListedOutages(((1.0, 2.0),)), failing_nodes=(1,)),
              "far": Tier(fleet(AGX))}  # fmt: skip
@@ -145,7 +145,7 @@ def test_named_nodes_fail_independently() -> None:
     assert next(Topology(alike.setup, LAYERS).node_outages("nx-1")) == next(alike.node_outages("nx-1"))
 
 
-def test_a_node_holds_its_tiers_layers_and_remembers_as_many_tokens_as_are_left() -> None:
+def test_a_node_caches_as_many_tokens_as_its_layers_leave_memory_for() -> None:
     made = over(tiers(2, 2))
     nano, nx = made.hops
     assert made.hop_architecture(nano).layers + made.hop_architecture(nx).layers == 32
@@ -158,7 +158,7 @@ def test_a_node_holds_its_tiers_layers_and_remembers_as_many_tokens_as_are_left(
 # Who is told.
 
 
-def test_watchers_are_the_nodes_of_the_tier_before_where_there_is_a_choice() -> None:
+def test_load_reports_go_to_the_previous_tier_if_it_has_a_choice() -> None:
     cast = Topology(over(tiers(2, 1, 2), devices=3), LAYERS)
     told = {name: node.watchers for name in cast.workers if isinstance(node := cast.create_node(name), Worker)}
     assert told == {
@@ -166,13 +166,13 @@ def test_watchers_are_the_nodes_of_the_tier_before_where_there_is_a_choice() -> 
     }  # fmt: skip
 
 
-def test_without_load_reports_there_are_no_watchers() -> None:
+def test_a_dispatch_without_load_reports_has_no_watchers() -> None:
     cast = Topology(over(tiers(2, 2), override={"dispatch": RoundRobin()}), LAYERS)
     assert {node.watchers for name in cast.workers if isinstance(node := cast.create_node(name), Worker)} == {()}
     assert not cast.setup.policy.dispatch.needs_load_reports
 
 
-def test_behind_a_devices_own_hop_devices_choose_among_the_first_tier() -> None:
+def test_devices_that_run_the_first_hop_choose_among_the_first_tier() -> None:
     cast = Topology(over(tiers(2, 2), "hat", devices=2), LAYERS)
     assert [hop.node for hop in cast.hops] == [DEVICE_TIER, "nano", "nx", DEVICE_TIER]
     nano, nx = cast.create_node("nano-1"), cast.create_node("nx-1")
@@ -238,7 +238,7 @@ def test_every_pair_of_nodes_of_different_tiers_is_linked_over_all_links_between
     assert fresh == pytest.approx(expected)
 
 
-def test_what_a_node_says_one_way_leaves_by_one_port() -> None:
+def test_messages_of_a_node_to_later_tiers_share_one_link() -> None:
     """To the next tier and beyond it messages queue behind each other; the other way is free."""
     wires = linked(devices=1)
     alone = lone_s(linked(devices=1)["nano-0", "nx-0"], 1e6)
@@ -248,7 +248,7 @@ def test_what_a_node_says_one_way_leaves_by_one_port() -> None:
     assert lone_s(wires["nx-0", "nano-0"], 1e6) == pytest.approx(alone)
 
 
-def test_a_device_has_one_access_link_to_all() -> None:
+def test_a_device_has_one_access_link_to_all_nodes() -> None:
     wires = linked(devices=2)
     alone = lone_s(linked(devices=2)["device-0", "nano-0"], 1e6)
     wires["device-0", "nano-0"].arrival_s(1e6, 0.0)
@@ -266,7 +266,7 @@ def test_a_devices_outages_are_not_those_of_the_links_between_tiers() -> None:
     assert cast.intermediate_links("nano") == ()
 
 
-def test_the_first_tiers_link_is_the_devices() -> None:
+def test_a_link_of_the_first_tier_is_the_link_of_the_devices() -> None:
     found = tiers(1, 1)
     found["nano"] = replace(found["nano"], link=SLOW)
     cast = Topology(over(found), LAYERS)
@@ -337,5 +337,5 @@ def test_a_u_shapes_middle_is_divided_over_tiers() -> None:
         UShapedPlacement(shallow_layers=2, partition=of).hops(3, 32)
 
 
-def test_the_dispatch_is_asked_what_the_policy_says() -> None:
+def test_tiers_keep_the_dispatch_of_the_policy() -> None:
     assert over(tiers(2, 2)).policy.dispatch == HypSched()

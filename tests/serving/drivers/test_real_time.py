@@ -44,7 +44,7 @@ def through_a_transport(w: World) -> World:
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("detour", [False, True])
-def test_with_a_scripted_clock_the_log_is_the_simulators(name: str, detour: bool) -> None:
+def test_with_a_scripted_clock_the_log_equals_the_simulators(name: str, detour: bool) -> None:
     expected = world(policy(name), calls_each=2).run().log.entries
     live = world(policy(name), calls_each=2, drive=scripted)
     asyncio.run(played(through_a_transport(live) if detour else live))

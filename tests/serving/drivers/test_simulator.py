@@ -94,7 +94,7 @@ def test_a_timer_due_now_fires_after_messages_that_arrive_now() -> None:
     assert [event for _, event in node.heard] == [begin("p"), begin("q"), TimerFired(7)]
 
 
-def test_nothing_happens_in_the_past() -> None:
+def test_an_event_in_the_past_is_refused() -> None:
     simulator, node, _ = one({1: [SetTimer(0.2, 7)]})
     simulator.post(1.0, "a", begin())
     simulator.run()
@@ -175,7 +175,7 @@ def test_a_lost_message_is_never_received() -> None:
     assert node.heard == [(0.0, begin())]
 
 
-def test_the_garbage_collector_is_left_as_it_was() -> None:
+def test_a_failed_run_restores_the_garbage_collector() -> None:
     before = gc.get_threshold()
     simulator, _, _ = one()
     simulator.post(0.0, "b", begin())
@@ -184,7 +184,7 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
     assert gc.get_threshold() == before
 
 
-def test_what_is_on_its_way_to_a_node_that_crashes_never_arrives() -> None:
+def test_messages_in_flight_to_a_crashing_node_are_lost() -> None:
     simulator, before, after = Simulator(), Script(), Script()
     simulator.add("a", before, ComputeResource(Second()))
     for at in (1.0, 2.0, 3.0, 4.0):

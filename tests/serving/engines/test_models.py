@@ -27,14 +27,14 @@ def folder(path: Path, config: object = None, tokenizer: str | None = None) -> P
     return path
 
 
-def test_a_model_is_somewhere() -> None:
+def test_a_model_without_path_and_hub_name_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"neither path nor hub says where .* set model.device.path and model.cloud.path"
     ):
         ModelConfig(timed_architecture=TIMING)
 
 
-def test_a_checkpoint_is_at_one_place(tmp_path: Path) -> None:
+def test_a_checkpoint_has_a_path_or_a_hub_name_but_not_both(tmp_path: Path) -> None:
     here = folder(tmp_path / "a")
     with pytest.raises(ValueError, match="set path=null to take the Hub's"):
         ModelConfig(timed_architecture=TIMING, path=here, hub="some/model")
@@ -48,7 +48,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["BertForMaskedLM"], ["T5ForConditionalGeneration"], ["ViTModel"]])
-def test_what_is_no_causal_lm_is_refused(tmp_path: Path, names: list[str]) -> None:
+def test_a_model_that_is_no_causal_lm_is_refused(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(ValueError, match=f"holds {names[0]}, which is not a causal LM"):
         ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", {"architectures": names}))
 
@@ -61,7 +61,7 @@ def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
             ModelConfig(timed_architecture=TIMING, path=here)
 
 
-def test_two_tokenizers_are_no_pair(tmp_path: Path) -> None:
+def test_models_with_different_tokenizers_are_no_pair(tmp_path: Path) -> None:
     one = ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", tokenizer=tokenizer_json("a b c")))
     other = ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "b", tokenizer=tokenizer_json("a b d")))
     with pytest.raises(ValueError, match=r"tokenizers of .* differ: token \d is 'c' in the one and 'd' in the other"):
@@ -72,7 +72,7 @@ HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4}
 
 
 @pytest.mark.parametrize("ways", [2, 4])
-def test_a_model_is_shared_by_whole_heads(tmp_path: Path, ways: int) -> None:
+def test_a_sharded_model_notes_the_number_of_processes(tmp_path: Path, ways: int) -> None:
     assert (
         ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", HEADS), tensor_parallel=ways).tensor_parallel
         == ways
@@ -91,7 +91,7 @@ def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, 
 
 
 @pytest.mark.usefixtures("library")
-def test_what_several_processes_cannot_share_is_refused() -> None:
+def test_models_that_cannot_be_sharded_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model.cloud.tensor_parallel is 0; it is a number of processes, 1 or more"):
         ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=0)
     with pytest.raises(
@@ -111,7 +111,7 @@ def test_what_several_processes_cannot_share_is_refused() -> None:
         ModelPair(here, here)
 
 
-def test_one_tokenizer_makes_a_pair(tmp_path: Path) -> None:
+def test_models_with_one_tokenizer_are_a_pair(tmp_path: Path) -> None:
     a, b = (ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / name)) for name in "ab")
     assert ModelPair(a, b).device.name_or_path != ModelPair(a, b).cloud.name_or_path
 
@@ -122,7 +122,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "find_spec", lambda name: ModuleSpec(name, None))
 
 
-def test_without_its_library_a_quantisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantisation_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "find_spec", lambda _: None)
     assert ModelConfig(timed_architecture=TIMING, hub="some/model").quantization_note is None
     with pytest.raises(
@@ -132,7 +132,7 @@ def test_without_its_library_a_quantisation_is_refused(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("library")
-def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
     here = folder(tmp_path / "a", {**LLAMA, "quantization_config": {"quant_method": "awq"}})
     assert ModelConfig(timed_architecture=TIMING, path=here).timed_architecture == TIMING
     with pytest.raises(ValueError, match="is quantised already; set quantization=none"):
@@ -140,7 +140,7 @@ def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("library")
-def test_a_quantised_model_stands_for_a_quantised_architecture() -> None:
+def test_a_quantised_model_is_timed_as_a_quantised_architecture() -> None:
     model = ModelConfig(timed_architecture=TIMING, hub="some/model", quantization="nf4")
     assert (model.timed_architecture.name, model.timed_architecture.quantization) == ("tinyllama_1_1b_nf4", "nf4")
     assert "stored and read in 4.5 bits a weight" in str(model.quantization_note)
@@ -148,7 +148,7 @@ def test_a_quantised_model_stands_for_a_quantised_architecture() -> None:
     assert again == model
 
 
-def test_who_names_a_checkpoint_by_its_fields_names_them_all() -> None:
+def test_configurations_that_copy_a_checkpoint_copy_all_its_fields() -> None:
     names = {field.name for field in fields(Checkpoint)}
     found = {str(file.relative_to(CONF)): node for file in sorted(CONF.rglob("*.yaml")) for node in checkpoints(file)}
     assert {"policy/artifacts/thresholds.yaml", "runtime/outcomes/trace.yaml"} <= set(found)
@@ -169,7 +169,7 @@ def checkpoints(file: Path) -> Iterator[dict[str, Any]]:
             waiting.extend(node)
 
 
-def test_a_checkpoint_is_named_without_the_path_to_it(tmp_path: Path) -> None:
+def test_the_display_name_of_a_checkpoint_has_no_full_path(tmp_path: Path) -> None:
     (tmp_path / "device_model").mkdir()
     made = folder(tmp_path / "device_model" / "0a1b")
     assert Checkpoint(path=made).display_name == "device_model/0a1b"

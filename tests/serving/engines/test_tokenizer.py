@@ -42,7 +42,7 @@ def test_end_tokens_come_from_the_tokenizer_and_the_generation_config(path):
     assert Tokenizer(path).eos_token_ids == (1, 3)
 
 
-def test_no_tokenizer_is_said_to_be_none(tmp_path):
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no tokenizer that transformers can open"):
         Tokenizer(tmp_path)
 
@@ -59,12 +59,12 @@ def test_the_first_token_that_differs_is_named(path, tmp_path):
         check_same_tokenizer(path, _save(tmp_path / "two", swapped))
 
 
-def test_a_token_more_is_a_difference(path, tmp_path):
+def test_tokenizers_of_different_sizes_differ(path, tmp_path):
     with pytest.raises(ValueError, match="token 12 is missing in the one and 'lid' in the other"):
         check_same_tokenizer(path, _save(tmp_path / "two", [*WORDS, "lid"]))
 
 
-def test_the_same_words_split_differently_are_a_difference(path, tmp_path):
+def test_tokenizers_that_split_text_differently_differ(path, tmp_path):
     with pytest.raises(ValueError, match="same vocabulary but split text differently"):
         check_same_tokenizer(path, _save(tmp_path / "two", WORDS, split=pre_tokenizers.Split("c", "isolated")))
 

@@ -57,7 +57,7 @@ def test_headline_tops_are_not_used_for_the_roofline():
     assert orin.mode("MAXN").int8_tops == pytest.approx(53.8, rel=0.02)
 
 
-def test_default_modes():
+def test_chips_have_their_default_power_mode():
     assert chip("jetson_agx_orin_32gb").mode(None) == chip("jetson_agx_orin_32gb").modes["30W"]
     assert chip("jetson_agx_xavier_32gb").default_mode == "15W"
 

@@ -43,7 +43,7 @@ def test_a_token_costs_its_time_times_the_modes_power(name, mode):
     assert 1e3 * TABLE_5_J / power_w == pytest.approx(NEEDED_MS[mode], abs=0.05)
 
 
-def test_table_5_lies_between_our_models():
+def test_table_5_lies_between_the_energies_of_the_models():
     """Above every mode's TinyLlama, below every mode's Llama-2-7B: no mode of either is the paper's row."""
     for mode in ORIN.modes:
         assert ORIN.joules(mode, decode_s("tinyllama_1_1b", mode)) < TABLE_5_J / 2

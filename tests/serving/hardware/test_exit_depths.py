@@ -38,7 +38,7 @@ def by_layer(loads: tuple[ForwardLoad, ...]) -> list[ForwardLoad]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_layer_runs_what_it_lacks(seed: int) -> None:
+def test_every_layer_runs_the_tokens_that_it_has_not_cached(seed: int) -> None:
     draw, ledger, caches = random.Random(seed), ExitDepths(LAYERS), Caches()
     for _ in range(80):
         if draw.random() < 0.4:
@@ -58,7 +58,7 @@ def test_every_layer_runs_what_it_lacks(seed: int) -> None:
         assert [ledger.cached_at(layer) for layer in range(LAYERS)] == [len(layer) for layer in caches.layers]
 
 
-def test_checks_in_vain_are_passes_through_the_head_alone() -> None:
+def test_failed_exit_checks_cost_a_pass_through_the_head() -> None:
     ledger = ExitDepths(4)
     assert with_head_loads(ledger.run_forward(3, 3), 1, 1) == (
         batch_load(3, [(0, 3)], 1.0),

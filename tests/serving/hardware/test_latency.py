@@ -11,12 +11,12 @@ from tests.support.conf_files import architecture, chip, fits
 TABLE_12 = LatencyModel(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
 
 
-def test_a_batch_counts_as_wisp_does():
+def test_the_load_of_a_batch_is_counted_as_in_wisp():
     batch = batch_load(64, [(0, 300), (1000, 5), (50, 1)], head_tokens=7)
     assert batch == ForwardLoad(64, 306, 300 * 300 + 1005 * 5 + 51, 1050, 7, extra_sessions=2)
 
 
-def test_seconds_are_eq_19():
+def test_predicted_seconds_follow_eq_19():
     batch = batch_load(64, [(1000, 5)] * 4)
     expected = 33.14e-6 * 20 + 34.5e-9 * 4 * 1005 * 5 + 4.62e-6 * 4000 + 14.86e-3
     assert TABLE_12.seconds(batch) == pytest.approx(expected)

@@ -12,7 +12,7 @@ from tests.support.conf_files import architecture, bed, chip, fleet, link, names
 
 
 @pytest.mark.parametrize("name", names("hardware"))
-def test_every_testbed_builds(name):
+def test_every_configured_testbed_is_built(name):
     assert bed(name).device_fleets
 
 
@@ -53,7 +53,7 @@ def test_one_fleet_or_several_but_not_both():
         Bed(one, one, (one,))
 
 
-def test_what_does_not_fit_is_refused_with_the_arithmetic():
+def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic():
     shape, orin = architecture("llama2_70b"), fleet("jetson_agx_orin_32gb")
     with pytest.raises(ValueError, match="Store the weights in fewer bits") as caught:
         check_memory(orin, shape, sessions=2, tokens=1000)
@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic():
     assert "2 sessions x 1000 tokens" in str(caught.value)
 
 
-def test_fewer_bits_or_more_chips_make_it_fit():
+def test_a_model_fits_with_fewer_bits_or_more_chips():
     shape = architecture("llama2_70b")
     check_memory(fleet("rtx_a6000", tensor_parallel=4), shape, sessions=4, tokens=2048)
     check_memory(fleet("rtx_a6000", precision="int4"), shape, sessions=4, tokens=2048)

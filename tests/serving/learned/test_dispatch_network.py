@@ -38,7 +38,7 @@ def backlogs(queued_s: list[float], **more: Any) -> list[LoadReport]:
             for i, each in enumerate(queued_s)]  # fmt: skip
 
 
-def test_the_graph_says_what_waits_in_parts_of_the_task_s_own_time() -> None:
+def test_node_features_are_relative_to_the_tasks_own_time() -> None:
     task, nodes = graph_features(
         TASK_OF_8, [LoadReport("a", 1.92, 0.01, 0.1, 12), LoadReport("b", 0.0, 0.01, 0.1, INF)]
     )
@@ -49,7 +49,7 @@ def test_the_graph_says_what_waits_in_parts_of_the_task_s_own_time() -> None:
     assert (len(task), len(nodes[0])) == (len(TASK_FEATURES), len(NODE_FEATURES))
 
 
-def test_slower_chips_look_the_same() -> None:
+def test_scaling_all_speeds_changes_no_score() -> None:
     fast, slow = (
         random_dispatch_network(3).scores(TASK_OF_8, backlogs([0.0, k, 3 * k], row_s=0.01 * k, step_s=0.1 * k))
         for k in (1, 16)
@@ -81,7 +81,7 @@ def test_nodes_that_do_not_know_their_speed_are_scored() -> None:
     ).all()
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_dispatch_network_is_loaded(tmp_path: Path) -> None:
     dispatcher = replace(random_dispatch_network(5), metrics={"served/learned": 1.5}, made_from={"seed": "0"})
     dispatcher.save(tmp_path)
     found = load(tmp_path)
@@ -95,7 +95,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     ({"version": 9}, "version 9"), ({"sha256": "0" * 64}, "was written for 000000000000"),
     ({"graph": {"message_rounds": 3}}, "its graph is"), ({"metrics": None}, "TypeError"),
 ])  # fmt: skip
-def test_a_header_that_says_otherwise_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_a_header_that_contradicts_the_weights_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     random_dispatch_network(0).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))
@@ -106,7 +106,7 @@ def test_a_header_that_says_otherwise_is_refused(tmp_path: Path, change: dict[st
 
 
 @pytest.mark.parametrize("file", [HEADER, WEIGHTS])
-def test_a_damaged_file_is_refused(tmp_path: Path, file: str) -> None:
+def test_a_damaged_dispatch_network_is_refused(tmp_path: Path, file: str) -> None:
     random_dispatch_network(0).save(tmp_path)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:40])
     with pytest.raises(ValueError, match="cannot be read"):
@@ -119,7 +119,7 @@ def test_a_folder_without_a_dispatcher_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LAYER_NAMES)
-def test_layers_that_do_not_fit_are_refused(name: str) -> None:
+def test_dispatch_layers_that_do_not_fit_are_refused(name: str) -> None:
     layers = dict(random_dispatch_network(0).layers)
     weight, bias = layers[name]
     with pytest.raises(ValueError, match="a dispatcher has layers"):
@@ -130,7 +130,7 @@ def test_layers_that_do_not_fit_are_refused(name: str) -> None:
         DispatchNetwork(layers | {name: (weight * np.float32("nan"), bias)})
 
 
-def test_it_drives_real_nodes_as_hypsched_does_where_it_says_the_same() -> None:
+def test_a_network_of_completion_times_dispatches_as_hypsched() -> None:
     """A network that reads nothing but the completion time, on unequal nodes of two tiers."""
     plain = bed("hyperion_2_tiers")
     slow = replace(fleet("jetson_agx_orin_32gb", mode="15W"), chip=chip("jetson_agx_orin_32gb"))

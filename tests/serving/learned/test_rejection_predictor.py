@@ -23,7 +23,7 @@ def made(*hidden: int, threshold: float = 0.5) -> RejectionPredictor:
     return RejectionPredictor(tuple(layers), mean, deviation, threshold, 0.75, "a rule", {"fpr": 0.1}, {"k": "8"})
 
 
-def test_a_chance_is_what_the_layers_say() -> None:
+def test_a_probability_is_the_output_of_the_layers() -> None:
     predictor, scores = made(3, 2), np.array([0.7, 0.5, 1.1, 2.2])
     x = (scores - predictor.mean) / predictor.std
     for weight, bias in predictor.layers[:-1]:
@@ -33,7 +33,7 @@ def test_a_chance_is_what_the_layers_say() -> None:
     assert predictor.probability(scores.tolist()) == pytest.approx(expected, rel=1e-4)
 
 
-def test_many_at_once_are_as_one_by_one() -> None:
+def test_a_batch_of_probabilities_equals_single_ones() -> None:
     predictor = made(16, 8)
     rows = np.random.default_rng(0).random((50, 4)).astype(np.float32)
     assert predictor.probabilities(rows) == pytest.approx(
@@ -42,7 +42,7 @@ def test_many_at_once_are_as_one_by_one() -> None:
     assert predictor.probabilities(rows[:0]).shape == (0,)
 
 
-def test_no_logit_is_too_large() -> None:
+def test_large_logits_do_not_overflow() -> None:
     weight = np.full((1, 4), 1e6, np.float32)
     predictor = RejectionPredictor(
         ((weight, np.zeros(1, np.float32)),), np.zeros(4, np.float32), np.ones(4, np.float32), 0.5
@@ -51,7 +51,7 @@ def test_no_logit_is_too_large() -> None:
     assert predictor.probability([1.0] * 4) == 1.0
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_rejection_predictor_is_loaded(tmp_path: Path) -> None:
     predictor = made(8, 4, threshold=0.8)
     predictor.save(tmp_path)
     found = load(tmp_path)
@@ -65,7 +65,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     )
 
 
-def test_processes_know_it_by_its_weights_and_threshold() -> None:
+def test_a_predictor_is_identified_by_weights_and_threshold() -> None:
     predictor = made(8)
     predictor.probability([0.5] * 4)
     assert repr(pickle.loads(pickle.dumps(predictor))) == repr(predictor)
@@ -74,7 +74,7 @@ def test_processes_know_it_by_its_weights_and_threshold() -> None:
     assert repr(replace(predictor, threshold=0.6)) != repr(predictor)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_predictor_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"there is no .*{HEADER}; policy.draft.scorer.path names"):
         load(tmp_path)
     made(4).save(tmp_path)
@@ -84,7 +84,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [HEADER, WEIGHTS])
-def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
+def test_a_truncated_predictor_file_is_named(tmp_path: Path, name: str) -> None:
     made(4).save(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:40])
     with pytest.raises(ValueError, match=f"predictor .*{name} cannot be read .*; train again with stage=train"):
@@ -101,7 +101,9 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
         ("sha256", "0" * 64, "was written for 000000000000"),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, field: str, value: object, said: str) -> None:
+def test_a_predictor_header_that_contradicts_its_weights_is_refused(
+    tmp_path: Path, field: str, value: object, said: str
+) -> None:
     made(4).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps({**header, field: value}))

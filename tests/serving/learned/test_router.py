@@ -32,7 +32,7 @@ def test_a_share_of_the_held_out_scores_is_routed(side: ThresholdSide, share: fl
 
 
 @pytest.mark.parametrize("side", ["below", "above"])
-def test_a_share_of_nothing_routes_nothing_that_may_come(side: ThresholdSide) -> None:
+def test_a_share_of_zero_routes_nothing(side: ThresholdSide) -> None:
     router = random_router(4, side=side, heldout_scores=SCORES)
     assert not any(router.routes(score, router.threshold_for(0.0)) for score in (0.0, 1e-9, 0.5, 1.0))
 
@@ -42,7 +42,7 @@ def test_a_router_that_kept_no_scores_has_its_own_threshold_only() -> None:
 
 
 @pytest.mark.parametrize("side", ["below", "above"])
-def test_what_is_saved_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
+def test_a_saved_router_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
     router = random_router(
         8, 0.7, side, heldout_scores=(0.1, 0.9), family="co_llm", metrics={"auc": 0.9}, made_from={"pair": "a + b"}
     )
@@ -71,7 +71,7 @@ def test_a_reversed_side_is_another_router(tmp_path: Path) -> None:
     ({"side": "left"}, "'left'"), ({"threshold": 1.5}, "1.5"), ({"version": 9}, "version 9"),
     ({"sha256": "0" * 64}, "was written for 000000000000"), ({"layers": [1, 1]}, "1.weight"),
 ])  # fmt: skip
-def test_a_damaged_artifact_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_a_damaged_router_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     random_router(8).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))
@@ -80,7 +80,7 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path, change: dict[str, object]
     assert said in str(refused.value)
 
 
-def test_a_missing_or_cut_off_artifact_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_truncated_router_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no .*router\.json"):
         load(tmp_path)
     random_router(8).save(tmp_path)
@@ -89,7 +89,7 @@ def test_a_missing_or_cut_off_artifact_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_the_threshold_must_be_one() -> None:
+def test_a_routing_threshold_out_of_range_is_refused() -> None:
     router: TokenRouter = random_router(4)
     with pytest.raises(ValueError, match="scores lie between 0 and 1"):
         replace(router, threshold=-0.1)

@@ -9,13 +9,13 @@ from serving.learned.thresholds import FILE, Thresholds, load, nearest_rank
 MADE = Thresholds(0.8, 0.7, (0.5, 0.75), (0.25, 1.0), {"pair": "a + b"})
 
 
-def test_what_was_saved_is_read(tmp_path: Path) -> None:
+def test_saved_thresholds_are_loaded(tmp_path: Path) -> None:
     MADE.save(tmp_path)
     assert load(tmp_path) == MADE
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"c_th": 0.5}', '{"c_th": null, "alpha": 1}'])
-def test_a_broken_artifact_is_named(tmp_path: Path, text: str) -> None:
+def test_a_damaged_thresholds_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ValueError, match=r"thresholds .*thresholds.json cannot be read \(.*\); profile again"):
         load(tmp_path)
@@ -29,6 +29,6 @@ def test_a_folder_without_thresholds_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.1, 1), (0.3, 3), (0.31, 4), (0.5, 5), (0.7, 7), (1.0, 10)])
-def test_nearest_rank(share: float, value: int) -> None:
+def test_percentiles_are_those_of_the_nearest_rank(share: float, value: int) -> None:
     assert nearest_rank(range(10, 0, -1), share) == value
     assert MADE.importance_percentile(1.0) == 1.0

@@ -19,7 +19,7 @@ def batch(n: int, took_s: float) -> BatchTiming:
     return BatchTiming("cloud-0", work, 2.0, 2.0 + took_s)
 
 
-def test_errors_are_of_batches() -> None:
+def test_estimator_errors_are_computed_over_batches() -> None:
     """Expected 0.15, 0.25, 0.55 s."""
     listed = batch_rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.60)], lambda _: TENTH)
     assert [(row["num_tokens"], row["cached_tokens"], row["expected_s"]) for row in listed] == [
@@ -34,7 +34,7 @@ def test_errors_are_of_batches() -> None:
     assert found["r2"] == pytest.approx(1 - 2 * 0.05**2 / spread)
 
 
-def test_without_batches_there_is_no_error() -> None:
+def test_without_batches_there_are_no_estimator_errors() -> None:
     assert estimator_errors([]) == {}
     assert "r2" not in estimator_errors(batch_rows([batch(10, 0.15)], lambda _: TENTH))
 

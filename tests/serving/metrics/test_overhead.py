@@ -93,17 +93,17 @@ def test_every_event_and_every_work_is_counted(watched: tuple[OverheadTimer, Sim
     assert made.compute_s == {"device-0": 1, "cloud-0": 2}
 
 
-def test_metrics(watched: tuple[OverheadTimer, Simulator, Draws]) -> None:
+def test_overhead_metrics_are_per_token_and_relative_to_work(watched: tuple[OverheadTimer, Simulator, Draws]) -> None:
     made, _, _ = watched
     assert made.metrics(["device-0"], ["cloud-0"], 4) == {"device_ms_per_token": 500.0, "cloud_share": 2.5}
 
 
-def test_without_a_cloud_there_is_no_share(watched: tuple[OverheadTimer, Simulator, Draws]) -> None:
+def test_without_a_cloud_there_is_no_cloud_share(watched: tuple[OverheadTimer, Simulator, Draws]) -> None:
     made, _, _ = watched
     assert made.metrics(["device-0"], [], 0) == {"device_ms_per_token": 2000.0}
 
 
-def test_caches_are_dropped_as_before() -> None:
+def test_timing_the_overhead_still_drops_caches() -> None:
     executor, added = Answers(), {}
 
     class Stage:

@@ -54,7 +54,7 @@ def test_tokens_times_and_endings_are_what_the_user_saw(name: str) -> None:
         assert record.arrived_s <= record.started_s <= seen[0] <= seen[-1] <= record.ended_s
 
 
-def test_a_call_waits_for_the_one_before_it() -> None:
+def test_a_request_starts_after_the_previous_one_of_its_device() -> None:
     _, records = recorded("edge_centric", devices=1, calls_each=2)
     first, second = records["s0.0"], records["s0.1"]
     assert (second.arrived_s, second.started_s) == (0.0, first.ended_s)
@@ -89,7 +89,7 @@ def test_drafted_tokens_are_those_of_the_drafter() -> None:
         assert count_origins(record)["accepted"] == accepted
 
 
-def test_a_batch_is_shared_out_by_rows() -> None:
+def test_the_time_of_a_batch_is_divided_by_tokens() -> None:
     recorder = Recorder(["d"])
     recorder.records = {name: SessionRecord(name, "d", 1, 0.0) for name in "ab"}
     rows = tuple(SequenceSlice(name, 0, n, (), rule="greedy") for name, n in (("a", 1), ("b", 3)))
@@ -116,14 +116,14 @@ def test_waiting_in_the_cloud_ends_when_the_batch_begins() -> None:
     assert all(r.cloud_queue_s > 0 for r in records.values())
 
 
-def test_every_piece_of_the_time_line_has_a_lane_and_does_not_end_before_it_begins() -> None:
+def test_every_timeline_entry_has_a_lane_and_ordered_times() -> None:
     _, records = recorded("synera", limit=40)
     pieces = [piece for r in records.values() for piece in r.timeline]
     assert {lane for lane, *_ in pieces} == {"draft", "uplink", "downlink", "queue", "verify"}
     assert all(begin <= end for _, begin, end, _ in pieces)
 
 
-def test_who_left_before_his_turn_never_began() -> None:
+def test_a_request_cancelled_in_the_queue_never_started() -> None:
     w = world(policy("edge_centric"), devices=1, calls_each=2)
     recorder = Recorder(["device-0"])
     w.simulator._observers = (Log(), recorder)
@@ -142,7 +142,7 @@ def test_chunks_are_kept_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_without_detail_all_but_the_time_line_and_the_chunks_is_the_same(name: str) -> None:
+def test_without_detail_only_timeline_and_chunks_are_missing(name: str) -> None:
     w = world(policy(name), limit=30)
     names = [n for n in w.nodes if n != "cloud"]
     whole, brief = Recorder(names), Recorder(names, detail=False)
@@ -155,7 +155,7 @@ def test_without_detail_all_but_the_time_line_and_the_chunks_is_the_same(name: s
     assert brief.records == whole.records
 
 
-def test_what_is_forgotten_waits_nowhere_though_it_still_arrives() -> None:
+def test_a_forgotten_session_is_not_recorded_again_by_late_requests() -> None:
     recorder = Recorder(["d"])
     asks = MessageReceived(Request(0, SequenceSlice("a", 0, 1, (5,), rule="greedy"), (), 0, ("cloud",), "d"))
     recorder.event_handled("d", RequestArrived(GenerationRequest("a", (5,), 8)), 0.0, ())
@@ -167,7 +167,7 @@ def test_what_is_forgotten_waits_nowhere_though_it_still_arrives() -> None:
     assert (desk.waiting_since_s, desk.arrived, recorder.records) == ({}, set(), {})
 
 
-def test_what_never_arrives_is_paid_for_and_has_no_place_on_the_time_line() -> None:
+def test_a_lost_message_counts_bytes_and_has_no_timeline_entry() -> None:
     recorder = Recorder(["d"])
     recorder.records = {"a": SessionRecord("a", "d", 1, 0.0)}
     recorder.message_sent("d", "cloud", Release("a"), 16, 1.0, float("inf"))

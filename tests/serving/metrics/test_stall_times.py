@@ -23,7 +23,7 @@ OWN, CLOUD, LINK = {"draft"}, {"queue", "prefill", "verify", "decode"}, {"uplink
 LANES = sorted(OWN | CLOUD | LINK)
 
 
-def test_nothing_happened() -> None:
+def test_an_empty_timeline_has_no_stalls() -> None:
     assert stall_times([]) == (0, 0, 0)
 
 
@@ -35,16 +35,16 @@ def test_one_round_waits_for_both_ways_of_the_link_and_for_queue_and_verificatio
     assert stall_times(ROUND) == StallTimes(link_s=2 + 1, cloud_s=1 + 3, cloud_residence_s=4)
 
 
-def test_rounds_add_up() -> None:
+def test_stall_times_of_rounds_add_up() -> None:
     later: Line = [(lane, begin + 20, end + 20, n) for lane, begin, end, n in ROUND]
     assert stall_times([*ROUND, *later]) == (6, 8, 8)
 
 
-def test_the_order_of_the_line_does_not_matter() -> None:
+def test_the_order_of_timeline_entries_does_not_change_stalls() -> None:
     assert stall_times(ROUND[::-1]) == stall_times(ROUND)
 
 
-def test_looking_ahead_hides_stalls_and_not_the_time_in_the_cloud() -> None:
+def test_lookahead_hides_stalls_but_not_the_cloud_residence() -> None:
     ahead: Line = [("draft", 4, 5, 1), ("draft", 5, 8, 2)]
     assert stall_times([*ROUND, *ahead]) == StallTimes(link_s=1, cloud_s=2, cloud_residence_s=4)
     assert stall_times([*ROUND, ("draft", 4, 12, 3)]) == (0, 0, 4)
@@ -54,7 +54,7 @@ def test_drafting_on_in_the_middle_of_a_wait_leaves_both_its_ends() -> None:
     assert stall_times([("verify", 0, 10, 8), ("draft", 2, 3, 1), ("draft", 5, 6, 1)]) == (0, 8, 10)
 
 
-def test_where_link_and_cloud_overlap_the_cloud_counts() -> None:
+def test_overlapping_link_and_cloud_time_counts_as_cloud() -> None:
     parts: Line = [("uplink", 0, 4, 64), ("uplink", 4, 8, 64), ("prefill", 4, 6, 32), ("prefill", 8, 10, 32)]
     assert stall_times(parts) == StallTimes(link_s=4 + 2, cloud_s=2 + 2, cloud_residence_s=4)
 
@@ -72,12 +72,12 @@ def test_every_kind_of_work_in_the_cloud_is_waited_for(lane: str) -> None:
     assert stall_times([(lane, 1, 3, 1)]) == (0, 2, 2)
 
 
-def test_after_the_end_nobody_waits() -> None:
+def test_messages_after_the_end_cause_no_stall() -> None:
     farewell: Line = [("uplink", 13, 16, 16)]
     assert stall_times([*ROUND, *farewell], ended_s=13) == stall_times(ROUND)
 
 
-def test_what_the_end_cuts_counts_up_to_it() -> None:
+def test_a_stall_cut_by_the_end_counts_up_to_it() -> None:
     assert stall_times(ROUND, ended_s=8.5) == StallTimes(link_s=2, cloud_s=2.5, cloud_residence_s=2.5)
 
 
@@ -98,5 +98,5 @@ def by_the_grid(line: Line, ended_s: float) -> tuple[int, int, int]:
 
 
 @given(st.lists(pieces, max_size=20), st.one_of(st.integers(0, 40), st.just(math.inf)))
-def test_stalls_are_what_a_grid_counts(line: Line, ended_s: float) -> None:
+def test_stall_times_equal_a_count_on_a_time_grid(line: Line, ended_s: float) -> None:
     assert stall_times(line, ended_s) == by_the_grid(line, ended_s)

@@ -62,7 +62,7 @@ def test_memory_is_weights_and_the_fullest_caches(cast: Topology) -> None:
     assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory_share"] == pytest.approx(first)
 
 
-def test_what_is_dropped_or_was_before_a_new_birth_is_held_no_more(cast: Topology) -> None:
+def test_dropped_caches_and_those_of_a_restarted_node_are_not_held(cast: Topology) -> None:
     seen = UtilisationObserver()
     ran(seen, "far-0", "a", 0, 100, 0, 1)
     seen.event_handled("far-0", MessageReceived(Release("b")), 1, (DropCache("a", 16),))
@@ -72,17 +72,17 @@ def test_what_is_dropped_or_was_before_a_new_birth_is_held_no_more(cast: Topolog
     assert seen.peak_cache_tokens["far-0"] == 100
 
 
-def test_rolled_back_rows_are_not_counted_twice(cast: Topology) -> None:
+def test_rolled_back_tokens_are_not_counted_twice(cast: Topology) -> None:
     seen = UtilisationObserver()
     ran(seen, "far-0", "a", 0, 10, 0, 1)
     ran(seen, "far-0", "a", 6, 4, 1, 2)
     assert seen.peak_cache_tokens["far-0"] == 10
 
 
-def test_where_nothing_ended_nothing_is_said_of_busy(cast: Topology) -> None:
+def test_without_a_finished_request_the_utilisation_is_unknown(cast: Topology) -> None:
     assert "utilisation" not in UtilisationObserver().by_tier(cast, [record("a", 0, None)])["near"]
 
 
-def test_time_under_way_counts_once_what_overlaps() -> None:
+def test_overlapping_busy_intervals_count_once() -> None:
     assert covered_s([(0, 2), (1, 3), (5, 6), (5.5, None)]) == 4
     assert covered_s([]) == 0

@@ -32,7 +32,7 @@ def shaky(**outages: Any) -> Link:
 
 @pytest.mark.parametrize("action", ["wait", "local"])
 @pytest.mark.parametrize("name", ["sled", "synera", "cloud_centric"])
-def test_every_request_is_answered(name: str, action: str) -> None:
+def test_every_request_is_answered_despite_outages(name: str, action: str) -> None:
     if name == "cloud_centric" and action == "local":
         pytest.skip("there is no model on the device to go on with")
     made = setup(name, network=shaky(period_s=0.7, duration_s=0.3), override={"link_loss": LinkLoss(action)})  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_every_request_is_answered(name: str, action: str) -> None:
         assert any("offline" in record.origins for record in records.values())
 
 
-def test_both_ends_hear_of_it_when_it_is_noticed_and_when_it_is_over() -> None:
+def test_both_ends_are_notified_when_an_outage_is_detected_and_ends() -> None:
     heard = Heard()
     link = Link(10.0, 10.0, detect_ms=50, outages=ListedOutages(((0.1, 0.5), (0.6, 0.62), (0.8, 0.9))))
     simulate(setup("sled", devices=1, network=link), models(), queries(4, 1), observers=[heard])

@@ -111,7 +111,7 @@ def test_a_first_turn_starts_with_empty_caches() -> None:
         (lambda said: (900, *PROMPT), 0),
     ],
 )
-def test_the_next_turn_starts_where_its_prompt_departs(then: Any, shared: int) -> None:
+def test_the_next_turn_starts_where_its_prompt_differs(then: Any, shared: int) -> None:
     t = talk()
     second = t.turn(then(t.turn(PROMPT).text))
     assert second.right
@@ -130,7 +130,7 @@ def test_many_turns_continue_one_session() -> None:
 
 
 @pytest.mark.parametrize("action", ["wait", "fail", "local"])
-def test_a_cloud_that_came_back_empty_is_told_everything_again(action: Any) -> None:
+def test_a_cloud_that_lost_its_caches_gets_all_tokens_again(action: Any) -> None:
     t = talk(link_loss=LinkLoss(action))
     first = t.turn(PROMPT)
     t.restart_cloud()
@@ -145,7 +145,7 @@ def test_sessions_share_no_caches() -> None:
     assert (other.asked, other.right) == (0, True)
 
 
-def test_a_cancelled_turn_can_be_gone_on_from() -> None:
+def test_a_conversation_continues_after_a_cancelled_turn() -> None:
     t = talk()
     t.say(RequestArrived(GenerationRequest("talk", PROMPT, LIMIT, keep_cache=True)))
     t.w.log.entries.clear()
@@ -189,7 +189,7 @@ def test_idle_sessions_are_bounded_and_the_oldest_is_released() -> None:
     assert t.turn((0, 1, 2, 5), "talk-0").asked == 0
 
 
-def test_a_device_that_works_alone_goes_on_from_its_own_cache() -> None:
+def test_a_device_alone_continues_from_its_own_cache() -> None:
     t = talk("edge_centric")
     first = t.turn(PROMPT)
     second = t.turn(PROMPT + first.text + (5,))

@@ -94,7 +94,7 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
     ids=repr,
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_the_text_is_the_targets_and_no_token_leaves_the_device(
+def test_local_hops_write_the_targets_text_and_send_no_token(
     name: str, prefill: Any, stages: int, download: str
 ) -> None:
     """Sarathi's small chunk cuts what arrives; several sessions at once interleave on one chip."""
@@ -123,7 +123,7 @@ def test_the_check_detects_a_policy_that_sends_tokens() -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_what_goes_down_of_a_prompt_is_its_last_state_or_all(stages: int) -> None:
+def test_a_prompts_last_or_all_hidden_states_are_downloaded(stages: int) -> None:
     ways = {}
     for download in ("last", "all"):
         p = shaped("u_shape", stages, download, prefill=ChunkedPrefill(8, "first"))
@@ -137,14 +137,14 @@ def test_what_goes_down_of_a_prompt_is_its_last_state_or_all(stages: int) -> Non
     assert ways == {"last": [(32, 1)], "all": [(0, 8), (8, 8), (16, 8), (24, 8), (32, 1)]}
 
 
-def test_bytes_are_a_header_and_the_hidden_states() -> None:
+def test_requests_have_the_bytes_of_a_header_and_the_hidden_states() -> None:
     w = world(shaped("u_shape"), devices=1, prompt=12, limit=2).run()
     assert [send.nbytes for send in w.log.commands(SendMessage) if isinstance(send.message, Request)] == [
         16 + 12 * 8192, 16 + 8192, 16 + 8192, 16 + 8192,
     ]  # fmt: skip
 
 
-def test_the_first_hop_runs_before_the_drafters_cache_is_filled_and_before_looking_ahead() -> None:
+def test_the_first_hop_runs_before_cache_filling_and_lookahead() -> None:
     w = world(shaped("hat", prefill=WholePrefill("first")), devices=1, prompt=12, limit=40).run()
     works = [
         start.work
@@ -170,7 +170,7 @@ def test_the_first_hop_runs_before_the_drafters_cache_is_filled_and_before_looki
 
 @pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_verdict_is_heard_before_anything_is_drafted_ahead_of_it(seed: int, at_once: int) -> None:
+def test_a_verdict_is_handled_before_further_lookahead(seed: int, at_once: int) -> None:
     """The chip is free when the head has run: what the session makes of the answer comes first."""
     w = world(
         shaped("hat", prefill=OverlappedPrefill(initial_chunk_tokens=8)),
@@ -215,7 +215,7 @@ def test_a_short_loss_changes_no_token(name: str, at: float) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_crowded_cloud_forgets_sessions_and_they_go_on(name: str) -> None:
+def test_sessions_evicted_by_a_full_cloud_are_retried(name: str) -> None:
     w = world(shaped(name, 2), devices=3, at_once=2, calls_each=2, prompt=20, limit=20, capacity_tokens=70).run()
     assert any(isinstance(send.message, CacheMiss) for send in w.log.commands(SendMessage))
     texts_are_the_targets(w)

@@ -105,7 +105,7 @@ def test_lookahead_outcomes_are_reported_correctly() -> None:
 @pytest.mark.parametrize(
     "conditions", [{}, {"ends": ENDS}, {"sampling": SamplingParams(0.9, 0, 1.0, 5)}, {"alpha": 0.95}]
 )
-def test_drafts_are_those_of_an_idle_device_token_for_token(steps: int, k: int, conditions: dict[str, Any]) -> None:
+def test_lookahead_changes_no_draft(steps: int, k: int, conditions: dict[str, Any]) -> None:
     """Adopted or not: the same places, tokens, scores (importance included) and verdicts; only sooner."""
     idle = ahead(k=k, **conditions, override={"lookahead": NoLookahead()}).run()
     busy = ahead(steps, k, **conditions).run()
@@ -122,7 +122,7 @@ def test_drafts_are_those_of_an_idle_device_token_for_token(steps: int, k: int, 
 
 
 @pytest.mark.parametrize(("steps", "k"), [(9, 4), (3, 2), (3, 1)])
-def test_more_than_a_window_ahead_is_the_drafters_own_continuation_too(steps: int, k: int) -> None:
+def test_lookahead_beyond_a_window_is_the_drafters_continuation(steps: int, k: int) -> None:
     w = ahead(steps, k).run()
     pair = FakePair()
     for chunk in w.chunks():
@@ -135,7 +135,7 @@ def test_more_than_a_window_ahead_is_the_drafters_own_continuation_too(steps: in
     assert max(len(chunk.tokens) for chunk in w.chunks()) <= max(steps, k)
 
 
-def test_a_budgeted_policy_decides_as_an_idle_device_does() -> None:
+def test_lookahead_changes_no_offload_decision() -> None:
     """Its luck is named by position: what was drafted ahead changes no decision."""
     texts = []
     for waiting in (NoLookahead(), SyneraLookahead(THRESHOLDS)):
@@ -145,7 +145,7 @@ def test_a_budgeted_policy_decides_as_an_idle_device_does() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 9])
-def test_no_more_is_drafted_ahead_than_asked_for(steps: int) -> None:
+def test_lookahead_drafts_no_more_than_requested(steps: int) -> None:
     """One branch, one token a turn, `steps` of them behind the guess; the drafter's own guess comes first."""
     w = ahead(steps, sessions=1).run()
     turns: list[int] = []
@@ -176,7 +176,7 @@ def test_nothing_is_drafted_ahead_past_an_end_token_or_the_limit(limit: int, end
 
 
 @pytest.mark.parametrize(("steps", "k", "fills"), [(4, 4, True), (9, 4, True), (3, 4, False), (1, 8, False)])
-def test_adopted_drafts_are_weighed_by_a_fill_or_with_the_next_draft(steps: int, k: int, fills: bool) -> None:
+def test_adopted_drafts_are_scored_by_a_fill_or_with_the_next_draft(steps: int, k: int, fills: bool) -> None:
     w = ahead(steps, k, alpha=0.95).run()
     again = [work for work in works(w, looking=False) if work.num_adopted_drafts]
     assert again
@@ -277,7 +277,7 @@ def in_flight(limit: int = 20, ends: tuple[int, ...] = (99,)) -> Session:
     return s
 
 
-def test_the_drafters_own_guess_comes_first_and_is_no_draft() -> None:
+def test_the_assumed_token_comes_first_and_is_no_draft() -> None:
     s = in_flight()
     s.branches = [Branch(4, None)]
     for token in (20, 21, 22, 23):
@@ -296,7 +296,7 @@ def test_the_drafters_own_guess_comes_first_and_is_no_draft() -> None:
     ("limit", "accepted", "token", "grows"),
     [(20, 0, 50, True), (20, 0, 99, False), (2, 0, 50, True), (1, 0, 50, False), (5, 3, 50, True), (4, 3, 50, False)],
 )
-def test_a_branch_has_room_or_ends(limit: int, accepted: int, token: int, grows: bool) -> None:
+def test_a_branch_ends_at_its_limit(limit: int, accepted: int, token: int, grows: bool) -> None:
     s = in_flight(limit)
     s.branches = [Branch(accepted, token)]
     assert bool(s.growing_branches(3)) is grows

@@ -49,7 +49,7 @@ def test_every_policy_answers_at_acceptance_0_and_1(name: str, alpha: float) -> 
     check_whole(world(policy(name), alpha=alpha).run(), name in LOSSLESS or alpha == 1.0)
 
 
-def test_which_test_policies_are_lossless() -> None:
+def test_cloud_centric_and_sled_are_the_lossless_test_policies() -> None:
     assert LOSSLESS == ["cloud_centric", "sled"]
 
 
@@ -63,7 +63,7 @@ def test_text_ends_at_an_end_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_device_serves_its_calls_one_after_the_other(name: str) -> None:
+def test_a_device_serves_its_requests_one_after_the_other(name: str) -> None:
     w = world(policy(name), devices=2, calls_each=3).run()
     check_whole(w, name in LOSSLESS)
     order = [d.session for d in w.log.commands(EmitTokens) if d.ending and d.session.startswith("s0")]
@@ -123,13 +123,13 @@ def test_a_device_feeds_each_token_once() -> None:
 
 
 @pytest.mark.parametrize("name", CLOUD)
-def test_eviction_repairs_itself(name: str) -> None:
+def test_evicted_sessions_are_answered_correctly(name: str) -> None:
     w = world(policy(name, kv_cache=PrefixCaching(90.0)), devices=4, limit=30)
     check_whole(w.run(), name in LOSSLESS)
 
 
 @pytest.mark.parametrize("name", CLOUD)
-def test_a_restarted_cloud_is_told_everything_again(name: str) -> None:
+def test_a_restarted_cloud_gets_all_tokens_again(name: str) -> None:
     w = world(policy(name), limit=40)
     w.simulator.run(0.3)
     w.simulator.add("cloud", w.make["cloud"](), type(w.simulator._compute["cloud"])(w.chips["cloud"]))

@@ -40,7 +40,7 @@ MOMENTS = [i * 0.013 for i in range(30)]
 
 @pytest.mark.parametrize("at", MOMENTS)
 @pytest.mark.parametrize("action", ["fail", "local"])
-def test_no_moment_of_a_loss_leaves_a_user_waiting(at: float, action: str) -> None:
+def test_every_request_ends_whenever_the_cloud_is_lost(at: float, action: str) -> None:
     """Also the moments at which no verdict is awaited: the loss is noticed when the next question is due."""
     w = world(policy("sled", link_loss=LinkLoss(action), kv_cache=PrefixCaching()), devices=1, limit=30)  # type: ignore[arg-type]
     w.simulator.run(at)
@@ -60,13 +60,13 @@ def test_a_short_loss_changes_no_token(at: float) -> None:
     assert w.text("s0.0") == own_text(w.calls[0].prompt, 30)
 
 
-def test_a_session_that_begins_without_a_cloud_fails_where_it_must_not_go_on_alone() -> None:
+def test_a_session_without_a_cloud_fails_with_link_loss_fail() -> None:
     w = world(policy("sled", link_loss=LinkLoss("fail")), devices=1)
     w.nodes["device-0"].handle(PeerLost("cloud"), 0.0)
     assert w.run().endings() == {"s0.0": "failed"}
 
 
-def test_sent_drafts_are_the_drafters_own_continuation() -> None:
+def test_sent_drafts_are_the_drafters_continuation() -> None:
     """Verification hides a drafter that was fed wrongly: its text stays right and only its acceptance falls."""
     w = world(policy("synera", prefill=ChunkedPrefill(5)), alpha=0.5, limit=60).run()
     pair, seen = FakePair(alpha=0.5), {c.session: list(c.prompt) for c in w.calls}
@@ -168,7 +168,7 @@ def test_a_reply_resets_the_reply_timeout() -> None:
     assert [c.due_s for c in out if isinstance(c, SetTimer)] == [15.5]
 
 
-def test_a_session_has_one_timer_however_many_requests_it_sends() -> None:
+def test_a_session_sets_one_timer_for_all_its_requests() -> None:
     w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, limit=60, timeout_s=30.0).run()
     assert len([m for m in w.log.commands(SendMessage) if isinstance(m.message, Request)]) > 10
     assert len([c for n, _, _, said in w.log.entries for c in said if n == "device-0" and isinstance(c, SetTimer)]) == 1
@@ -190,7 +190,7 @@ def test_time_offline_does_not_count_as_failed_attempts() -> None:
     assert device.active_requester.state == "running"
 
 
-def test_an_ended_conversation_that_was_forgotten_stays_forgotten() -> None:
+def test_late_messages_of_a_forgotten_conversation_are_ignored() -> None:
     p = policy("sled")
     device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
     device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 1, keep_cache=True)), 0.0)

@@ -66,7 +66,7 @@ def told(made: Reservations, capacity: float = INF, block: int = 1) -> LoadRepor
     return made.load_report("near-0", KVAccounting(capacity, keep_caches=True, block_tokens=block))
 
 
-def test_what_is_left_shrinks_as_a_request_goes_on() -> None:
+def test_the_reserved_time_shrinks_as_a_request_proceeds() -> None:
     """Eq. 19: its prompt, then a pass for each token that may still come."""
     made = book(question(n=10, budget=5))
     seen = [told(made).queued_s]
@@ -154,13 +154,13 @@ def run(w: Worker, now: float) -> list[tuple[str, LoadReport]]:
     return reports(list(w.handle(WorkFinished(w.job, (SliceOutcome(Verdict(0, 7), None),) * len(w.running)), now)))
 
 
-def test_a_new_session_is_reported_at_once_to_all_who_choose() -> None:
+def test_a_new_session_is_reported_to_all_watchers_at_once() -> None:
     w = worker("device-0", "device-1", capacity=100)
     backlog = LoadReport("near-0", pytest.approx(queued_s(10, 4)), pytest.approx(0.01), pytest.approx(0.11), 86)
     assert hear(w, question()) == [("device-0", backlog), ("device-1", backlog)]
 
 
-def test_as_long_as_sessions_stay_the_same_four_reports_a_second_will_do() -> None:
+def test_without_new_sessions_reports_are_limited_to_four_a_second() -> None:
     w = worker("device-0")
     hear(w, question(budget=30))
     moments = [0.1 * i for i in range(1, 13)]
@@ -216,7 +216,7 @@ def spoken(chooser: NodeSelector, **waits_s: float) -> None:
         chooser.load_reports[f"near-{i}"] = LoadReport(f"near-{i}", wait_s, 0.01, 0.11, 1000)
 
 
-def test_what_was_sent_since_the_last_report_counts() -> None:
+def test_requests_sent_since_the_last_report_count_as_load() -> None:
     """A burst is dealt, though nobody could report in between."""
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     spoken(chooser, a=0.0, b=0.1, c=5.0)
@@ -234,7 +234,7 @@ def test_a_cache_takes_whole_blocks() -> None:
     assert chooser.load_reports["near-1"].free_tokens == 1000 - 16
 
 
-def test_a_report_takes_the_place_of_what_was_reckoned() -> None:
+def test_a_report_replaces_the_estimated_load() -> None:
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     spoken(chooser, a=0.0, b=0.1, c=0.2)
     chooser.choose("near", ROWS, 5)
@@ -257,7 +257,7 @@ def test_a_lost_node_is_not_chosen_and_has_no_load_when_restored() -> None:
     assert chooser.choose("near", ROWS, 5) == "near-1"
 
 
-def test_a_tier_is_reachable_while_one_of_it_lives() -> None:
+def test_a_tier_is_reachable_while_one_node_is() -> None:
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     chooser.mark_lost("near-0")
     chooser.mark_lost("near-1")
@@ -280,12 +280,12 @@ def test_a_single_node_is_chosen_without_dispatch() -> None:
     assert chooser.choose("cloud-0", ROWS, 1) == "cloud-0"
 
 
-def test_choosers_begin_their_turns_at_different_nodes() -> None:
+def test_round_robin_starts_at_different_nodes_by_device() -> None:
     first = {NodeSelector(NEAR, RoundRobin(), f"device-{i}").choose("near", ROWS, 1) for i in range(20)}
     assert first == {*NEAR["near"]}
 
 
-def test_fifo_keeps_the_order_of_sessions_as_they_loop() -> None:
+def test_fifo_keeps_the_order_of_sessions_over_passes() -> None:
     """A session that came first goes first in every pass, not only in its first."""
     w = worker(scheduler=Fifo())
     for session in "ab":

@@ -76,7 +76,7 @@ def of(play: Play, session: str) -> list[str]:
 @pytest.mark.parametrize("every_s", [None, 0.05])
 @pytest.mark.parametrize("bed", BEDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_text_is_the_unsplit_models(name: str, bed: str, every_s: float | None) -> None:
+def test_a_model_over_tiers_writes_the_unsplit_models_text(name: str, bed: str, every_s: float | None) -> None:
     """Several requests at once, each node with caches of its own, of which a hole would be an error."""
     play = Play(over(tiers(*BEDS[bed]), name), queries(8, every_s=every_s)).run()
     is_answered(play)
@@ -84,14 +84,14 @@ def test_the_text_is_the_unsplit_models(name: str, bed: str, every_s: float | No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sampled_text_is_the_unsplit_models(name: str) -> None:
+def test_sampled_text_over_tiers_is_the_unsplit_models(name: str) -> None:
     """The fake target's luck is in its prefix; what drafts were drawn from reaches the head's node with them."""
     play = Play(over(tiers(2, 3, 2), name), queries(6, every_s=0.05, sampling=SamplingParams(0.8, 0, 1.0, 3))).run()
     is_answered(play)
     nothing_left(play)
 
 
-def test_every_node_runs_its_own_tiers_layers_and_the_work_is_dealt() -> None:
+def test_every_node_runs_its_tiers_layers_and_gets_work() -> None:
     made = over(tiers(2, 3, 2))
     play = Play(made, queries(9, every_s=0.01)).run()
     spans = {hop.node: hop.span for hop in play.cast.hops}
@@ -106,7 +106,7 @@ def test_every_node_runs_its_own_tiers_layers_and_the_work_is_dealt() -> None:
 )
 @pytest.mark.parametrize("dispatch", [HypSched(), EarliestFinish(), RandomDispatch(4), RoundRobin()], ids=repr)
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
-def test_any_scheduler_and_dispatch_serve(name: str, dispatch: Any, scheduler: Any) -> None:
+def test_any_scheduler_and_dispatch_serve_tiers(name: str, dispatch: Any, scheduler: Any) -> None:
     """A chunk of 8 cuts verifications that are made anew, whose drafts go on to the head."""
     override = {"dispatch": dispatch, "scheduler": scheduler, "prefill": ChunkedPrefill(5, "first")}
     made = over(tiers(2, 2), name, override=override)
@@ -127,7 +127,7 @@ def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() 
     assert said == [("device-0", "nano-0", header + 4 * 12), *first, *turn[2:], *turn, *turn[:3]]
 
 
-def test_transfers_take_the_links_time() -> None:
+def test_transfers_between_tiers_take_the_links_time() -> None:
     play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=2)).run()
     asked = [(node, now, m) for node, now, m in heard(play, Request) if m.slice.num_tokens == 12]
     left = [forwards(play, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
@@ -181,7 +181,7 @@ def test_a_node_is_killed_at_any_stage_of_a_request(name: str, tier: str, stage:
     assert told == {(who, min(0.05, long_s)) for who in (*play.cast.devices, *others)}
 
 
-def test_what_a_dead_node_had_is_computed_again_elsewhere() -> None:
+def test_the_work_of_a_dead_node_is_recomputed_by_another() -> None:
     made, asked = over(tiers(2, 2), devices=1), queries(1, 1, limit=16)
     calm = Play(made, asked).run()
     first, last = of(calm, "s0")
@@ -220,7 +220,7 @@ def test_requests_wait_until_a_lost_tier_is_back(name: str, tier: str) -> None:
     assert play.stage.now < up_s + 60
 
 
-def test_where_no_node_of_the_next_tier_lives_the_device_hears_of_it_once_one_does() -> None:
+def test_the_device_is_notified_once_a_node_of_a_lost_tier_is_back() -> None:
     """A worker once wrote to the tier's name, which is nobody's; a device that heard at once, and reached a node that
     its neighbour did not reach yet, once spent all its attempts in a moment.
     """
@@ -238,7 +238,7 @@ def test_where_no_node_of_the_next_tier_lives_the_device_hears_of_it_once_one_do
     nothing_left(play)
 
 
-def test_nodes_behind_one_that_is_lost_forget_what_came_by_way_of_it() -> None:
+def test_nodes_after_a_lost_one_drop_the_sessions_that_came_through_it() -> None:
     """The session goes another way, on which they need not be."""
     made, asked = over(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
     calm = Play(made, asked).run()
@@ -287,7 +287,7 @@ def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: di
 
 @pytest.mark.parametrize("limit", [1, 12])
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
-def test_an_answer_that_was_lost_with_its_stream_is_asked_for_again(name: str, limit: int) -> None:
+def test_an_answer_lost_with_its_stream_is_requested_again(name: str, limit: int) -> None:
     """No node fails, and before its first answer the device does not know by way of whom that comes."""
     made, asked = over(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
     calm = Play(made, asked).run()
@@ -317,7 +317,7 @@ def cut(play: Play, ends: set[str], down_s: float, up_s: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["hyperion", "hat"])
-def test_caches_wait_for_a_device_that_is_lost_and_then_nothing_of_it_is_remembered(name: str) -> None:
+def test_caches_of_a_lost_device_are_kept_for_its_lease_and_then_dropped(name: str) -> None:
     """Also where its path begins on itself. When it is back it may count its rounds from 0."""
     cast = Topology(over(tiers(1, 1), name, devices=1), LAYERS)
     worker, hop = cast.create_node("nano-0"), [hop.node for hop in cast.hops].index("nano")
@@ -349,7 +349,7 @@ def test_a_release_reaches_every_node_of_the_path_and_no_other() -> None:
     assert len(of(play, "s0")) == 4
 
 
-def test_a_session_that_lost_its_way_is_released_everywhere() -> None:
+def test_a_session_whose_path_was_lost_is_released_everywhere() -> None:
     made, asked = over(tiers(2, 2), devices=1), queries(1, 1, limit=16)
     calm = Play(made, asked).run()
     at = moment(calm, of(calm, "s0")[1], "s0", "decode")
@@ -357,7 +357,7 @@ def test_a_session_that_lost_its_way_is_released_everywhere() -> None:
     assert {node for node, _, m in heard(play, Release)} == {*play.workers}
 
 
-def test_fresh_nodes_replay_the_log() -> None:
+def test_fresh_nodes_replay_the_log_of_tiers() -> None:
     made, asked = over(tiers(2, 2, 2)), queries(4, every_s=0.05)
     play = Play(made, asked).run()
     fresh = {name: play.cast.create_node(name) for name in (*play.cast.workers, *play.cast.devices)}
@@ -377,7 +377,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[float, float]]:
 
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
-def test_whatever_fails_whenever_nothing_is_lost_and_nothing_is_left(data: st.DataObject) -> None:
+def test_random_failures_lose_no_request_and_leave_no_state(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(("hyperion", "hyperion", "sled", "hat")), "policy")
     bed = data.draw(st.sampled_from(((1, 1), (2, 2), (1, 2, 1), (2, 3, 2), (2, 2, 2, 2))), "nodes")
     override = {

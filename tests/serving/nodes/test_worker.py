@@ -127,7 +127,7 @@ def test_a_budget_goes_on_writing_until_an_end_token() -> None:
     assert [(r.committed_len, r.remaining_budget) for r in said(out, Reply)] == [(11, 1)]
 
 
-def test_without_reuse_parts_are_stored_and_the_question_runs_whole() -> None:
+def test_without_prefix_caching_parts_are_stored_and_the_request_runs_whole() -> None:
     w = worker(kv_cache=NoPrefixCaching())
     part = SequenceSlice("a", 0, 6, tuple(range(6)))
     assert list(w.handle(MessageReceived(Request(0, part, ROUTE, 0, ("cloud",), "d")), 0.0)) == []
@@ -154,7 +154,7 @@ def test_idle_caches_are_evicted_least_recently_used_first() -> None:
     assert set(w.kv_accounting.cached_lens) == {("a", 0), ("c", 0)}
 
 
-def test_for_the_first_one_the_youngest_that_waits_is_preempted_and_misses() -> None:
+def test_the_youngest_waiting_session_is_preempted_for_the_first() -> None:
     w = worker(capacity=30, scheduler=StaticBatch(1, 0.0))
     for session in "ab":
         served(w, ask(session, n=14))
@@ -167,7 +167,7 @@ def test_for_the_first_one_the_youngest_that_waits_is_preempted_and_misses() -> 
     assert said(decide(w, 3.0), CacheMiss) == [CacheMiss("b", 1, "cloud")]
 
 
-def test_a_new_attempt_does_not_count_the_cache_that_it_replaces() -> None:
+def test_a_new_attempt_reuses_the_memory_of_the_cache_it_replaces() -> None:
     w = worker(capacity=90)
     served(w, ask("a", n=60))
     assert batch(served(w, ask("a", n=62, round_=1))) == [("a", 0, 62)]
@@ -181,7 +181,7 @@ def test_a_sequence_larger_than_the_budget_is_an_error() -> None:
     assert batch(decide(w)) == [("b", 0, 9)]
 
 
-def test_a_released_session_is_not_opened_again_by_what_was_on_its_way() -> None:
+def test_late_messages_do_not_reopen_a_released_session() -> None:
     w = worker()
     served(w, ask("a"))
     w.handle(MessageReceived(Release("a")), 2.0)
@@ -240,7 +240,7 @@ def test_a_restarted_owner_counts_attempts_from_0() -> None:
     assert said(out, Reply) == [Reply("a", 0, 12, Verdict(0, 7), ("cloud",), 0, path_latency_s=1.0)]
 
 
-def test_an_owner_that_was_away_for_too_long_may_still_come_back() -> None:
+def test_an_owner_may_return_after_its_lease_ended() -> None:
     w = worker()
     served(w, ask("a", round_=7))
     w.handle(PeerLost("device of a"), 2.0)

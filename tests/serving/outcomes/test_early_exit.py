@@ -117,7 +117,7 @@ def works(trace: OutcomeTrace, rule: EarlyExitRule | None, seed: int, n: int = 1
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", RULES)
-def test_a_trace_says_what_the_engine_does_and_what_it_costs(
+def test_replayed_early_exits_equal_the_engines_outcomes_and_loads(
     name: str, seed: int, models: LoadedModels, traces: dict[str, OutcomeTrace]
 ) -> None:
     trace, made = traces[name], setup("sled", override={"early_exit": RULES[name]})
@@ -143,14 +143,14 @@ def next_of(program: Any, outcome: Any) -> DraftWork | None:
         return None
 
 
-def test_thresholds_leave_where_they_should(traces: dict[str, OutcomeTrace]) -> None:
+def test_exit_thresholds_select_the_expected_layers(traces: dict[str, OutcomeTrace]) -> None:
     assert layers(traces["low"]) >= {2, 3}
     assert layers(traces["middle"]) == {2, 3, 4}
     assert layers(traces["first check"]) == {2, 4}
     assert layers(traces["never"]) == layers(traces["none"]) == {4}
 
 
-def test_the_targets_text_is_the_same_whatever_the_drafter_skips(traces: dict[str, OutcomeTrace]) -> None:
+def test_early_exits_do_not_change_the_targets_text(traces: dict[str, OutcomeTrace]) -> None:
     """A trace without loss is the policy's in its drafts alone, and where none leaves early it is the plain one."""
     plain = traces["none"]
     for name, trace in traces.items():
@@ -172,7 +172,7 @@ def plain(log: Log) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_synera_with_everything_on_is_the_emulated_run_event_by_event(
+def test_replayed_synera_equals_the_emulated_run_event_by_event(
     name: str, models: LoadedModels, tmp_path: Path
 ) -> None:
     exits = ProgressiveExit(0.3, 0.5, sequence_fraction=0.8)
@@ -192,9 +192,7 @@ def test_synera_with_everything_on_is_the_emulated_run_event_by_event(
     assert len(layers(trace)) > 2
 
 
-def test_without_loss_the_text_is_right_and_wrong_guesses_are_said(
-    models: LoadedModels, traces: dict[str, OutcomeTrace]
-) -> None:
+def test_a_lossless_replay_notes_unrecorded_guesses(models: LoadedModels, traces: dict[str, OutcomeTrace]) -> None:
     made = setup(
         "sled", override={"early_exit": MIDDLE, "lookahead": SyneraLookahead(THRESHOLDS), "draft": WindowDraft(3)}
     )
@@ -218,7 +216,7 @@ class Everything(SyneraOffload):
         return 1
 
 
-def test_whole_distributions_weigh_what_they_weigh(models: LoadedModels, traces: dict[str, OutcomeTrace]) -> None:
+def test_replayed_full_distributions_have_their_bytes(models: LoadedModels, traces: dict[str, OutcomeTrace]) -> None:
     made = setup("sled", override={"payload": FullDistributionPayload()})
     heard, read = Log(), Log()
     simulate(made, models, questions(ASKED), observers=[heard])
@@ -241,7 +239,7 @@ def drafted(outcome: Any) -> bool:
     return isinstance(outcome, DraftOutcome)
 
 
-def test_another_rule_than_the_recorded_one_is_refused(traces: dict[str, OutcomeTrace]) -> None:
+def test_an_exit_rule_other_than_the_recorded_one_is_refused(traces: dict[str, OutcomeTrace]) -> None:
     low = setup("synera", override={"early_exit": LOW})
     with pytest.raises(ValueError, match=r"policy synera drafts leaving at a margin above 0\.02 in the last 0\.5 of.*"):
         opened(traces["middle"], low)

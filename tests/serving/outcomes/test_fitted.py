@@ -35,12 +35,12 @@ def asked(n: int) -> list[WorkloadRequest]:
     return [WorkloadRequest(i, Prompt(f"q{i}", "", (), ""), i % 2, i, None, 0.0, 99, 64, None) for i in range(n)]
 
 
-def test_chances_are_the_traces(model: FittedAcceptance) -> None:
+def test_fitted_probabilities_are_those_of_the_trace(model: FittedAcceptance) -> None:
     for found, true, n in ((model.probabilities.after_right, 0.8, 1650), (model.probabilities.after_wrong, 0.5, 650)):
         assert abs(found - true) <= 4 * sqrt(true * (1 - true) / n)
 
 
-def test_goodness_compares_what_is_drawn_with_what_was_recorded(model: FittedAcceptance) -> None:
+def test_goodness_of_fit_compares_draws_with_the_record(model: FittedAcceptance) -> None:
     rate, auc = model.fit_quality["rate"], model.fit_quality["auc"]
     assert rate["model"] == pytest.approx(rate["trace"], abs=0.06)
     assert auc["model"] == pytest.approx(auc["trace"], abs=0.06)
@@ -51,13 +51,13 @@ def test_goodness_compares_what_is_drawn_with_what_was_recorded(model: FittedAcc
         assert window["total_variation"] < 0.1
 
 
-def test_goodness_sees_a_bad_model(model: FittedAcceptance) -> None:
+def test_goodness_of_fit_detects_a_bad_model(model: FittedAcceptance) -> None:
     answers = fit._sample_answers([[True] * 50], MatchProbabilities(0.9, 0.9, 0.9), model.pools, 0)[0]
     others = fit._sample_answers([[True] * 50], MatchProbabilities(0.4, 0.4, 0.4), model.pools, 0)[0]
     assert fit.compare_acceptance(answers, others)["windows"]["4"]["total_variation"] > 0.3  # type: ignore[index]
 
 
-def test_windows_begin_behind_the_last_ones_correction() -> None:
+def test_windows_begin_after_the_previous_correction() -> None:
     answer = [True, True, False, True, True, True, False, False]
     assert fit.accepted_lengths([answer], 2) == [1 / 3, 0, 2 / 3]
     assert fit.accepted_lengths([answer], 9) == [0.0] * 10
@@ -69,7 +69,7 @@ def test_auc_counts_ties_half() -> None:
     assert fit.auc([0.5, 0.6], [True, True]) == 0.5
 
 
-def test_a_fitted_run_has_the_traces_acceptance_and_its_scores_tell(model: FittedAcceptance) -> None:
+def test_a_fitted_run_has_the_traces_acceptance_and_informative_scores(model: FittedAcceptance) -> None:
     queries = model.make_queries(asked(30), Decoding(), 0)
     policy = setup("sled", override={"draft": WindowDraft(4, "confidence", 0.01)})
     records = simulate(policy, model.open(queries, policy.policy, 0), queries)
@@ -81,7 +81,7 @@ def test_a_fitted_run_has_the_traces_acceptance_and_its_scores_tell(model: Fitte
     assert mean == pytest.approx(model.fit_quality["windows"]["4"]["mean"]["trace"], abs=0.35)
 
 
-def test_who_drafts_ahead_sees_the_targets_token_among_the_candidates(model: FittedAcceptance) -> None:
+def test_lookahead_sees_the_targets_token_among_the_candidates(model: FittedAcceptance) -> None:
     """In the made-up trace it is the second candidate of every wrong draft."""
     queries = model.make_queries(asked(1), Decoding(), 0)
     ahead = replace(setup("sled").policy, lookahead=Ahead())
@@ -116,7 +116,7 @@ def leaving() -> FittedAcceptance:
         return fit.fit_acceptance(trace(20, exits=True), 0)
 
 
-def test_where_drafts_leave_is_drawn_with_their_scores(leaving: FittedAcceptance) -> None:
+def test_exit_depths_are_drawn_together_with_scores(leaving: FittedAcceptance) -> None:
     """Each draft's confidence and depth stand side by side in the trace; loads follow from who left where before."""
     recorded, rule = trace(20, exits=True).tables, EarlyExitRule("margin", 0.7, 0.25)
     pairs = set(zip(recorded.scores["confidence"].ravel().tolist(), recorded.exit_layers.ravel().tolist(), strict=True))
@@ -143,7 +143,7 @@ def test_where_drafts_leave_is_drawn_with_their_scores(leaving: FittedAcceptance
     assert {depth for _, depth in found} == {3, 4}
 
 
-def test_an_adopted_draft_weighs_what_it_would_have_weighed_at_once(leaving: FittedAcceptance) -> None:
+def test_an_adopted_draft_has_the_importance_of_direct_drafting(leaving: FittedAcceptance) -> None:
     queries = leaving.make_queries(asked(1), Decoding(), 0)
     call = queries[0].request
     engine = leaving.open(queries, setup("sled", override={"early_exit": LayerwiseExit()}).policy, 0).device
@@ -162,7 +162,7 @@ def test_an_adopted_draft_weighs_what_it_would_have_weighed_at_once(leaving: Fit
     assert (branch.scores, len(branch.exit_depths)) == ({}, 1)  # type: ignore[union-attr]
 
 
-def test_a_policy_that_leaves_elsewhere_is_refused(leaving: FittedAcceptance, tmp_path: Path) -> None:
+def test_a_policy_with_another_exit_rule_is_refused(leaving: FittedAcceptance, tmp_path: Path) -> None:
     fitted.save(tmp_path, leaving)
     again = fitted.load(tmp_path)
     assert (again, again.exit_rule) == (leaving, EarlyExitRule("margin", 0.7, 0.25))
@@ -174,7 +174,7 @@ def test_a_policy_that_leaves_elsewhere_is_refused(leaving: FittedAcceptance, tm
     assert {r.ending for r in records.values()} == {"complete"}
 
 
-def test_lengths_are_recorded_ones(model: FittedAcceptance) -> None:
+def test_prompt_and_answer_lengths_are_drawn_from_the_record(model: FittedAcceptance) -> None:
     """Every second made-up answer ended before its limit; the others may be as long as is asked now."""
     queries = model.make_queries(asked(80), Decoding(), 3)
     assert {len(q.request.prompt) for q in queries} == {6, 7, 8}
@@ -182,7 +182,7 @@ def test_lengths_are_recorded_ones(model: FittedAcceptance) -> None:
     assert queries == model.make_queries(asked(80), Decoding(), 3) != model.make_queries(asked(80), Decoding(), 4)
 
 
-def test_it_is_what_was_saved(model: FittedAcceptance, tmp_path: Path) -> None:
+def test_a_saved_acceptance_model_is_loaded(model: FittedAcceptance, tmp_path: Path) -> None:
     fitted.save(tmp_path, model)
     again = fitted.load(tmp_path)
     assert again == model
@@ -201,7 +201,7 @@ def test_a_damaged_artifact_is_refused(model: FittedAcceptance, tmp_path: Path) 
         fitted.load(tmp_path)
 
 
-def test_a_trace_where_all_is_right_cannot_be_fitted(model: FittedAcceptance) -> None:
+def test_a_trace_without_rejections_cannot_be_fitted(model: FittedAcceptance) -> None:
     perfect = trace(3, 5, after_right=1.0)
     with pytest.raises(ValueError, match="all right or all wrong"):
         fit.fit_acceptance(perfect, 0)

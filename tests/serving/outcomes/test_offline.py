@@ -5,7 +5,7 @@ from serving.runtimes import emulated
 from tests.support.fake_setup import models, queries, setup
 
 
-def test_offline_play_decides_the_same() -> None:
+def test_an_untimed_run_makes_the_same_decisions() -> None:
     timed = emulated.simulate(setup("sled"), models(), queries(CONCURRENT_SESSIONS + 3))
     played = run_untimed(
         setup("sled").policy, models(), queries(CONCURRENT_SESSIONS + 3), 0, lambda done, total, note: None
@@ -15,7 +15,7 @@ def test_offline_play_decides_the_same() -> None:
     assert chunks == {n: [c.accepted for c in r.draft_decisions] for n, r in timed.items()}
 
 
-def test_offline_play_tells_how_far_it_is() -> None:
+def test_an_untimed_run_reports_progress() -> None:
     told: list[tuple[int, int]] = []
     run_untimed(setup("sled").policy, models(), queries(3), 0, lambda done, total, note: told.append((done, total)))
     assert told == [(1, 3), (2, 3), (3, 3)]

@@ -51,7 +51,7 @@ class Where:
         return [Prompt(f"p{i}", f"where is the {word} key", ("in a box",), "t") for i, word in enumerate(["red", "a"])]
 
 
-def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
+def test_recorded_and_fitted_artifacts_open_in_a_simulation(tmp_path: Path) -> None:
     made = save_checkpoints(tmp_path)
     out, work = tmp_path / "out", tmp_path / "work"
     out.mkdir()
@@ -71,7 +71,7 @@ def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_trace_says_by_which_rule_drafts_left(own: bool, tmp_path: Path) -> None:
+def test_a_trace_records_its_early_exit_rule(own: bool, tmp_path: Path) -> None:
     """The policy's own, or without one that of the slot."""
     made, exits = save_checkpoints(tmp_path), LayerwiseExit(0.0, 0.5)
     (tmp_path / "out").mkdir()
@@ -90,7 +90,7 @@ def test_a_trace_says_by_which_rule_drafts_left(own: bool, tmp_path: Path) -> No
     assert read.described.endswith("own greedy text, drafts leaving at a margin above 0 in the last 0.5 of the layers")
 
 
-def test_no_prompt_is_recorded_twice_and_no_more_than_asked_for(tmp_path: Path) -> None:
+def test_each_prompt_is_recorded_once_up_to_the_limit(tmp_path: Path) -> None:
     made = save_checkpoints(tmp_path)
     for most, sessions in ((480, 2), (1, 1)):
         out, work = tmp_path / f"out-{most}", tmp_path / f"work-{most}"
@@ -153,7 +153,7 @@ def split_pair() -> tuple[LoadedModels, SpanRecorder]:
     return replace(models, cloud=spans, device_target=spans), spans
 
 
-def test_a_policy_that_splits_the_target_is_recorded_as_it_is_served(tmp_path: Path) -> None:
+def test_a_split_target_is_recorded_as_it_is_served(tmp_path: Path) -> None:
     """Hidden states are rounded wherever the target is split, so that another split writes another text."""
     made = setup("u_shape")
     (served, asked), (recorded, asked_again) = split_pair(), split_pair()
@@ -165,7 +165,7 @@ def test_a_policy_that_splits_the_target_is_recorded_as_it_is_served(tmp_path: P
 
 
 @pytest.mark.parametrize("exits", [False, True])
-def test_it_is_what_was_saved(exits: bool, tmp_path: Path) -> None:
+def test_a_saved_trace_is_loaded(exits: bool, tmp_path: Path) -> None:
     save_trace(tmp_path, trace(exits=exits))
     assert_equal(load_trace(tmp_path), trace(exits=exits))
 
@@ -222,6 +222,6 @@ def test_a_damaged_trace_is_refused(damage: Any, message: str, tmp_path: Path) -
         load_trace(tmp_path)
 
 
-def test_a_missing_trace_is_said(tmp_path: Path) -> None:
+def test_a_missing_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no trace in .*; runtime\.outcomes\.path names a folder"):
         load_trace(tmp_path)

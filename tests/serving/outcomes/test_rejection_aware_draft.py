@@ -73,7 +73,7 @@ def test_a_draft_ends_before_the_first_predicted_rejection(models: LoadedModels)
     assert drafted.stopped
 
 
-def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(models: LoadedModels) -> None:
+def test_the_first_draft_is_sent_even_if_its_rejection_is_predicted(models: LoadedModels) -> None:
     made = predicted(ConfidenceScorer(0.5, always=0.1))
     records = simulate(made, judging(models, ConfidenceScorer(0.5, always=0.1)), questions())
     chunks = [chunk for record in records.values() for chunk in record.draft_decisions]
@@ -83,7 +83,9 @@ def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(mod
 
 
 @pytest.mark.parametrize("slots", [{}, {"lookahead": SyneraLookahead(THRESHOLDS)}])
-def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: LoadedModels, tmp_path_factory: Any) -> None:
+def test_a_replayed_trace_decides_as_the_engine(
+    slots: dict[str, Any], models: LoadedModels, tmp_path_factory: Any
+) -> None:
     made, judge = predicted(ConfidenceScorer(BELOW), **slots), ConfidenceScorer(BELOW)
     ran = simulate(made, judging(models, judge), questions())
     recording = TraceRecorder(judging(models, judge), made.policy, 0, 8, {"pair": "two random Llamas"}, None)
@@ -110,7 +112,7 @@ def served(outcomes: Any, made: Setup, n: int = 40) -> tuple[float, float]:
     return sum(r.drafts_accepted for r in records) / sent, sent / rounds
 
 
-def test_pools_know_a_trained_score_and_a_predictor_that_sees_helps() -> None:
+def test_fitted_scores_let_a_predictor_reduce_rejections() -> None:
     outcomes = fit.fit_acceptance(trace(sessions=20), 0)
     plain = setup("sled")
     window = replace(plain, policy=replace(plain.policy, draft=WindowDraft(6)))
@@ -119,7 +121,7 @@ def test_pools_know_a_trained_score_and_a_predictor_that_sees_helps() -> None:
     assert few < many
 
 
-def test_a_predictor_of_stated_rates_errs_as_often_as_was_said() -> None:
+def test_a_stated_predictor_errs_at_its_stated_rates() -> None:
     """A chain of right drafts that were let through, by hand: each of them continues with the chance 0.8 x 0.7."""
     outcomes = ConstantAcceptance(acceptance_rate=0.8, prompt_tokens=10)
     share, drafts = served(outcomes, predicted(StatedPredictor(recall=0.7, false_alarm=0.0), k=30), n=120)
@@ -131,7 +133,7 @@ def test_a_predictor_of_stated_rates_errs_as_often_as_was_said() -> None:
     assert share == pytest.approx(expected_good / expected_sent, abs=0.03)
 
 
-def test_what_cannot_be_judged_is_said() -> None:
+def test_predictors_without_their_scores_are_refused() -> None:
     outcomes = ConstantAcceptance(acceptance_rate=0.8, prompt_tokens=10)
     queries = outcomes.make_queries(asked(2), Decoding(), 0)
     with pytest.raises(ValueError, match=r"knows no scores for it.*policy/draft=stated_predictor"):

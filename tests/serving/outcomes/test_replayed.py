@@ -114,7 +114,7 @@ def test_lossless_policies_share_one_trace(how: str, models: LoadedModels, recor
     assert simulated.notes() == ()
 
 
-def test_the_target_alone(models: LoadedModels, record: Any) -> None:
+def test_cloud_centric_replays_from_a_trace(models: LoadedModels, record: Any) -> None:
     made = setup("cloud_centric")
     assert_same(simulate(made, opened(record(), made), questions()), simulate(made, models, questions()))
 
@@ -123,7 +123,7 @@ UNSURE = SyneraOffload(0.6, Thresholds(0.3, 0.7, (0.2, 0.3, 0.4), (0.02, 0.05, 0
 
 
 @pytest.mark.parametrize("name", ["synera", "edge_centric"])
-def test_a_lossy_policys_own_trace(name: str, models: LoadedModels, record: Any) -> None:
+def test_a_lossy_policy_replays_from_its_own_trace(name: str, models: LoadedModels, record: Any) -> None:
     made = setup(name, override={"offload": UNSURE} if name == "synera" else {})
     simulated, run = opened(record(made), made), simulate(made, models, questions())
     assert_same(simulate(made, simulated, questions()), run)
@@ -132,7 +132,7 @@ def test_a_lossy_policys_own_trace(name: str, models: LoadedModels, record: Any)
     assert asked == ({True, False} if name == "synera" else set()), "both decisions have to be met"
 
 
-def test_a_lossy_policy_on_the_targets_trace_ends_and_says_what_it_is(record: Any) -> None:
+def test_a_lossy_policy_on_the_targets_trace_is_noted_as_such(record: Any) -> None:
     made = setup("synera", override={"offload": UNSURE, "early_exit": SequencewiseExit(0.8)})
     simulated = opened(record(), made)
     records = simulate(made, simulated, questions())
@@ -143,7 +143,7 @@ def test_a_lossy_policy_on_the_targets_trace_ends_and_says_what_it_is(record: An
     assert re.match(r"\d+ tokens left the recorded path, and \d+ drafts were deeper than recorded", unknown)
 
 
-def test_a_window_deeper_than_the_record_still_writes_the_targets_text(record: Any) -> None:
+def test_a_window_longer_than_recorded_writes_the_targets_text(record: Any) -> None:
     made = setup("sled", override={"draft": WindowDraft(12)})
     simulated = opened(record(), made)
     records = simulate(made, simulated, questions())
@@ -164,7 +164,7 @@ class Ahead:
         return ((len(s.in_flight_drafts), None), (0, s.top_candidates[0][1])) if s.in_flight_drafts else ()
 
 
-def test_policies_that_look_ahead_share_the_trace_too(models: LoadedModels, record: Any) -> None:
+def test_policies_with_lookahead_share_the_trace(models: LoadedModels, record: Any) -> None:
     """A draft that goes on from what was drafted ahead begins within a recorded continuation."""
     how = {"draft": WindowDraft(5), "lookahead": Ahead(), "offload": Scored(0.5, THRESHOLDS)}
     made = setup("sled", override=how)
@@ -181,7 +181,7 @@ def test_policies_that_look_ahead_share_the_trace_too(models: LoadedModels, reco
     )
 
 
-def test_looking_ahead_finds_what_the_drafter_would(models: LoadedModels, record: Any) -> None:
+def test_replayed_lookahead_equals_the_drafters(models: LoadedModels, record: Any) -> None:
     """A branch that lives on starts with what the target wrote, so it is on the recorded path."""
     trace = record()
     session = trace.sessions[0]
@@ -206,7 +206,7 @@ def test_looking_ahead_finds_what_the_drafter_would(models: LoadedModels, record
     assert read.scores["confidence"] == pytest.approx(run.scores["confidence"], abs=1e-5)
 
 
-def test_more_requests_than_records_are_dealt_by_luck(record: Any) -> None:
+def test_more_requests_than_recorded_sessions_draw_sessions_by_seed(record: Any) -> None:
     outcomes = TraceOutcomes(record(), None)  # type: ignore[arg-type]
     asked = [WorkloadRequest(i, Prompt(f"new{i}", "", (), ""), 0, i, None, 0.0, 99, 16, None) for i in range(60)]
     queries = outcomes.make_queries(asked, Decoding(), 1)
@@ -218,7 +218,7 @@ def test_more_requests_than_records_are_dealt_by_luck(record: Any) -> None:
     assert {r.ending for r in played.values()} == {"complete"}
 
 
-def test_a_recorded_prompt_is_asked_by_name_or_id(record: Any) -> None:
+def test_a_recorded_session_is_found_by_session_or_prompt(record: Any) -> None:
     outcomes = TraceOutcomes(record(), None)  # type: ignore[arg-type]
     asked = [
         WorkloadRequest(i, Prompt(name, "", (), ""), 0, i, None, 0.0, 99, 99, None)
@@ -229,7 +229,7 @@ def test_a_recorded_prompt_is_asked_by_name_or_id(record: Any) -> None:
     assert (second.request.session, second.prompt.answer, second.request.max_new_tokens) == ("r00001", "attic", LIMIT)
 
 
-def test_what_cannot_be_read_is_refused(record: Any) -> None:
+def test_requests_outside_the_trace_are_refused(record: Any) -> None:
     outcomes, policy = TraceOutcomes(record(), None), setup("sled").policy  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"temperature is 0\.7: sampled text depends on every draw"):
         outcomes.make_queries([], Decoding(0.7), 0)

@@ -38,7 +38,7 @@ def opened(n: int = 1, seed: int = 0, **how: Any) -> tuple[list[Query], OutcomeE
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
-def test_drafts_are_right_as_often_as_was_said(rate: float) -> None:
+def test_drafts_are_accepted_at_the_configured_rate(rate: float) -> None:
     limits, sessions = (
         MatchProbabilities(rate, rate, rate).thresholds,
         [AcceptanceDraws(0, f"s{i}", 7) for i in range(60)],
@@ -54,7 +54,7 @@ def test_acceptance_lengths_are_geometric() -> None:
         assert abs(runs.count(n) - 8000 * share) <= 4 * sqrt(8000 * share * (1 - share))
 
 
-def test_the_chain_remembers_one_step() -> None:
+def test_acceptance_depends_on_the_previous_draft() -> None:
     limits = MatchProbabilities(1.0, 0.9, 0.2).thresholds
     steps = []
     for i in range(200):
@@ -67,7 +67,7 @@ def test_the_chain_remembers_one_step() -> None:
         assert abs(sum(after) - len(after) * share) <= 4 * sqrt(len(after) * share * (1 - share))
 
 
-def test_luck_is_the_same_in_whatever_order_and_windows_it_is_asked() -> None:
+def test_acceptance_draws_do_not_depend_on_order_and_window() -> None:
     limits = MatchProbabilities(0.6, 0.8, 0.4).thresholds
     ahead, behind = AcceptanceDraws(3, "s", 5), AcceptanceDraws(3, "s", 5)
     ahead.num_accepted(60, 8, limits)
@@ -81,7 +81,7 @@ def test_luck_is_the_same_in_whatever_order_and_windows_it_is_asked() -> None:
     ]
 
 
-def test_policies_under_one_seed_meet_the_same_luck() -> None:
+def test_policies_under_one_seed_get_the_same_draws() -> None:
     """With one window the verdict at a position is the other window's, as far as both look."""
     found = {}
     for k in (1, 4, 8):
@@ -97,7 +97,7 @@ def test_policies_under_one_seed_meet_the_same_luck() -> None:
                 assert min(accepted, n, m) == min(other, n, m)
 
 
-def test_one_seed_one_run() -> None:
+def test_runs_with_one_seed_are_equal() -> None:
     def once(seed: int) -> Any:
         queries, models = opened(3, seed)
         return simulate(setup("sled", seed=seed), models, queries)
@@ -106,7 +106,7 @@ def test_one_seed_one_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["sled", "synera", "edge_centric", "cloud_centric"])
-def test_every_policy_can_be_simulated(name: str) -> None:
+def test_every_policy_runs_on_constant_acceptance(name: str) -> None:
     """Synera without its layer-wise exit, of which one number says nothing."""
     queries, models = opened(3)
     records = simulate(
@@ -117,7 +117,7 @@ def test_every_policy_can_be_simulated(name: str) -> None:
     assert models.tokenizer.decode(records["r00000"].tokens) == ""
 
 
-def test_loads_are_counted_as_the_engine_counts() -> None:
+def test_loads_of_the_sampled_engine_equal_the_engines() -> None:
     queries, models = opened(acceptance_rate=1.0)
     prompt = queries[0].request.prompt
     outcome, loads = models.device.execute(DraftWork("r00000", 0, prompt, DraftStopRule(3)))
@@ -165,7 +165,7 @@ def test_sampled_drafts_carry_their_distributions() -> None:
         (5, FullDistributionPayload(), 0, None),
     ],
 )
-def test_a_distribution_names_what_top_k_leaves(top_k: int, payload: Any, kept: int, note: str | None) -> None:
+def test_a_sampled_distribution_has_top_k_entries(top_k: int, payload: Any, kept: int, note: str | None) -> None:
     made, outcomes = setup("sled", override={"payload": payload}), ConstantAcceptance(prompt_tokens=10)
     queries = outcomes.make_queries(asked(2), Decoding(0.8, top_k=top_k), 0)
     models = outcomes.open(queries, made.policy, 0)
@@ -179,7 +179,7 @@ def test_a_distribution_names_what_top_k_leaves(top_k: int, payload: Any, kept: 
     assert {r.ending for r in simulate(made, models, queries).values()} == {"complete"}
 
 
-def test_greedy_drafts_carry_whole_distributions_where_they_are_wanted() -> None:
+def test_greedy_drafts_carry_full_distributions_on_request() -> None:
     made = setup("sled", override={"payload": FullDistributionPayload()})
     queries, _ = opened()
     engine = ConstantAcceptance(prompt_tokens=10).open(queries, made.policy, 0).device
@@ -189,14 +189,14 @@ def test_greedy_drafts_carry_whole_distributions_where_they_are_wanted() -> None
     assert (len(outcome.draft_probs), outcome.probs_support) == (3, (0, 0, 0))  # type: ignore[union-attr]
 
 
-def test_a_draft_in_the_wrong_place_is_an_error() -> None:
+def test_a_draft_at_an_unexpected_position_is_an_error() -> None:
     _, models = opened()
     shifted = SequenceSlice("r00000", 0, 12, (*range(0, 40, 4), 44, 48), 2, "greedy")
     with pytest.raises(RuntimeError, match="44 is no draft for token 10"):
         models.cloud.execute(ForwardWork(WHOLE, (shifted,), ("last",)))
 
 
-def test_what_is_no_probability_is_refused() -> None:
+def test_values_that_are_no_probabilities_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"outcomes\.acceptance_rate is 1\.2; it is the share of accepted drafts: 0 to 1"
     ):

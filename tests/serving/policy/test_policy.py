@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_combinations_that_do_not_work_are_refused(case: str) -> None:
+def test_incompatible_slot_choices_are_refused(case: str) -> None:
     name, override, message = REFUSED[case]
     with pytest.raises(ValueError, match=f"policy {name}: .*{message}"):
         policy(name, **override)
@@ -122,7 +122,7 @@ def test_requested_scores_are_those_that_the_slots_read() -> None:
         ("synera", {}, False),
     ],
 )
-def test_which_policies_are_lossless(name: str, override: dict[str, Any], lossless: bool) -> None:
+def test_lossless_policies_are_recognised(name: str, override: dict[str, Any], lossless: bool) -> None:
     assert policy(name, **override).lossless is lossless
 
 

@@ -18,7 +18,7 @@ def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dic
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_query_is_answered(name: str) -> None:
+def test_every_request_of_an_emulated_run_is_answered(name: str) -> None:
     records = serve(name)
     assert [r.ending for r in records.values()] == ["complete"] * 6
     if name in ("sled", "cloud_centric"):
@@ -26,7 +26,7 @@ def test_every_query_is_answered(name: str) -> None:
             assert tuple(record.tokens) == own_text(tuple(range(i + 1, i + 13)), 24)
 
 
-def test_one_seed_one_record() -> None:
+def test_emulated_runs_with_one_seed_are_equal() -> None:
     assert serve(seed=3) == serve(seed=3)
 
 
@@ -36,13 +36,13 @@ def test_a_closed_loop_asks_again_after_thinking() -> None:
     assert (b.arrived_s, c.arrived_s) == (a.ended_s + 2.0, b.ended_s + 2.0)  # type: ignore[operator]
 
 
-def test_open_arrivals_come_when_they_come() -> None:
+def test_open_arrivals_do_not_wait_for_earlier_requests() -> None:
     records = serve("edge_centric", n=2, devices=1, at_s=1.5)
     assert [r.arrived_s for r in records.values()] == [1.5, 1.5]
     assert records["r00001"].started_s == records["r00000"].ended_s
 
 
-def test_the_clock_is_the_named_hardwares() -> None:
+def test_emulated_time_is_that_of_the_named_hardware() -> None:
     """A decode of TinyLlama-1.1B reads its weights once: 2.2 GB at 60 % of the Orin's bandwidth, and the launch."""
     record = serve("edge_centric", n=1, devices=1)["r00000"]
     tbt = [b - a for a, b in zip(record.token_times_s, record.token_times_s[1:], strict=False)]
@@ -51,7 +51,7 @@ def test_the_clock_is_the_named_hardwares() -> None:
     assert slower["r00000"].device_busy_s > 1.3 * record.device_busy_s
 
 
-def test_who_never_ends_is_named() -> None:
+def test_requests_that_never_end_are_named() -> None:
     """Also where later calls of the closed loop never began."""
     from serving.drivers.simulator import Simulator
     from serving.messages import Event

@@ -16,7 +16,7 @@ REMOTE = [name for name in POLICIES if name != "edge_centric"]
 
 
 @pytest.mark.parametrize("name", REMOTE)
-def test_hosts_work_together(name: str) -> None:
+def test_hosts_serve_every_policy_together(name: str) -> None:
     async def play() -> None:
         async with rig(name) as made:
             cloud = await made.cloud()

@@ -12,7 +12,7 @@ from tests.support.fake_setup import models, queries, setup
     ("sled", {"device_ms_per_token", "cloud_share"}),
     ("edge_centric", {"device_ms_per_token"}),
 ])  # fmt: skip
-def test_what_deciding_cost(name: str, told: set[str]) -> None:
+def test_the_local_runtime_reports_the_overhead_of_decisions(name: str, told: set[str]) -> None:
     asked = queries(2)
     records, _, overhead = asyncio.run(Local("wall", shaped=False).run(setup(name), models(), asked))
     assert [records[q.request.session].ending for q in asked] == ["complete"] * 2

@@ -22,7 +22,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[
     return tmp_path, records
 
 
-def test_a_row_a_request(written: tuple[Path, dict[str, SessionRecord]]) -> None:
+def test_results_have_one_row_per_request(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     folder, records = written
     rows = pq.read_table(folder / "requests.parquet").to_pylist()
     assert [row["request"] for row in rows] == [f"r{i:05d}" for i in range(5)]
@@ -39,7 +39,7 @@ def test_a_row_a_request(written: tuple[Path, dict[str, SessionRecord]]) -> None
         assert row["device_energy_j"] >= 0
 
 
-def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, SessionRecord]]) -> None:
+def test_column_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     schema = pq.read_schema(written[0] / "requests.parquet")
     names = ("slo", "slo_ttft_s", "ttft_s", "tokens", "drafts_unused")
     assert {name: str(schema.field(name).type) for name in names} == {
@@ -56,7 +56,7 @@ def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, Ses
     ]
 
 
-def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, SessionRecord]]) -> None:
+def test_metadata_describes_runtime_and_timing(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     meta = json.loads((written[0] / "meta.json").read_text())
     assert meta["runtime"] == "emulated"
     if meta["policy"] == "cloud_centric":
@@ -67,7 +67,7 @@ def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, SessionR
     assert meta["horizon_s"] == max(r.ended_s or 0.0 for r in written[1].values())
 
 
-def test_without_time_lines_stalls_are_unknown_and_not_zero(tmp_path: Path) -> None:
+def test_without_timelines_stalls_are_unknown(tmp_path: Path) -> None:
     made, asked = setup("synera"), queries(3)
     records = simulate(made, models(), asked, detail=False)
     write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ async def meet(made: Rig, n: int = 2) -> tuple[Party, list[Party]]:
 
 
 @pytest.mark.parametrize("name", ["sled", "cloud_centric", "synera"])
-def test_many_sessions_leave_nothing(name: str) -> None:
+def test_ended_sessions_leave_no_state(name: str) -> None:
     async def play() -> None:
         async with rig(name) as made:
             cloud, devices = await meet(made)
@@ -57,7 +57,7 @@ def test_many_sessions_leave_nothing(name: str) -> None:
     run(play)
 
 
-def test_messages_after_a_release_open_nothing() -> None:
+def test_messages_after_a_release_open_no_session() -> None:
     async def play() -> None:
         async with rig("sled") as made:
             cloud, (device,) = await meet(made, 1)
@@ -73,7 +73,7 @@ def test_messages_after_a_release_open_nothing() -> None:
     run(play)
 
 
-def test_a_release_that_was_lost_with_its_link_is_made_up_for() -> None:
+def test_a_release_lost_with_its_link_is_repeated() -> None:
     async def play() -> None:
         how = {"link_loss": LinkLoss("local"), "kv_cache": PrefixCaching()}
         async with rig("sled", linger_s=0.05, override=how) as made:
@@ -113,7 +113,7 @@ def test_sessions_that_a_device_never_releases_are_bounded() -> None:
     run(play)
 
 
-def test_conversations_that_are_forgotten_leave_nothing() -> None:
+def test_forgotten_conversations_leave_no_state() -> None:
     async def play() -> None:
         async with rig("sled", override={"kv_cache": PrefixCaching()}) as made:
             cloud, (device,) = await meet(made, 1)

@@ -197,7 +197,7 @@ def held(real: dict[str, Path]) -> Setup:
     return over(tiers(2, 2, 1), pair=models)
 
 
-def test_hosts_hold_their_tiers_layers_and_write_the_whole_models_text(real: dict[str, Path]) -> None:
+def test_tier_hosts_load_their_layers_and_write_the_whole_models_text(real: dict[str, Path]) -> None:
     """No store holds a tensor in the end, and no engine a cache. Then also while one of them is killed: a state
     that was under way to it waits in its sender's bounded store for newer ones to push it out.
     """

@@ -22,7 +22,9 @@ def asked(pair: Pair, sampling: SamplingParams | None):
     [None, SamplingParams(1.0, 40, 1.0, 5), SamplingParams(1.0, 0, 0.9, 5), SamplingParams(1.0, 50, 0.95, 5)],
     ids=["greedy", "top-k", "top-p", "both"],
 )
-def test_messages_are_a_two_hundredth_and_verdicts_the_same(pair: Pair, sampling: SamplingParams | None) -> None:
+def test_compressed_messages_are_99_percent_smaller_with_equal_verdicts(
+    pair: Pair, sampling: SamplingParams | None
+) -> None:
     found = asked(pair, sampling)
     assert all(first == second for q in found for first, second in [q.verdicts])
     assert all(q.whole.odds_nbytes == GAMMA * 2 * VOCABULARY for q in found)
@@ -32,7 +34,7 @@ def test_messages_are_a_two_hundredth_and_verdicts_the_same(pair: Pair, sampling
     assert 0 < accepted < GAMMA * len(found)  # some drafts stand and some fall
 
 
-def test_what_is_cut_by_nothing_is_smaller_by_what_fp16_cannot_hold(pair: Pair) -> None:
+def test_uncut_distributions_shrink_by_probabilities_below_fp16(pair: Pair) -> None:
     found = asked(pair, SamplingParams(1.0, 0, 1.0, 5))
     assert all(first == second for q in found for first, second in [q.verdicts])
     assert all(0 < q.compressed.odds_nbytes <= q.whole.odds_nbytes for q in found)

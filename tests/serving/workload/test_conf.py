@@ -52,7 +52,7 @@ def test_the_embedded_pairs_tasks_come_from_the_corpus_stage():
     assert workload["num_prompts"] == 8
 
 
-def test_nothing_heavy_is_imported():
+def test_composing_a_workload_imports_no_heavy_package():
     modules = sorted(path.stem for path in (CONF.parent / "src/serving/workload").glob("*.py"))
     imports = "; ".join(f"import serving.workload.{name}" for name in modules if name != "__init__")
     heavy = "{'torch', 'numpy', 'pandas', 'transformers', 'datasets', 'rouge_score', 'hydra'}"

@@ -39,7 +39,7 @@ def read(text, chat=False, template="auto", limit=100, truncate="refuse"):
         ({"limit": 7}, ("^abcdef", 0)),
     ],
 )
-def test_templates_and_limits(arguments, expected):
+def test_prompts_are_encoded_by_template_and_limit(arguments, expected):
     assert read("abcdef", **arguments) == expected
 
 

@@ -79,7 +79,7 @@ def test_choice_accuracy_ignores_text_after_a_stop_string():
         ("none", None),
     ],
 )
-def test_the_final_number(text, number):
+def test_the_final_number_of_a_text_is_found(text, number):
     assert final_number(text) == number
 
 

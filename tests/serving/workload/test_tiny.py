@@ -30,7 +30,7 @@ def test_items_become_prompts_with_their_match_rule(tmp_path):
     assert rouge.score("It is in the cellar.", choice) == pytest.approx(0.8)
 
 
-def test_tasks_select_items(tmp_path):
+def test_the_tasks_option_selects_items(tmp_path):
     assert [prompt.id for prompt in TinyTasks(corpus=corpus(tmp_path, ROWS), tasks=("sort",)).prompts()] == ["test-1"]
     with pytest.raises(ValueError, match="unknown: sorting; known: choice, sort"):
         TinyTasks(corpus=tmp_path, tasks=("sorting",)).prompts()

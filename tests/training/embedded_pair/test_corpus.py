@@ -17,7 +17,7 @@ def build(out: Path, **changes: object) -> Path:
     return out
 
 
-def test_one_seed_one_corpus(tmp_path: Path) -> None:
+def test_corpora_of_one_seed_are_equal(tmp_path: Path) -> None:
     first, again, other = build(tmp_path / "a"), build(tmp_path / "b"), build(tmp_path / "c", seed=1)
     for name in ("train.jsonl", "test.jsonl", "tokenizer/tokenizer.json"):
         assert (first / name).read_bytes() == (again / name).read_bytes() != (other / name).read_bytes()
@@ -36,13 +36,13 @@ def test_held_out_splits_have_every_task_equally_and_no_prompt_twice(toy_corpus:
     assert len({row["prompt"] for row in rows}) == len(rows)
 
 
-def test_shares_decide_the_mixture(tmp_path: Path) -> None:
+def test_task_shares_decide_the_mixture(tmp_path: Path) -> None:
     rows = corpus.load(build(tmp_path / "c", task_shares={"sort": 3, "facts": 1}), "train")
     assert {row["task"] for row in rows} == {"sort", "facts"}
     assert 0.65 < sum(row["task"] == "sort" for row in rows) / len(rows) < 0.85
 
 
-def test_rows_are_json_lines(toy_corpus: Path) -> None:
+def test_corpus_rows_are_json_lines(toy_corpus: Path) -> None:
     first = json.loads((toy_corpus / "train.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert set(first) == {"id", "task", "prompt", "reference", "answer", "key"}
 
@@ -55,11 +55,11 @@ def test_rows_are_json_lines(toy_corpus: Path) -> None:
         ({"validation_items_per_task": 200}, "task facts has fewer than 200 distinct validation prompts"),
     ],
 )
-def test_bad_requests(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_invalid_corpus_options_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "c", **changes)
 
 
-def test_unknown_split(toy_corpus: Path) -> None:
+def test_an_unknown_split_is_refused(toy_corpus: Path) -> None:
     with pytest.raises(ValueError, match="no split 'dev'; the splits are train"):
         corpus.load(toy_corpus, "dev")

@@ -15,7 +15,7 @@ def flags(text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.array([letter == "x" for letter in text])
 
 
-def test_auc_by_hand() -> None:
+def test_auc_of_a_known_ranking() -> None:
     scores = np.array([0.9, 0.8, 0.3, 0.3, 0.1])
     assert auc(scores, flags("xx...")) == 1.0
     assert auc(scores, flags("...xx")) == pytest.approx((0.5 + 0) / 6)
@@ -32,7 +32,7 @@ def test_auc_by_hand() -> None:
         ("xx", 2.0),  # the end comes before the window is full
     ],
 )
-def test_tokens_a_round_by_hand(accepted: str, expected: float) -> None:
+def test_tokens_per_round_of_known_acceptance(accepted: str, expected: float) -> None:
     assert tokens_per_round([flags(accepted)], num_drafts=4) == expected
 
 

@@ -35,7 +35,7 @@ def attention(model: Llama, ids: Tensor, layer: int) -> Tensor:
     return (scores + bias).softmax(-1)
 
 
-def test_heads_begin_by_looking_back() -> None:
+def test_heads_start_as_previous_token_heads() -> None:
     ids = torch.randint(0, VOCABULARY, (30,), generator=torch.Generator().manual_seed(1))
     chances = attention(started(InitConfig(look_back_offsets=(1, 3), sharpness=4.0)), ids, layer=0)
     for head, distance in ((0, 1), (1, 3)):
@@ -43,7 +43,7 @@ def test_heads_begin_by_looking_back() -> None:
     assert chances[2:].diagonal(-1, 1, 2).mean() < 0.3
 
 
-def test_an_induction_head_begins_by_finding_what_followed_an_earlier_copy() -> None:
+def test_heads_start_as_induction_heads() -> None:
     once = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(2))[:20]
     twice = torch.cat([once, once])
     followers = (torch.arange(20, 39), torch.arange(1, 20))
@@ -61,7 +61,7 @@ def test_values_are_copied_except_what_all_tokens_share() -> None:
     assert copied.triu(1).abs().mean() < 0.05
 
 
-def test_a_seed_decides_everything() -> None:
+def test_initialisation_is_decided_by_its_seed() -> None:
     start = InitConfig(look_back_offsets=(1,), induction_score=5.0)
     first, again, other = (started(start, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -82,6 +82,6 @@ def test_a_seed_decides_everything() -> None:
         ({"copy_scale": -1.0}, "scales must be 0 or more"),
     ],
 )
-def test_bad_starts(start: dict[str, object], message: str) -> None:
+def test_invalid_initialisations_are_refused(start: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         started(InitConfig(**start))  # type: ignore[arg-type]

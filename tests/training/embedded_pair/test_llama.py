@@ -32,7 +32,7 @@ def test_a_checkpoint_is_complete(toy_pair: tuple[Path, Path]) -> None:
     assert words.chat_template
 
 
-def test_bf16_stays_near(toy_pair: tuple[Path, Path]) -> None:
+def test_bf16_states_are_close_to_fp32(toy_pair: tuple[Path, Path]) -> None:
     model, ids = llama.load(toy_pair[0]), torch.arange(30)[None]
     with torch.no_grad():
         exact, near = (model.hidden_states(ids, causal(1, 30), kind) for kind in (torch.float32, torch.bfloat16))
@@ -44,6 +44,6 @@ def test_bf16_stays_near(toy_pair: tuple[Path, Path]) -> None:
     ("changes", "message"),
     [({"heads": 3}, "must be a multiple of 2 x heads"), ({"layers": 0}, "architecture.layers must be above 0, got 0")],
 )
-def test_impossible_sizes(changes: dict[str, int], message: str) -> None:
+def test_invalid_model_sizes_are_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LlamaSizes(**{"hidden_size": 64, "layers": 2, "heads": 2, "intermediate_size": 96} | changes)

@@ -69,7 +69,7 @@ def test_a_killed_training_continues_to_the_same_weights(
     assert all(first[name].equal(second[name]) for name in first)
 
 
-def test_progress_counts_steps_and_tells_the_rate(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
+def test_progress_reports_steps_and_rate(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
     shown: list[tuple[int, int, str]] = []
     report = small(fresh("out"), fresh("work"), toy_corpus, toy_pair[0], lambda *at: shown.append(at))
     assert [(done, total) for done, total, _ in shown] == [(step, STEPS) for step in range(1, STEPS + 1)]

@@ -13,7 +13,7 @@ def test_singular_values_come_near_one() -> None:
         assert values.max() < 1.3
 
 
-def test_both_kinds_of_weight_learn() -> None:
+def test_matrices_and_vectors_are_both_updated() -> None:
     draw = torch.Generator().manual_seed(0)
     matrix, bias = torch.zeros(2, 8, 6, requires_grad=True), torch.zeros(8, requires_grad=True)
     wanted, inputs = torch.randn(2, 8, 6, generator=draw), torch.randn(50, 6, generator=draw)
@@ -29,7 +29,7 @@ def test_both_kinds_of_weight_learn() -> None:
     assert (bias - 1).abs().max() < 0.3
 
 
-def test_weights_without_a_gradient_are_left_alone() -> None:
+def test_weights_without_a_gradient_are_not_changed() -> None:
     matrix, bias = torch.ones(4, 4, requires_grad=True), torch.ones(4, requires_grad=True)
     Muon([matrix], [bias], matrix_lr=0.1, lr=0.1).step()
     assert torch.equal(matrix, torch.ones(4, 4))

@@ -11,7 +11,7 @@ from training.embedded_pair.packing import PackedLoader, PackedSequences, pack
 PAIRS = [([1, 3, 10, 4], [11, 2]), ([1, 3, 12, 13, 4], [14, 15, 2]), ([1, 3, 4], [16, 2])]
 
 
-def test_a_row_by_hand() -> None:
+def test_a_packed_row_has_the_expected_tokens_and_mask() -> None:
     packed = pack(PAIRS[:1] + PAIRS[2:], 12, prompt_loss_weight=0.25)
     assert packed.input_ids.tolist() == [[1, 3, 10, 4, 11, 2, 1, 3, 4, 16, 2, 0]]
     assert packed.document_ids.tolist() == [[1] * 6 + [2] * 5 + [0]]
@@ -62,7 +62,7 @@ def test_an_epoch_takes_every_row_once_and_the_next_another_order() -> None:
     assert epochs[0] != epochs[1]
 
 
-def test_a_saved_loader_continues_where_it_was() -> None:
+def test_a_restored_loader_continues_with_the_next_batch() -> None:
     whole = [batch.input_ids.tolist() for batch in PackedLoader(numbered(12), batch_size=4, steps=7, seed=3)]
     first, second = (PackedLoader(numbered(12), batch_size=4, steps=7, seed=3) for _ in range(2))
     iterator = iter(first)

@@ -21,7 +21,7 @@ def test_exact_match_ignores_space_and_capitals_only() -> None:
     assert not quality.exact_match("It is kept in the attic", "It is kept in the attic.")
 
 
-def test_scores_by_hand() -> None:
+def test_scores_of_known_outputs() -> None:
     rows = [{"id": str(n), "task": task, "reference": "a red kite."} for n, task in enumerate(TASKS)]
     graded = quality._score_outputs("large", rows, ["a red kite."] * 3 + ["a blue kite."] * 2 + [""])
     scores = quality._mean_scores(graded, "large")
@@ -54,7 +54,9 @@ def test_a_model_drafts_perfectly_for_itself(fresh: Fresh, toy_corpus: Path, toy
     assert report["cost"]["num_parameters_ratio"] == 1.0
 
 
-def test_generations_are_kept(fresh: Fresh, tmp_path: Path, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
+def test_generations_are_written_to_a_file(
+    fresh: Fresh, tmp_path: Path, toy_corpus: Path, toy_pair: tuple[Path, Path]
+) -> None:
     report = measured(fresh("out"), toy_corpus, *toy_pair, 2)
     rows = pq.read_table(tmp_path / "out" / "generations.parquet").to_pylist()
     assert len(rows) == 2 * 2 * len(TASKS)
@@ -65,6 +67,8 @@ def test_generations_are_kept(fresh: Fresh, tmp_path: Path, toy_corpus: Path, to
     assert report["cost"]["num_parameters_ratio"] > 2
 
 
-def test_more_items_than_there_are(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
+def test_more_items_than_the_corpus_has_are_refused(
+    fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]
+) -> None:
     with pytest.raises(ValueError, match="items_per_task is 9, the corpus has fewer test items"):
         measured(fresh("out"), toy_corpus, *toy_pair, 9)

@@ -51,7 +51,7 @@ def test_a_prompt_has_one_reference(task: str) -> None:
         assert references.setdefault(item.prompt, item.reference) == item.reference
 
 
-def test_split_shares() -> None:
+def test_splits_have_their_shares_of_items() -> None:
     owners = [split_of(str(number)) for number in range(4000)]
     assert [round(owners.count(split) / 4000, 1) for split in SPLITS] == [0.8, 0.1, 0.2] or owners.count("train") > 2800
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from training.embedded_pair import corpus, tokenizer
 
 
-def test_round_trip(toy_corpus: Path) -> None:
+def test_encoding_and_decoding_restores_any_text(toy_corpus: Path) -> None:
     words = tokenizer.load(toy_corpus / "tokenizer")
     texts = [row["reference"] for row in corpus.load(toy_corpus, "test")] + ["Unseen: œuvre, 東京 1984!"]
     assert [words.decode(words(text)["input_ids"]) for text in texts] == texts

@@ -25,7 +25,7 @@ def resampled(measure: Callable[[NDArray[np.int64]], float | None]) -> float:
     return float(np.std([measure(draw) for draw in draws]))
 
 
-def test_a_ratio_by_hand() -> None:
+def test_the_ratio_of_known_clusters() -> None:
     """Answer 0 has 1 of 2, answer 1 has 2 of 2, answer 2 nothing: 3 of 4, and not the mean of one half and one."""
     chosen = np.array([True, True, True, True, False])
     cell = clustered_ratio(chosen & np.array([True, False, True, True, True]), chosen, np.array([0, 0, 1, 1, 2]), 3)
@@ -34,7 +34,7 @@ def test_a_ratio_by_hand() -> None:
     assert cell == pytest.approx([0.375, 1.125, 0.75])
 
 
-def test_a_share_of_nothing_is_unknown() -> None:
+def test_a_ratio_with_denominator_zero_is_unknown() -> None:
     assert clustered_ratio(np.zeros(2), np.zeros(2), np.array([0, 1]), 2) is None
 
 
@@ -56,17 +56,17 @@ def test_the_spread_of_an_auc_is_that_of_resampled_answers() -> None:
 
 
 @pytest.mark.parametrize("kind", [True, False])
-def test_one_kind_alone_has_no_auc(kind: bool) -> None:
+def test_auc_of_one_class_is_unknown(kind: bool) -> None:
     assert clustered_auc(np.arange(3.0), np.full(3, kind), np.arange(3), 3) is None
 
 
-def test_rank_correlation_and_skewness() -> None:
+def test_rank_correlation_and_skewness_equal_scipy() -> None:
     other = np.round(SCORES + RNG.normal(size=len(SCORES)))
     assert spearman(SCORES, other) == pytest.approx(stats.spearmanr(SCORES, other).statistic)
     assert skewness(np.exp(SCORES)) == pytest.approx(stats.skew(np.exp(SCORES)))
 
 
-def test_what_never_changes_has_neither() -> None:
+def test_constants_have_no_rank_correlation_and_skewness() -> None:
     assert spearman(np.ones(3), np.arange(3.0)) is None
     assert skewness(np.ones(3)) is None is skewness(np.array([]))
 
@@ -74,6 +74,6 @@ def test_what_never_changes_has_neither() -> None:
 @pytest.mark.parametrize(
     ("share", "chosen"), [(0.2, [1]), (0.4, [1, 2]), (0.5, [1, 2, 4]), (1.0, [0, 1, 2, 3, 4]), (0.0, [])]
 )
-def test_the_highest_share(share: float, chosen: list[int]) -> None:
+def test_top_share_selects_the_highest_scores(share: float, chosen: list[int]) -> None:
     scores = np.array([0.1, 0.9, 0.5, 0.2, 0.5])
     assert np.flatnonzero(top_share(scores, share)).tolist() == chosen

@@ -5,7 +5,7 @@ import pytest
 from training.fitting.recipe import LMRecipe
 
 
-def test_the_rate_rises_stays_and_falls() -> None:
+def test_the_learning_rate_rises_stays_and_falls() -> None:
     recipe = LMRecipe(steps=100, warmup_steps=10, stable_share=0.5)
     factors = [recipe.lr_factor(step) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)
@@ -15,11 +15,11 @@ def test_the_rate_rises_stays_and_falls() -> None:
     assert factors[50:] == sorted(factors[50:], reverse=True)
 
 
-def test_a_flat_rate_to_the_end() -> None:
+def test_a_recipe_without_decay_keeps_its_learning_rate() -> None:
     assert LMRecipe(steps=50, stable_share=1.0).lr_factor(49) == 1.0
 
 
 @pytest.mark.parametrize(("name", "value"), [("steps", 0), ("learning_rate", -1.0), ("distillation_weight", 1.5)])
-def test_impossible_recipes(name: str, value: float) -> None:
+def test_invalid_recipes_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"recipe.{name} must be"):
         LMRecipe(**{"steps": 10, name: value})  # type: ignore[arg-type]

@@ -8,14 +8,14 @@ import torch
 from training.fitting.trainer import Trainer, _keep_keyboard_interrupt
 
 
-def test_precision_is_the_hardwares_unless_named() -> None:
+def test_precision_follows_the_hardware_unless_named() -> None:
     assert Trainer(precision="fp32").dtype() == torch.float32
     assert Trainer(precision="bf16").dtype() == torch.bfloat16
     assert Trainer(accelerator="gpu").dtype() == torch.bfloat16
     assert Trainer().dtype() in (torch.bfloat16, torch.float32)
 
 
-def test_threads_are_set_back() -> None:
+def test_the_number_of_threads_is_restored_after_training() -> None:
     before = torch.get_num_threads()
     with Trainer(threads=before + 1).using_threads() as threads:
         assert threads == torch.get_num_threads() == before + 1
@@ -28,7 +28,7 @@ def exit_like_lightning() -> None:
         raise SystemExit(1)
 
 
-def test_an_exit_while_training_is_an_interrupt_again() -> None:
+def test_an_interrupt_while_training_is_raised_again() -> None:
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         exit_like_lightning()
@@ -44,6 +44,6 @@ def test_an_exit_while_training_is_an_interrupt_again() -> None:
         ({"threads": -1}, "trainer.threads must be 0"),
     ],
 )
-def test_impossible_trainers(changes: dict[str, object], message: str) -> None:
+def test_invalid_trainers_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Trainer(**changes)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from training.fitting.trainer import Trainer
 
 
-def test_without_a_gpu_it_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_on_a_missing_gpu_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"refuses the CPU, and torch sees no GPU here\. Set trainer\.accelerator=cpu"):
         Trainer(accelerator="gpu", strategy="deepspeed")
@@ -74,7 +74,7 @@ def trained(trainer: Trainer, until: int, folder: Path) -> tuple[Tensor, list[fl
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
+def test_two_processes_train_the_same_weights_as_one(tmp_path: Path) -> None:
     """Within 1e-6: gradients are averaged in another order. A callback stops both of them."""
     one, losses = trained(Trainer(threads=1), 6, tmp_path)
     two, again = trained(Trainer(threads=1, strategy="deepspeed", devices=2), 6, tmp_path)
@@ -85,6 +85,6 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_ends_all_of_it(tmp_path: Path) -> None:
+def test_a_failing_process_ends_the_whole_training(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended in step 3 of 8; its error is above"):
         Trainer(threads=1, strategy="deepspeed", devices=2).fit(Sum(fails_in=2), Rows(), [], tmp_path / "none.ckpt")

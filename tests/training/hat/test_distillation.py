@@ -67,7 +67,7 @@ def test_only_the_adapter_learns(batch: HiddenStateBatch, model: DecomposedModel
     assert sum(weight.numel() for weight in distillation.parameters()) == 4 * 64 * 64 + 64
 
 
-def test_states_of_another_token_teach_something_else(batch: HiddenStateBatch, model: DecomposedModel) -> None:
+def test_states_of_another_token_change_the_loss(batch: HiddenStateBatch, model: DecomposedModel) -> None:
     distillation = AdapterDistillation(model, 8, RECIPE, ce_weight=0.1)
     torch.nn.init.zeros_(distillation.trained_module.self_attn.o_proj.weight)  # nothing is added to what goes in
     same = replace(batch, shallow=batch.deep)
@@ -75,7 +75,7 @@ def test_states_of_another_token_teach_something_else(batch: HiddenStateBatch, m
     assert distillation.top1_agreement(replace(same, deep=batch.deep.roll(1, 1)))[0] < 0.95
 
 
-def test_padding_changes_nothing(found: HiddenStateTrace, model: DecomposedModel) -> None:
+def test_padding_does_not_change_the_loss(found: HiddenStateTrace, model: DecomposedModel) -> None:
     distillation = AdapterDistillation(model, 2, RECIPE, ce_weight=0.1)
     lengths = [found.span(i)[1] - found.span(i)[0] for i in range(len(found))]
     short, long = lengths.index(min(lengths)), lengths.index(max(lengths))
@@ -85,7 +85,7 @@ def test_padding_changes_nothing(found: HiddenStateTrace, model: DecomposedModel
     assert distillation.loss(only).item() == pytest.approx(distillation.loss(alone).item(), rel=1e-5)
 
 
-def test_head_k_is_taught_the_token_k_behind_the_next(
+def test_medusa_head_k_learns_the_token_k_after_the_next(
     batch: HiddenStateBatch, found: HiddenStateTrace, model: DecomposedModel
 ) -> None:
     taught = MedusaModule(model, 3, RECIPE, decay=0.8).predictions(batch)
@@ -100,7 +100,7 @@ def test_head_k_is_taught_the_token_k_behind_the_next(
         assert len(logits) == len(wanted)
 
 
-def test_heads_begin_as_the_targets_own(batch: HiddenStateBatch, model: DecomposedModel) -> None:
+def test_medusa_heads_start_as_the_targets_head(batch: HiddenStateBatch, model: DecomposedModel) -> None:
     """So they guess the next token at first, which is wrong for them."""
     heads = MedusaModule(model, 2, RECIPE, decay=0.5)
     own = model.lm_head(model.norm(batch.deep))
@@ -113,7 +113,7 @@ def test_heads_begin_as_the_targets_own(batch: HiddenStateBatch, model: Decompos
     assert heads.loss(batch).item() == pytest.approx(torch.as_tensor(expected).item())
 
 
-def test_shares_of_a_batch_make_the_whole(batch: HiddenStateBatch, model: DecomposedModel) -> None:
+def test_parts_of_a_batch_sum_to_its_loss(batch: HiddenStateBatch, model: DecomposedModel) -> None:
     for study in (AdapterDistillation(model, 2, RECIPE, 0.1), MedusaModule(model, 2, RECIPE, 0.8)):
         parts = [study.loss(batch.shard(rank, 2)).item() for rank in range(2)]
         assert sum(parts) / 2 == pytest.approx(study.loss(batch).item(), rel=1e-5)
@@ -127,7 +127,7 @@ def test_every_epoch_has_every_text_once(found: HiddenStateTrace) -> None:
     assert len(list(loader)) == len(loader) == 6
 
 
-def test_a_window_is_seen_in_training_too() -> None:
+def test_training_applies_the_sliding_window() -> None:
     assert _window_mask(5, None, CPU) is None is _window_mask(5, 5, CPU)
     mask = _window_mask(3, 2, CPU)
     assert mask is not None

@@ -23,7 +23,7 @@ def worth(tree: tuple[CandidateRanks, ...], heads: list[list[float]]) -> float:
 
 @pytest.mark.parametrize("candidates", [1, 2, 3])
 @pytest.mark.parametrize("heads", [HEADS, HEADS[::-1], HEADS[:1], [[0.2, 0.2, 0.2]] * 2])
-def test_no_tree_of_its_size_is_better(candidates: int, heads: list[list[float]]) -> None:
+def test_the_tree_is_the_best_of_its_size(candidates: int, heads: list[list[float]]) -> None:
     paths = [path for n in range(1, len(heads) + 1) for path in product(range(3), repeat=n)]
     closed = [set(tree) for tree in combinations(paths, candidates)
               if all(len(path) == 1 or path[:-1] in tree for path in tree)]  # fmt: skip

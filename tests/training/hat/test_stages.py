@@ -69,7 +69,7 @@ def test_heads_are_served_and_change_no_text(
     assert {"test_agreement/1", "test_agreement/2"} <= set(figures)
 
 
-def test_what_is_no_better_than_none_is_refused(
+def test_an_adapter_no_better_than_none_is_refused(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving_eval, "MIN_TOKENS_PER_ROUND", 99.0)
@@ -78,7 +78,7 @@ def test_what_is_no_better_than_none_is_refused(
         train_adapter(tmp_path, work=tmp_path / "work", **options | {"recipe": HATRecipe(steps=1)})
 
 
-def test_the_refusal_says_what_was_found_and_what_to_do() -> None:
+def test_the_refusal_names_the_result_and_the_remedies() -> None:
     check(DraftEvaluation(4, 10, 1.2, 0.2, 1.0, 1.0), "these heads are")
     with pytest.raises(ValueError, match=r"1\.05 tokens a round on 4 .* 5\.0% of 1\.0 drafts .* raise|or longer"):
         check(DraftEvaluation(4, 10, 1.05, 0.05, 1.0, 1.0), "these heads are")

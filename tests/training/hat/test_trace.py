@@ -15,7 +15,7 @@ from training.hat import trace
 from training.hat.trace import hidden_states
 
 
-def test_the_layers_left_make_the_deep_state_of_the_shallow_one(
+def test_the_deep_state_follows_from_the_shallow_one_by_the_remaining_layers(
     found: trace.HiddenStateTrace, model: DecomposedModel
 ) -> None:
     assert found.shallow_layers == 2
@@ -29,7 +29,7 @@ def test_the_layers_left_make_the_deep_state_of_the_shallow_one(
     assert apart < 2e-3
 
 
-def test_a_state_predicts_the_token_behind_it(found: trace.HiddenStateTrace, model: DecomposedModel) -> None:
+def test_a_hidden_state_predicts_the_next_token(found: trace.HiddenStateTrace, model: DecomposedModel) -> None:
     """The target's own head finds the answer it wrote, and nothing of the kind one place aside."""
     choices = model.lm_head(model.norm(found.deep.float())).argmax(-1)
     answers = torch.cat([torch.arange(found.span(i)[0] + int(found.prompt_lens[i]), found.span(i)[1])
@@ -39,7 +39,7 @@ def test_a_state_predicts_the_token_behind_it(found: trace.HiddenStateTrace, mod
     assert (choices[answers] == written).float().mean() < 0.9
 
 
-def test_texts_lie_where_the_trace_says(found: trace.HiddenStateTrace, model: DecomposedModel) -> None:
+def test_texts_are_at_the_recorded_spans(found: trace.HiddenStateTrace, model: DecomposedModel) -> None:
     begin, end = found.span(7)
     assert begin == found.span(6)[1]
     shallow, deep = hidden_states(model, found.tokens[begin:end].tolist(), 2)
@@ -66,7 +66,7 @@ def test_a_damaged_trace_is_named(hidden: Path, tmp_path: Path) -> None:
         trace.read(tmp_path)
 
 
-def test_it_is_taken_of_other_prompts_than_are_served(found: trace.HiddenStateTrace, toy_workload: Workload) -> None:
+def test_training_prompts_differ_from_served_prompts(found: trace.HiddenStateTrace, toy_workload: Workload) -> None:
     assert not {asked.prompt.id for asked in toy_workload.requests(1)} & set(found.prompt_ids)
     with pytest.raises(ValueError, match="prompt_factor is 0"):
         training_workload(toy_workload, 0)

@@ -57,7 +57,7 @@ def distilled(
     return {name: weight.clone() for name, weight in study.trained_module.state_dict().items()}, report
 
 
-def test_an_interruption_changes_nothing(
+def test_interrupted_training_reaches_the_same_weights(
     model: DecomposedModel,
     found: HiddenStateTrace,
     one_thread: Trainer,
@@ -88,7 +88,7 @@ def test_another_seed_learns_in_another_order(
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_rate_rises_and_falls() -> None:
+def test_the_learning_rate_rises_and_falls() -> None:
     recipe = HATRecipe(steps=130, warmup_steps=30)
     factors = [recipe.lr_factor(step) for step in range(130)]
     assert factors[0] == pytest.approx(1 / 30)

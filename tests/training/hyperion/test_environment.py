@@ -43,7 +43,7 @@ def test_episodes_are_drawn_from_the_world(world: DispatchEnvironment) -> None:
         assert equal.sample_episode(0, name).setup.policy.kv_cache.capacity_tokens is None
 
 
-def test_a_task_by_itself_takes_its_lone_latency(world: DispatchEnvironment) -> None:
+def test_a_task_without_load_takes_its_unloaded_latency(world: DispatchEnvironment) -> None:
     """But for its links, and the cache that it reads."""
     alone = replace(world, offered_load=Range(1e-3, 1e-3), low_memory_share=0.0, homogeneous_share=1.0)
     found = [each for name in "abc" for each in alone.sample_episode(0, name).normalised_latencies(HypSched())]
@@ -63,7 +63,7 @@ def test_more_load_takes_longer(world: DispatchEnvironment) -> None:
     assert high > 1.2 * low
 
 
-def test_advantages_are_above_the_other_plays_of_the_same_arrival(world: DispatchEnvironment) -> None:
+def test_advantages_are_relative_to_the_other_episodes_at_the_same_arrival(world: DispatchEnvironment) -> None:
     """With two plays, what one gained the other lost."""
     episode = world.sample_episode(1, "advantages")
     choices = rollouts(episode, earliest_completion_network(), 2, 0.5)
@@ -75,7 +75,7 @@ def test_advantages_are_above_the_other_plays_of_the_same_arrival(world: Dispatc
     assert choices == rollouts(episode, earliest_completion_network(), 2, 0.5)
 
 
-def test_a_choice_is_worth_its_task_and_what_follows(
+def test_the_return_of_a_choice_includes_later_tasks(
     monkeypatch: pytest.MonkeyPatch, world: DispatchEnvironment
 ) -> None:
     """Rewards of three arrivals in two plays, by hand: discounted by a half a task, over the mean latency of 2."""
@@ -91,7 +91,7 @@ def test_a_choice_is_worth_its_task_and_what_follows(
     assert found == [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
 
 
-def test_the_simulator_tells_dispatches_apart(world: DispatchEnvironment) -> None:
+def test_the_environment_distinguishes_dispatches(world: DispatchEnvironment) -> None:
     uneven = replace(world, homogeneous_share=0.0, low_memory_share=0.0)
     episodes = [uneven.sample_episode(0, str(i)) for i in range(6)]
     good, bad, luck = (
@@ -111,7 +111,7 @@ def test_the_simulator_tells_dispatches_apart(world: DispatchEnvironment) -> Non
     ({"homogeneous_share": 1.2}, "homogeneous_share is 1.2"),
     ({"low_memory_share": -0.1}, "low_memory_share is -0.1"),
 ])  # fmt: skip
-def test_a_world_that_cannot_be_is_refused(world: DispatchEnvironment, wrong: dict[str, Any], said: str) -> None:
+def test_an_impossible_environment_is_refused(world: DispatchEnvironment, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(world, **wrong)
 

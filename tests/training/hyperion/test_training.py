@@ -41,7 +41,7 @@ def tabula_rasa(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reinforce, "MEMORY_WEIGHT", 0.0)
 
 
-def test_what_is_served_computes_what_was_trained() -> None:
+def test_the_served_network_equals_the_trained_one() -> None:
     torch.manual_seed(0)
     draw = np.random.default_rng(0)
     trained = TrainableDispatchNetwork(8)
@@ -82,7 +82,7 @@ def learnt(
     return train.train(world, TOY, seed, trainer, work, progress)
 
 
-def test_an_interruption_changes_nothing(
+def test_interrupted_training_reaches_the_same_weights(
     world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "SAVE_EVERY_STEPS", 2)
@@ -100,7 +100,7 @@ def test_an_interruption_changes_nothing(
     assert len(whole.metrics["held_out_latencies"]) == 2
 
 
-def test_another_seed_learns_otherwise(
+def test_another_seed_trains_other_weights(
     world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path]
 ) -> None:
     one, same, other = (learnt(world, one_thread, fresh(f"{i}"), seed=seed) for i, seed in enumerate((0, 0, 1)))
@@ -108,7 +108,7 @@ def test_another_seed_learns_otherwise(
 
 
 @pytest.mark.usefixtures("tabula_rasa")
-def test_it_learns_to_prefer_the_node_that_is_idle(
+def test_training_learns_to_prefer_the_idle_node(
     world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path]
 ) -> None:
     """From rewards alone: its scores begin without the rule that it improves on otherwise."""

@@ -43,13 +43,13 @@ def test_the_fit_finds_the_coefficients_behind_noisy_timings():
     assert found.folds.mape == pytest.approx(found.fitted.mape, abs=0.01)
 
 
-def test_without_noise_they_come_back_exactly():
+def test_without_noise_the_coefficients_are_recovered_exactly():
     found = fit_latency(made_up(), QUICK)
     assert found.coefficients == pytest.approx({name: getattr(TRUE, name) for name in COEFFICIENTS}, rel=1e-6)
     assert max(found.fitted_mape.values()) < 1e-9
 
 
-def test_errors_are_told_by_category():
+def test_errors_are_reported_by_category():
     timings = made_up()
     for timing in timings:
         if timing.shape.held_out and timing.shape.category == MIXED:
@@ -96,17 +96,17 @@ def test_least_squares_without_negative_coefficients_are_those_of_scipy():
         assert non_negative_least_squares(x, y) == pytest.approx(nnls(x, y)[0], abs=1e-9)
 
 
-def test_a_column_that_never_varies_from_nothing_gets_nothing():
+def test_a_column_of_zeros_gets_coefficient_zero():
     x = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
     assert non_negative_least_squares(x, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([2, 0])
 
 
-def test_of_equal_columns_the_first_gets_all():
+def test_of_equal_columns_the_first_gets_the_whole_coefficient():
     x = np.array([[1.0, 2.0, 2.0], [3.0, 2.0, 2.0], [7.0, 2.0, 2.0]])
     assert non_negative_least_squares(x, np.array([5.0, 7.0, 11.0])).tolist() == pytest.approx([1, 2, 0])
 
 
-def test_waking_up_is_told_from_the_constant_by_works_of_several_passes():
+def test_the_wake_up_time_is_separated_from_the_constant_by_drafts_of_several_passes():
     """Of drafts of one to eight passes, all of a device that rests before each."""
     true = LatencyModel(2e-5, 0, 0, 8e-4, layers=4, source="made up", head_token_s=1e-4, wake_s=9e-4)
     timings = []
@@ -122,7 +122,7 @@ def test_waking_up_is_told_from_the_constant_by_works_of_several_passes():
     assert found.coefficients == pytest.approx({name: getattr(true, name) for name in COEFFICIENTS}, abs=1e-9)
 
 
-def test_a_score_is_what_it_says():
+def test_scores_of_a_fit_follow_their_definitions():
     x, y = np.array([[1.0], [2.0], [4.0], [5.0]]), np.array([1.0, 2.0, 5.0, 4.0])
     found = score_fit(x, y, np.array([1.0]))
     assert (found.r2, found.adjusted_r2) == (pytest.approx(0.8), pytest.approx(0.7))
@@ -149,6 +149,6 @@ def test_too_few_configurations_are_refused():
         ("budget_s", 0.0, "budget_s=0.0 must be more than 0 seconds"),
     ],
 )
-def test_an_effort_that_is_none_is_refused(option, value, message):
+def test_invalid_profiling_options_are_refused(option, value, message):
     with pytest.raises(ValueError, match=message):
         ProfilingOptions(**{option: value})

@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("catalogue", [FORWARD_GRID, DRAFT_GRID])
 
 
 @both
-def test_by_default_there_are_as_many_of_each_category_as_in_the_paper(catalogue):
+def test_the_default_grid_has_the_papers_number_of_each_category(catalogue):
     shapes = catalogue.shapes(123, 50, 256, 0)
     assert Counter(shape.category for shape in shapes if not shape.held_out) == FITTED_BY_CATEGORY
     assert Counter(shape.category for shape in shapes if shape.held_out) == HELD_OUT_BY_CATEGORY
@@ -29,7 +29,7 @@ def test_by_default_there_are_as_many_of_each_category_as_in_the_paper(catalogue
 
 
 @both
-def test_no_session_is_longer_than_the_longest_and_none_lacks_a_token(catalogue):
+def test_sessions_have_at_least_one_token_and_at_most_the_longest_length(catalogue):
     for longest in (128, 256, 2048):
         parts = [part for shape in catalogue.shapes(123, 50, longest, 0) for part in shape.sessions]
         assert max(part.cached_tokens + part.new_tokens for part in parts) <= longest
@@ -47,7 +47,7 @@ def test_a_seed_gives_its_own_configurations_and_what_is_held_out_was_never_fitt
 
 
 @both
-def test_the_first_part_of_the_order_has_its_share_of_everything(catalogue):
+def test_every_beginning_of_the_grid_has_its_share_of_each_category(catalogue):
     some = catalogue.shapes(123, 50, 256, 0)[:40]
     assert {shape.category for shape in some} == set(CATEGORIES)
     assert 10 <= sum(shape.held_out for shape in some) <= 13
@@ -67,7 +67,7 @@ def test_compute_bound_batches_are_uncached_and_memory_bound_ones_mostly_cached(
             assert {part.cached_tokens == 0 for part in shape.sessions} == {True, False}
 
 
-def test_counts_are_apportioned_whole():
+def test_counts_are_apportioned_in_whole_numbers():
     assert apportion(123, FITTED_BY_CATEGORY) == FITTED_BY_CATEGORY
     assert apportion(12, FITTED_BY_CATEGORY) == dict(zip(CATEGORIES, (2, 5, 2, 1, 2), strict=True))
     assert sum(apportion(37, FITTED_BY_CATEGORY).values()) == 37

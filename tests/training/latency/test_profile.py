@@ -44,7 +44,7 @@ def profile(toy_pair, tmp_path_factory, told) -> Path:
     return out
 
 
-def test_serving_reads_the_coefficients(profile):
+def test_fitted_coefficients_are_loaded_for_serving(profile):
     found = load_fitted_latencies(profile)
     assert set(found.latencies) == {"tinyllama_1_1b", "llama2_13b"}
     for name, latency in found.latencies.items():
@@ -54,7 +54,7 @@ def test_serving_reads_the_coefficients(profile):
         assert latency.source.startswith("measured: here (")
 
 
-def test_the_report_holds_all_that_was_measured(profile, told):
+def test_the_profile_report_holds_all_measurements(profile, told):
     report = json.loads((profile / "profile.json").read_text())
     assert (report["machine"]["threads"], report["machine"]["device"]) == (1, "cpu")
     assert report["machine"]["thread_handoff_s"] > 0
@@ -71,7 +71,7 @@ def test_the_report_holds_all_that_was_measured(profile, told):
     assert told[-1] == (60, 60, "cloud")
 
 
-def test_people_read_what_it_is_worth(profile):
+def test_the_profile_text_describes_its_quality(profile):
     text = (profile / "profile.txt").read_text()
     for part in (
         "device, timed as tinyllama_1_1b",
@@ -88,7 +88,7 @@ def test_people_read_what_it_is_worth(profile):
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_figures_and_metrics_are_there_to_be_logged(profile):
+def test_the_profile_writes_figures_and_metrics(profile):
     metrics = json.loads((profile / "metrics.json").read_text())
     assert {"cloud/held_out/mape", "device/decode_behind_128_s", "cloud/a_s", "cloud/folds/r2"} <= set(metrics)
     assert all(isinstance(value, float) for value in metrics.values())
@@ -99,7 +99,7 @@ def test_figures_and_metrics_are_there_to_be_logged(profile):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
-def test_the_chip_can_be_kept(profile):
+def test_a_profile_may_keep_its_named_chip(profile):
     node = yaml.safe_load((profile / "chip.yaml").read_text())
     assert node.pop("_target_") == "serving.hardware.chip.Chip"
     modes = {name: PowerMode(**mode) for name, mode in node.pop("modes").items()}
@@ -118,7 +118,7 @@ def test_two_models_under_one_name_are_refused(toy_pair, fresh):
         profile_latency(fresh("profile"), progress=silent, pair=same)
 
 
-def test_published_shapes_are_profiled_and_what_the_budget_cuts_is_said(fresh):
+def test_published_shapes_are_profiled_within_the_budget(fresh):
     out, deep = fresh("profile"), replace(TOY, name="deep", layers=4)
     effort = replace(QUICK, repeats=3, budget_s=1e-9)
     profile_published(
@@ -132,14 +132,14 @@ def test_published_shapes_are_profiled_and_what_the_budget_cuts_is_said(fresh):
     assert (out / "profile.txt").read_text().count("CUT by budget_s=1e-09") == 2
 
 
-def test_no_published_shape_at_all_is_refused(fresh):
+def test_a_budget_without_any_published_shape_is_refused(fresh):
     with pytest.raises(
         ValueError, match="no architecture is named; set draft_architectures, target_architectures or both"
     ):
         profile_published(fresh("profile"), progress=silent)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_measured(fresh):
+def test_models_that_do_not_fit_are_refused_before_measuring(fresh):
     told, huge = [], replace(TOY, name="huge", hidden_size=2**20, heads=2**16)
     with pytest.raises(ValueError, match=r"huge does not fit into the .* that are free here, in fp16: weights"):
         profile_published(

@@ -57,7 +57,7 @@ def test_a_model_without_room_is_refused_with_the_arithmetic():
     check_memory(shape, "fp16", 2048, 80 * 2**30)
 
 
-def test_on_a_gpu():
+def test_published_shapes_run_on_a_gpu():
     import torch
 
     if not torch.cuda.is_available():

@@ -35,7 +35,7 @@ def rows(out: Path) -> Any:
     return json.loads((out / "rows.json").read_text())
 
 
-def test_scores_are_those_of_the_artifact(profile, fresh):
+def test_the_table_has_the_scores_of_the_artifact(profile, fresh):
     stages.scores(out := fresh("scores"), profile=profile)
     report, found = json.loads((profile / "profile.json").read_text())["cloud"], rows(out)
     assert set(found) == {"cloud: Eq. 19, least squares", "cloud: as used"}
@@ -80,7 +80,7 @@ def test_residuals_have_a_number_a_configuration(profile, fresh):
     assert (out / "figures" / "cloud_fig9.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_regimes_add_up(profile, fresh):
+def test_shares_of_latency_regimes_add_up(profile, fresh):
     where = {"chip": chip("a100_80gb"), "architecture": architecture("qwen3_32b")}
     stages.regimes(out := fresh("regimes"), profile=profile, **where)
     found = rows(out)
@@ -100,7 +100,7 @@ def test_regimes_add_up(profile, fresh):
     assert np.mean(paper["memory-bound"]["lm_head_share"]) == np.mean(paper["memory-bound"]["sessions_share"]) == 0
 
 
-def test_the_parts_of_a_prediction_are_the_whole(profile):
+def test_parts_of_a_prediction_sum_to_it(profile):
     (model,) = read_profile(profile)
     points = model.sets["test set"]
     parts = components(points.terms, model.coefficients)
@@ -146,7 +146,7 @@ def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fr
     assert ours[label(16)]["predicted_s"] == pytest.approx(expected, rel=0.1)
 
 
-def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
+def test_a_disturbed_run_counts_by_its_processor_time():
     here = InterferenceOptions(long_tokens=(16,), cached_tokens=8)
     runs = ([TimedRun(2.0, 2.0)], [TimedRun(9.0, 1.0)], [TimedRun(3.0, 3.0)])
     timings = [Timing(shape, (), own) for shape, own in zip(here.shapes(), runs, strict=True)]
@@ -167,6 +167,6 @@ def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
         ({"cached_tokens": 0}, "cached_tokens=0"),
     ],
 )
-def test_an_experiment_that_is_none_is_refused(options, message):
+def test_invalid_interference_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         InterferenceOptions(**options)

@@ -108,7 +108,7 @@ def test_the_statistics_are_those_of_the_counted_runs():
     assert Timing(PROMPTS[0], runs=[TimedRun(1.0, 1.0), TimedRun(50.0, 1.0)]).variation is None
 
 
-def test_a_gpu_that_is_not_there_is_refused():
+def test_timing_on_a_missing_gpu_is_refused():
     import torch
 
     if torch.cuda.is_available():
@@ -117,7 +117,7 @@ def test_a_gpu_that_is_not_there_is_refused():
         Accelerator("cuda")
 
 
-def test_on_a_gpu_the_processor_says_nothing_of_quiet():
+def test_on_a_gpu_processor_time_does_not_mark_disturbed_runs():
     import torch
 
     if not torch.cuda.is_available():

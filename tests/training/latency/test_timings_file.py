@@ -40,7 +40,7 @@ def test_lines_that_agree_are_repeats_and_some_configurations_are_held_out(tmp_p
     assert {timing.shape.category for timing in timings} == {"compute-bound", "memory-bound", "mixed"}
 
 
-def test_its_profile_is_one_like_any_other(tmp_path, fresh):
+def test_a_profile_of_a_timings_file_is_loaded_for_serving(tmp_path, fresh):
     out = fresh("out")
     file = written(tmp_path, text(40))
     profile_from_csv(
@@ -121,7 +121,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         read_timings(file, ARCHITECTURES, 0)
 
 
-def test_sessions_are_counted_where_they_are_told(tmp_path):
+def test_sessions_are_counted_if_the_file_has_them(tmp_path):
     rows = [f"llama2_13b,{i + 2},{9 * i + 99},{i},0.01,{1 + i % 2}" for i in range(20)]
     timings = read_timings(written(tmp_path, "\n".join([f"{HEADER},sessions", *rows])), ARCHITECTURES, 0)["llama2_13b"]
     assert [timing.loads[0].extra_sessions for timing in timings] == [i % 2 for i in range(20)]

@@ -29,14 +29,14 @@ def timed(engine, works, shape):
     return before, engine.cache.nbytes, loads
 
 
-def test_a_batch_meets_what_its_shape_says(engine):
+def test_timed_batches_have_the_load_of_their_shape(engine):
     parts = (SessionShape(100, 5, 5), SessionShape(1, 1, 1), SessionShape(200, 20, 0), SessionShape(0, 9, 1))
     _, _, loads = timed(engine, forward_work_builder(2), WorkShape(MIXED, "verify", parts))
     assert loads == (batch_load(2, [(100, 5), (1, 1), (200, 20), (0, 9)], 7),)
 
 
 @pytest.mark.parametrize("works", [forward_work_builder(2), draft_work])
-def test_a_slot_does_not_grow_while_it_is_timed(engine, works):
+def test_the_cache_does_not_grow_while_it_is_timed(engine, works):
     for cached in (66, 100, 130, 200):
         before, after, _ = timed(engine, works, WorkShape(MEMORY_RANDOM, "verify", (SessionShape(cached, 3, 3),)))
         assert before == after
@@ -44,6 +44,6 @@ def test_a_slot_does_not_grow_while_it_is_timed(engine, works):
         engine.drop("run-1/0", 0)
 
 
-def test_a_draft_meets_what_its_shape_says(engine):
+def test_timed_drafts_have_the_load_of_their_shape(engine):
     _, _, loads = timed(engine, draft_work, WorkShape(MEMORY_RANDOM, "draft", (SessionShape(50, 2, 3),)))
     assert loads == (batch_load(2, [(50, 2)], 1), batch_load(2, [(52, 1)], 1), batch_load(2, [(53, 1)], 1))

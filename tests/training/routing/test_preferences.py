@@ -10,7 +10,7 @@ from training.routing.states import PreferenceReason
     (7, 7, 7, "small"), (7, 8, 7, "small"), (8, 7, 7, "large"), (8, 9, 7, "compared"), (8, 8, 7, "alike"),
     (8, 9, None, "compared"), (8, 8, None, "alike"),
 ])  # fmt: skip
-def test_the_shortcut(small: int, large: int, truth: int | None, by: PreferenceReason) -> None:
+def test_citers_shortcut_decides_by_its_table(small: int, large: int, truth: int | None, by: PreferenceReason) -> None:
     assert preference_reason(small, large, truth) == by
 
 
@@ -18,11 +18,13 @@ def test_the_shortcut(small: int, large: int, truth: int | None, by: PreferenceR
     ([1, 2, 3], [1, 2, 3]), ([1, 9, 3], [1, 2, None]), ([9, 2, 3], [1, None, None]), ([1, 2, 3, 4], [1, 2, 3, None]),
     ([], []),
 ])  # fmt: skip
-def test_a_truth_ends_where_the_reference_is_left(text: list[int], expected: list[int | None]) -> None:
+def test_reference_tokens_end_where_the_text_departs_from_the_reference(
+    text: list[int], expected: list[int | None]
+) -> None:
     assert reference_tokens(text, [1, 2, 3]) == expected
 
 
-def test_qualities_are_compared_in_order_and_a_tie_is_the_cheaper_ones() -> None:
+def test_qualities_are_compared_in_order_and_ties_prefer_the_small_model() -> None:
     assert prefers_small((1.0, 0.2), (0.0, 0.9))
     assert not prefers_small((0.0, 0.2), (0.0, 0.3))
     assert prefers_small((0.0, 0.3), (0.0, 0.3))

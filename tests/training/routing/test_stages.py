@@ -73,7 +73,7 @@ def test_the_first_trajectories_are_the_references(common: dict[str, Any], answe
     assert (states.reference_token >= 0).all()
 
 
-def test_without_references_the_large_models_answers_are_true(first: Path, common: dict[str, Any]) -> None:
+def test_without_references_the_large_models_answers_are_the_references(first: Path, common: dict[str, Any]) -> None:
     states = read(first)
     for text in range(4):
         tokens, prompt = states.text_tokens(text)
@@ -93,7 +93,7 @@ def test_preferences_are_those_of_the_models(first: Path, common: dict[str, Any]
                 assert states.small_preferred[row] == (expected != "large")
 
 
-def test_a_later_round_goes_where_the_router_went(router: Path, common: dict[str, Any], tmp_path: Path) -> None:
+def test_a_later_round_follows_the_routers_choices(router: Path, common: dict[str, Any], tmp_path: Path) -> None:
     record_routes(tmp_path, router=router, max_comparisons=1, **common)
     states, header = read(tmp_path), json.loads((tmp_path / "routes.json").read_text())
     assert header["made_from"]["trajectories"] == repr(load(router))
@@ -151,7 +151,7 @@ def test_a_small_model_sees_its_own_states_again(first: Path, common: dict[str, 
     assert loss.item() == pytest.approx(marginal_nll(torch.zeros(len(states)), *odds).mean().item(), abs=1e-4)
 
 
-def test_a_router_with_which_answers_are_worse_is_refused() -> None:
+def test_a_router_that_worsens_answers_is_refused() -> None:
     fair = serving_eval.RouterEvaluation(240, 0.07, 0.3, 0.31, 0.3, -0.01, -0.03, 0.01)
     serving_eval.check(fair)
     with pytest.raises(ValueError, match=r"worse than none: quality 0\.200 with 7\.0%.* 0\.310 without, on 240"):
@@ -159,8 +159,6 @@ def test_a_router_with_which_answers_are_worse_is_refused() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
-def test_a_share_must_leave_something_to_both(
-    share: float, first: Path, common: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_share_of_0_or_1_is_refused(share: float, first: Path, common: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="above 0, below 1"):
         train_citer(tmp_path, routes=(first,), routed_share=share, **common)

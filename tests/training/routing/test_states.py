@@ -27,7 +27,7 @@ def made(texts: int, seed: int = 0, prefix: str = "p") -> RoutingStates:
     )
 
 
-def test_no_prompt_is_in_two_parts() -> None:
+def test_states_of_one_prompt_are_in_one_part() -> None:
     """Whichever round its states are of."""
     both = concatenate([made(20), made(20, seed=1)])
     parts = split(both, 0)
@@ -51,18 +51,18 @@ def test_rounds_keep_their_texts() -> None:
     assert np.array_equal(both.hidden, np.concatenate([one.hidden, other.hidden]))
 
 
-def test_what_is_known_has_a_truth() -> None:
+def test_states_with_a_reference_have_its_tokens() -> None:
     assert set(made(4).with_reference().reference_token.tolist()) == {5}
 
 
-def test_one_kind_of_preference_teaches_nothing() -> None:
+def test_preferences_of_one_kind_are_refused() -> None:
     states = made(20)
     states.small_preferred[:] = True
     with pytest.raises(ValueError, match="in 0 of which the large model is preferred, cannot be split"):
         split(states, 0)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_saved_states_are_loaded(tmp_path: Path) -> None:
     states = made(5)
     write(tmp_path, states, {"pair": "a + b"})
     found = read(tmp_path)

@@ -47,7 +47,7 @@ def test_citer_learns_which_states_are_the_large_models(one_thread: Trainer) -> 
     assert sum(router.routes(score) for score in router.heldout_scores) == round(0.15 * len(router.heldout_scores))
 
 
-def test_a_later_round_teaches_more(one_thread: Trainer) -> None:
+def test_training_uses_all_rounds_and_takes_its_threshold_from_the_last(one_thread: Trainer) -> None:
     """Its states are learned from, and it is the one that the threshold is taken from."""
     mlp = MLP(hidden_sizes=(8,), dropout=0.0, epochs=2)
     first, later = told(80), told(80, seed=1)
@@ -57,7 +57,7 @@ def test_a_later_round_teaches_more(one_thread: Trainer) -> None:
     assert both.heldout_scores == tuple(sorted(both.probabilities(held_out.hidden).tolist()))
 
 
-def test_nearly_certain_scores_are_still_told_apart() -> None:
+def test_nearly_certain_scores_stay_distinct() -> None:
     """A share names a threshold among them, so none may be rounded away."""
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     sure = NumpyMLP(((one[None], 14 * one),), zero, one)
@@ -69,7 +69,7 @@ def test_nearly_certain_scores_are_still_told_apart() -> None:
     assert sum(router.routes(score) for score in scores.tolist()) == 30
 
 
-def test_states_that_were_not_judged_teach_citer_nothing(one_thread: Trainer) -> None:
+def test_citer_ignores_states_without_preference(one_thread: Trainer) -> None:
     states = told(80)
     states.reason[::7] = PREFERENCE_REASONS.index("unasked")
     altered = replace(
@@ -81,7 +81,7 @@ def test_states_that_were_not_judged_teach_citer_nothing(one_thread: Trainer) ->
     assert one.digest == other.digest
 
 
-def test_the_marginal_likelihood_by_hand() -> None:
+def test_the_marginal_likelihood_of_known_probabilities() -> None:
     logit, small, large = (
         torch.tensor([0.0, 2.0]),
         torch.log(torch.tensor([0.2, 0.5])),
@@ -109,7 +109,7 @@ def test_co_llm_defers_where_the_large_model_predicts_better(one_thread: Trainer
     assert {"weak", "marginal"} <= set(router.metrics)
 
 
-def test_states_without_a_truth_teach_co_llm_nothing(one_thread: Trainer) -> None:
+def test_co_llm_ignores_states_without_a_reference(one_thread: Trainer) -> None:
     states = told(60)
     states.reference_token[1::2] = -1
     altered = replace(

@@ -39,7 +39,7 @@ def chunk(at: int, importance: tuple[float, ...], accepted: int) -> DraftDecisio
     return DraftDecision("s", at, tuple(range(len(importance))), {"importance": importance}, accepted)
 
 
-def test_drafts_count_up_to_their_first_miss() -> None:
+def test_drafts_are_counted_up_to_their_first_miss() -> None:
     """Behind 10 tokens: a whole draft and its bonus token, a draft cut at its second token, one at its first."""
     chunks = [chunk(10, (0.1, 0.2), 2), chunk(13, (0.3, 0.4, 0.5), 1), chunk(15, (0.6, 0.7), 0)]
     found = drafted_importance(chunks, prompt_len=10, answer_len=6)
@@ -84,7 +84,7 @@ def test_tokens_are_judged_as_one_forward_pass_of_transformers_judges_them(toy: 
     np.testing.assert_allclose(tokens.confidence, np.concatenate(known.confidence), rtol=1e-2)
 
 
-def test_what_was_cut_was_missed(toy: Toy) -> None:
+def test_every_cut_draft_has_one_miss(toy: Toy) -> None:
     """Each cut draft has one miss among the judged tokens, and a whole one has none."""
     judged = ~np.isnan(toy.found.tokens.importance)
     assert judged.any()

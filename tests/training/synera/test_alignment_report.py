@@ -41,7 +41,7 @@ def value(group: str, row: str, metric: str) -> float | None:
         ("all", 1.0, 0.7, 0.9),
     ],
 )
-def test_bins_of_confidence(row: str, share: float, top_1: float | None, top_5: float | None) -> None:
+def test_tokens_are_binned_by_confidence(row: str, share: float, top_1: float | None, top_5: float | None) -> None:
     found = [value(TOKEN, row, metric) for metric in ("share", "top_1", "top_5")]
     assert found == [pytest.approx(each) if each is not None else None for each in (share, top_1, top_5)]
 
@@ -63,7 +63,7 @@ def test_how_often_the_most_important_drafts_are_cut() -> None:
     assert value(DRAFT, "most important fifth", "share_of_misses") == pytest.approx(1 / 3)
 
 
-def test_what_the_scores_tell() -> None:
+def test_scores_are_summarised_by_auc_and_correlation() -> None:
     """Of drafts: doubt ranks one whole draft beside the last cut one, importance 0.6, 0.2, 0.2 against 0.1 and 0.3."""
     assert value(SCORE, "doubt of drafts", "auc") == pytest.approx(5.5 / 6)
     assert value(SCORE, "importance of drafts", "auc") == pytest.approx(4 / 6)

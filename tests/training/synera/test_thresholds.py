@@ -40,7 +40,7 @@ def parted(chunks: list[DraftDecision], c_th: float) -> float:
     return sum(through[0]) / len(through[0]) - sum(through[1]) / len(through[1])
 
 
-def test_of_one_kind_alone_nothing_is_confident_enough() -> None:
+def test_without_both_kinds_of_chunks_the_best_cutoff_is_1() -> None:
     assert best_threshold([chunk(4)], 10.0) == best_threshold([chunk(1)], 10.0) == 1.0
 
 
@@ -59,7 +59,7 @@ def test_the_mean_is_over_a_chunks_tokens() -> None:
 
 
 @pytest.mark.parametrize(("accepted", "alpha"), [([0, 0], 0.0), ([4, 4], 1.0)])
-def test_alpha_at_its_ends(accepted: list[int], alpha: float) -> None:
+def test_alpha_of_no_and_of_full_acceptance(accepted: list[int], alpha: float) -> None:
     assert acceptance_rate([chunk(a) for a in accepted]) == pytest.approx(alpha, abs=1e-6)
 
 
@@ -74,7 +74,7 @@ def test_alpha_is_what_yields_the_mean(alpha: float) -> None:
     assert acceptance_rate(chunks) == pytest.approx(alpha, abs=1e-4)
 
 
-def test_alpha_by_hand() -> None:
+def test_alpha_of_known_chunks() -> None:
     """Mean yield (1 + 3) / 2 = 2 with gamma = 2: 1 + a + a^2 = 2, the golden ratio's inverse."""
     assert acceptance_rate([chunk(0, n=2), chunk(2, n=2)]) == pytest.approx(0.6180339887)
 
@@ -83,7 +83,7 @@ def test_short_drafts_at_the_end_of_an_answer_do_not_count() -> None:
     assert acceptance_rate([chunk(4), chunk(0, n=1)]) == pytest.approx(1.0)
 
 
-def test_no_chunks_no_acceptance() -> None:
+def test_without_chunks_the_acceptance_rate_is_0() -> None:
     assert acceptance_rate([]) == 0.0
 
 

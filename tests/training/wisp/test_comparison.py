@@ -20,7 +20,7 @@ def test_false_alarms_are_those_of_the_threshold_with_that_recall() -> None:
     assert comparison.fpr_at_recall(chances, accepted, 1.0) == 0.5
 
 
-def test_equal_chances_are_let_through_by_lot() -> None:
+def test_equal_probabilities_pass_at_random() -> None:
     """A predictor that knows nothing lets through as many rejected as accepted tokens."""
     accepted = np.array([1] * 10 + [0] * 5, bool)
     assert comparison.fpr_at_recall(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)

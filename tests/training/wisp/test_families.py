@@ -29,7 +29,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> SampleSplit:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_learns_and_says_the_same_of_one_token_as_of_many(family: type, split: SampleSplit) -> None:
+def test_every_family_learns_and_scores_tokens_independently(family: type, split: SampleSplit) -> None:
     made: PredictorFamily = family(**SMALL[family])
     found, again = (made.fit(split.train, split.validation, 1) for _ in range(2))
     test = split.test
@@ -52,7 +52,7 @@ def test_boosting_stops_early(family: type, split: SampleSplit) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_family_cannot_be_is_refused(family: type) -> None:
+def test_invalid_family_options_are_refused(family: type) -> None:
     with pytest.raises(ValueError, match="n_estimators is 0; it must be at least 1"):
         family(n_estimators=0)
 

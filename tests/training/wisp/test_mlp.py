@@ -37,7 +37,7 @@ def test_batch_norms_are_folded_away() -> None:
     assert served.probabilities(rows.numpy()) == pytest.approx(expected, abs=1e-6)
 
 
-def test_it_learns_and_keeps_its_best_epoch(learnable: TokenSamples, one_thread: Trainer) -> None:
+def test_training_learns_and_keeps_its_best_epoch(learnable: TokenSamples, one_thread: Trainer) -> None:
     split, said = learnable.split(0), list[str]()
     found = SMALL.fit(split.train, split.validation, 0, one_thread, lambda *each: said.append(each[2]))
     losses = found.metrics["validation_losses"]
@@ -49,7 +49,7 @@ def test_it_learns_and_keeps_its_best_epoch(learnable: TokenSamples, one_thread:
     assert min(losses) < losses[0]
 
 
-def test_a_seed_is_a_predictor(learnable: TokenSamples, one_thread: Trainer) -> None:
+def test_training_is_decided_by_its_seed(learnable: TokenSamples, one_thread: Trainer) -> None:
     split, brief = learnable.split(0), replace(SMALL, epochs=1, dropout=0.5)
     first, again, other = (brief.fit(split.train, split.validation, seed, one_thread).digest for seed in (0, 0, 1))
     assert first == again != other
@@ -95,7 +95,7 @@ def trained(learnable: TokenSamples, one_thread: Trainer) -> RejectionPredictor:
     return train.train(learnable.split(0), SMALL, CoverageRule(0.9), 0, one_thread, silent)
 
 
-def test_an_artifact_says_how_it_was_served(
+def test_the_artifact_records_how_its_drafts_were_made(
     trained: RejectionPredictor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     better, figures = served(monkeypatch, trained, 5)

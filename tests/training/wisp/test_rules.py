@@ -27,7 +27,7 @@ class Confident:
         return float(features[0])
 
 
-def test_counts_at_a_threshold() -> None:
+def test_a_threshold_has_the_expected_confusion_counts() -> None:
     found = confusion(CHANCES, STOOD, 0.5)
     assert (found.tn, found.fp, found.fn, found.tp) == (2, 1, 1, 2)
     metrics = evaluate(CHANCES, STOOD, 0.5)
@@ -48,7 +48,7 @@ def test_recall_is_reached_with_the_largest_threshold(at: float, threshold: floa
     assert threshold_at_recall(CHANCES, STOOD, at) == threshold
 
 
-def test_each_rule_is_best_at_what_it_promises(learnable: TokenSamples) -> None:
+def test_each_rule_maximises_its_objective(learnable: TokenSamples) -> None:
     fitted = Confident()
     chances, windows = fitted.probabilities(learnable.features), learnable.windows
     grid = np.unique(chances)
@@ -66,7 +66,7 @@ def test_each_rule_is_best_at_what_it_promises(learnable: TokenSamples) -> None:
 
 
 @pytest.mark.parametrize("rule", [RecallRule, CoverageRule])
-def test_a_rule_wants_a_share(rule: type) -> None:
+def test_a_rule_with_a_share_out_of_range_is_refused(rule: type) -> None:
     with pytest.raises(ValueError, match="it is a share between 0 and 1"):
         rule(1.5)
 
@@ -94,7 +94,7 @@ def test_without_any_draft_there_is_nothing_to_compare() -> None:
         compare(count_drafts([[]]), count_drafts([[]]), seed=0)
 
 
-def test_a_correlation_has_its_spread_by_session() -> None:
+def test_the_interval_of_a_correlation_resamples_sessions() -> None:
     a = np.array([0.0, 1.0, 2.0, 3.0])
     b = np.array([0.0, 1.0, 1.0, 3.0])
     session = np.array([0, 0, 1, 1])

@@ -24,7 +24,7 @@ def gathered() -> trace.TokenTrace:
     return trace.trace_from_decisions({name: [chunk(name, *each)] for name, each in CHUNKS.items()})  # type: ignore[arg-type]
 
 
-def test_the_first_token_that_does_not_stand_is_rejected_and_later_ones_are_after(tmp_path: Path) -> None:
+def test_the_first_unaccepted_token_is_rejected_and_later_ones_follow_a_rejection(tmp_path: Path) -> None:
     trace.write(tmp_path, gathered(), {"k": "3"})
     found = trace.read(tmp_path)
     yes, no, after = trace.ACCEPTED, trace.REJECTED, trace.AFTER_REJECTION
@@ -35,7 +35,7 @@ def test_the_first_token_that_does_not_stand_is_rejected_and_later_ones_are_afte
     assert trace.made_from(tmp_path) == {"k": "3"}
 
 
-def test_tokens_behind_a_rejection_are_no_samples_but_stay_in_their_window(tmp_path: Path) -> None:
+def test_tokens_after_a_rejection_are_no_samples_but_stay_in_their_window(tmp_path: Path) -> None:
     trace.write(tmp_path, gathered(), {})
     samples = load_samples(tmp_path)
     assert samples.session.tolist() == list("aaabcccd")
@@ -54,7 +54,7 @@ def test_drafting_stops_before_the_first_predicted_rejection_and_has_one_token_a
     assert windows.wasted_tokens(windows.truncated_lengths(chances, 0.55)).tolist() == [0, 1, 0, 0]
 
 
-def test_windows_of_some_sessions_are_numbered_anew() -> None:
+def test_windows_of_selected_sessions_are_renumbered() -> None:
     found = gathered().windows().for_sessions(np.array(["b", "d"]))
     assert found.window_index.tolist() == [0, 0, 1]
     assert found.accepted_lengths.tolist() == [0, 1]
@@ -77,7 +77,7 @@ def test_a_missing_and_a_damaged_trace_are_named(tmp_path: Path) -> None:
         trace.made_from(tmp_path)
 
 
-def test_no_session_is_in_two_parts(learnable: TokenSamples) -> None:
+def test_each_session_is_in_one_part(learnable: TokenSamples) -> None:
     split = learnable.split(0)
     parts = [set(part.sessions.tolist()) for part in (split.train, split.validation, split.test)]
     assert [len(part) for part in parts] == [84, 18, 18]

@@ -25,7 +25,7 @@ REST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_every_window_is_judged_and_every_score_of_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_window_is_verified_and_recorded_with_its_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[Policy] = []
 
     def play(policy: Policy, *_: Any) -> Any:

@@ -27,7 +27,7 @@ from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
         ("at_least", 0.01, -0.03, -0.02, "does not hold"),
     ],
 )
-def test_an_interval_decides_where_it_lies_on_one_side(wanted, margin, low, high, result):
+def test_a_claim_holds_or_fails_if_the_interval_lies_on_one_side(wanted, margin, low, high, result):
     assert claim_status(Claim("so", "a", "q", wanted, value=0, margin=margin), low, high) == result
 
 
@@ -66,7 +66,7 @@ def test_without_a_seed_in_common_nothing_is_decided():
     assert (found.status, found.basis) == ("not evaluated", "no seed is complete in both rows")
 
 
-def test_what_cannot_be_resampled_is_judged_by_its_seeds_or_its_value():
+def test_without_an_interval_a_claim_is_judged_by_seeds_or_value():
     claim = Claim("so", "a", "q", "above", baseline="b")
     (one,) = evaluate_claims(shown(claim, a=Estimate({"0": 2.0}), b=Estimate({"0": 1.0})))
     assert (one.status, one.basis) == ("holds", "no interval")

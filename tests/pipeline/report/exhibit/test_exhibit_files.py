@@ -25,7 +25,7 @@ def file_of(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exhibit_is_whole(name: str) -> None:
+def test_every_exhibit_of_the_project_is_valid(name: str) -> None:
     if "MULTIRUN" in file_of(name).read_text(encoding="utf-8"):
         register_resolvers()
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):

@@ -81,18 +81,18 @@ def test_an_exhibit_of_a_sweep_says_what_its_rows_are() -> None:
 
 
 @pytest.mark.parametrize("word", ["+variant=no_lookahead", "training.seed=0", "+variant=cloud,no_lookahead,other"])
-def test_another_sweep_on_the_command_line_is_no_slip_of_the_pen(word: str) -> None:
+def test_a_sweep_on_the_command_line_may_differ_from_the_exhibits(word: str) -> None:
     assert asked(EXHIBIT, word) is not None
 
 
-def test_what_no_job_chooses_is_as_the_configuration_has_it() -> None:
+def test_choices_that_no_job_overrides_come_from_the_configuration() -> None:
     group = '"{pair}, {seed}, {policy/lookahead}, {policy.offload.budget}"'
     found = asked(EXHIBIT.replace('"{pair}"', group).replace("  small:", '  "small, 5, synera, 0.2":'))
     assert found is not None
     assert found.base_choices == {"seed": "5", "policy/lookahead": "synera", "policy.offload.budget": "0.2"}
 
 
-def test_what_another_sweeper_will_run_is_not_known_before() -> None:
+def test_rows_are_not_checked_under_another_sweeper() -> None:
     assert asked(EXHIBIT.replace("  cloud: {quality", "  clod: {quality"), sweeper="x.OptunaSweeper") is not None
 
 

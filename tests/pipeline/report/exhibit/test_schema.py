@@ -35,7 +35,7 @@ QUALITY = (ExhibitColumn("quality"),)
         ),
     ],
 )
-def test_what_is_no_exhibit_is_refused(what, message):
+def test_invalid_exhibits_are_refused(what, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         what()
 

@@ -62,7 +62,7 @@ def test_rows_may_be_in_groups(tmp_path):
         ({"a": {"q": []}}, r"a, q is \[\]"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path, node, message):
+def test_invalid_tables_of_a_stage_are_refused(tmp_path, node, message):
     with pytest.raises(TableError, match=message):
         list(read_rows(table(tmp_path, node)))
 

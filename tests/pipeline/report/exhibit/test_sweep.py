@@ -95,7 +95,7 @@ def test_a_relative_column_is_one_in_its_own_row_and_paired_in_others(shown):
     assert 0 < other.interval.low < other.value < other.interval.high < 1
 
 
-def test_all_is_printed(folder, tmp_path):
+def test_the_printed_exhibit_has_rows_reported_values_and_claims(folder, tmp_path):
     made = SweepExhibit(EXHIBIT, {"pair": "small"}).write(comparison.compare_jobs(folder), tmp_path)
     text = "\n".join(plain_lines(made.parts))
     assert "Fig. 14: what a budget buys" in text
@@ -110,7 +110,7 @@ def test_all_is_printed(folder, tmp_path):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_files_and_numbers_hold_what_was_printed(folder, tmp_path):
+def test_the_exhibits_files_and_metrics_hold_the_printed_numbers(folder, tmp_path):
     made = SweepExhibit(EXHIBIT, {"pair": "small"}).write(comparison.compare_jobs(folder), tmp_path)
     assert [path.name for path in made.files] == ["exhibit.json", "exhibit.csv", "exhibit.png"]
     found = json.loads((tmp_path / "exhibit.json").read_text())
@@ -124,7 +124,7 @@ def test_files_and_numbers_hold_what_was_printed(folder, tmp_path):
     assert made.metrics["exhibit/small/budget 0.2/quality"] == pytest.approx(0.3875)
 
 
-def test_the_figure_has_our_lines_and_what_is_reported(shown):
+def test_the_figure_has_measured_and_reported_lines(shown):
     quality, tbt = build_panels(shown, EXHIBIT.figure)
     assert [(mark.x, mark.y) for mark in quality.measured["small"]] == [
         (0.2, pytest.approx(0.3875)),
@@ -135,7 +135,7 @@ def test_the_figure_has_our_lines_and_what_is_reported(shown):
     assert quality.categories is None
 
 
-def test_a_figure_over_names_has_places(shown):
+def test_a_figure_over_names_has_one_place_per_name(shown):
     (panel,) = build_panels(shown, ExhibitFigure("{row}", "quality"))
     assert panel.categories == ["budget 0.2", "budget 0.8", "budget 0.9"]
 
@@ -148,7 +148,7 @@ def test_a_sweep_ends_with_its_exhibit(folder):
     assert text.index("jobs complete") < text.index("Fig. 14") < text.index("exhibit.png")
 
 
-def test_records_that_are_gone_take_the_intervals_alone(folder, tmp_path):
+def test_deleted_records_cost_only_the_intervals(folder, tmp_path):
     artifact = drawn(tmp_path / "serve", "synera", 0.2, n=8)
     finished(tmp_path / "sweep", 0, artifact, "0.2", 0)
     (artifact / "requests.parquet").unlink()

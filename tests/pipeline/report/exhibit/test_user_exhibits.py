@@ -87,7 +87,7 @@ def jobs(tmp_path: Path) -> list[dict[str, object]]:
     return [yaml.safe_load(file.read_text()) for file in files]
 
 
-def test_a_variant_wins_over_the_experiment_that_it_varies(say, tmp_path):
+def test_a_variant_overrides_its_experiment(say, tmp_path):
     said = say()
     assert said.code == 0, said.err
     found = jobs(tmp_path)

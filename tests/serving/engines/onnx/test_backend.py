@@ -44,7 +44,7 @@ def on_onnx(**settings: Any) -> ModelConfig:
         ({"adapter": Path("a/b")}, "this device drafts with an adapter"),
     ],
 )
-def test_what_the_backend_cannot_run_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_the_onnx_backend_cannot_run_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         on_onnx(**settings)
 
@@ -77,7 +77,7 @@ def test_the_cloud_stays_on_torch() -> None:
         ("cloud_centric", None),
     ],
 )
-def test_policies_that_need_what_a_graph_does_not_show_are_refused(policy: str, message: str | None) -> None:
+def test_policies_that_need_outputs_a_graph_lacks_are_refused(policy: str, message: str | None) -> None:
     exported = ModelPair(on_onnx(), pair().cloud)
     if message is None:
         assert setup(policy, pair=exported).pair is exported
@@ -135,7 +135,7 @@ def planned(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return lambda *words: {stage.name: stage for stage in api.stages((*TOY, f"outputs={tmp_path}", *words))}
 
 
-def test_the_export_is_a_stage_of_the_plan_where_it_is_asked_for(planned: Callable[..., dict[str, Any]]) -> None:
+def test_the_onnx_backend_adds_an_export_stage_to_the_plan(planned: Callable[..., dict[str, Any]]) -> None:
     plain, onnx = planned(), planned(ONNX)
     assert {*onnx} - {*plain} == {"device_graph"}
     for name in {*plain} - {"serve"}:
@@ -169,7 +169,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("runtime=grpc", "runtime.device_processes=1", "runtime.shaping=none")])
-def test_a_whole_run_writes_what_torch_writes(more: tuple[str, ...], outputs: Path) -> None:
+def test_a_run_on_onnx_writes_the_text_of_torch(more: tuple[str, ...], outputs: Path) -> None:
     texts, times = [], []
     for words in ((), (ONNX,)):
         with api.composed(*TOY, f"outputs={outputs}", *more, *words) as cfg:

@@ -89,7 +89,9 @@ def check_same(works: list[DraftWork], *engines: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_both_engines_do_the_same(name: str, on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
+def test_onnx_and_torch_engines_have_equal_outcomes_and_loads(
+    name: str, on_torch: TorchEngine, on_onnx: OnnxEngine
+) -> None:
     outcomes = check_same(WORKS[name], on_torch, on_onnx)
     assert outcomes
     assert len(on_onnx.cache) == 0
@@ -97,7 +99,9 @@ def test_both_engines_do_the_same(name: str, on_torch: TorchEngine, on_onnx: Onn
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("least", [0, 3])
-def test_both_stop_at_the_same_token(keep: bool, least: int, on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
+def test_onnx_and_torch_engines_stop_at_the_same_token(
+    keep: bool, least: int, on_torch: TorchEngine, on_onnx: OnnxEngine
+) -> None:
     free = on_torch.execute(DraftWork("free", 0, PROMPT, DraftStopRule(12), requested_scores=("confidence",)))[0]
     on_torch.drop("free", None)
     lowest, second = sorted(free.scores["confidence"])[:2]
@@ -107,7 +111,7 @@ def test_both_stop_at_the_same_token(keep: bool, least: int, on_torch: TorchEngi
     assert 0 < len(drafted.tokens) <= 12
 
 
-def test_both_end_with_an_end_token(on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
+def test_onnx_and_torch_engines_end_at_an_end_token(on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
     free = on_torch.execute(DraftWork("free", 0, PROMPT, DraftStopRule(6)))[0]
     on_torch.drop("free", None)
     (drafted,) = check_same([DraftWork("a", 0, PROMPT, DraftStopRule(20), (free.tokens[2],))], on_torch, on_onnx)
@@ -141,7 +145,7 @@ def apart(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_router_says_the_same_in_one_graph_in_two_and_in_numpy(
+def test_router_scores_are_equal_in_one_graph_in_two_and_in_numpy(
     checkpoint: Checkpoint, exported: Path, apart: Path, router: TokenRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs are asked where they are of this router, else numpy."""
@@ -182,7 +186,7 @@ def test_two_scores_are_torchs_in_one_graph_and_in_their_own(
             assert found[name] == pytest.approx(scores, abs=1e-5)
 
 
-def test_a_score_next_to_one_is_not_one(
+def test_a_score_that_float32_rounds_to_one_is_still_below_a_threshold_of_one(
     checkpoint: Checkpoint, exported: Path, router: TokenRouter, tmp_path: Path
 ) -> None:
     """A threshold of 1.0 routes it, as in numpy, where the graph's float32 cannot tell them apart."""
@@ -238,7 +242,7 @@ def test_work_behind_the_end_of_a_cache_is_refused(on_onnx: OnnxEngine) -> None:
     assert on_onnx.cache.length("hole") == 0
 
 
-def test_what_a_session_drew_from_goes_with_it(on_onnx: OnnxEngine) -> None:
+def test_dropping_a_session_discards_its_distributions(on_onnx: OnnxEngine) -> None:
     on_onnx.execute(DraftWork("odds", 0, PROMPT, DraftStopRule(3), full_draft_probs=True))
     assert len(on_onnx.tensor_store) >= 3
     before = len(on_onnx.tensor_store)

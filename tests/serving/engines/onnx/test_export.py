@@ -65,14 +65,14 @@ def check_greedy(causal: torch.nn.Module, session: OnnxSession, n: int = 30) -> 
     assert written == out[0, len(PROMPT) :].tolist()
 
 
-def test_a_graph_says_what_transformers_says_of_windows_too(checkpoint: Checkpoint, exported: Path) -> None:
+def test_a_graph_with_sliding_windows_equals_transformers(checkpoint: Checkpoint, exported: Path) -> None:
     assert checkpoint.path
     check_beside_transformers(checkpoint.path, exported)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_every_architecture_says_what_transformers_says(variant: str, save: Save, tmp_path: Path) -> None:
+def test_every_exported_architecture_equals_transformers(variant: str, save: Save, tmp_path: Path) -> None:
     path = save(variant, tmp_path / "model")
     (tmp_path / "graph").mkdir()
     header = export(Checkpoint(path=path), tmp_path / "graph")
@@ -97,7 +97,7 @@ def test_sessions_of_one_length_may_share_a_pass(checkpoint: Checkpoint, exporte
         assert np.abs(alone.hidden_states - states).max() < 1e-5
 
 
-def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, router: TokenRouter) -> None:
+def test_the_header_describes_the_graph_and_its_differences_from_torch(exported: Path, router: TokenRouter) -> None:
     header = headers.load_header(exported)
     assert (header.architecture, header.layers, header.kv_heads, header.head_size) == ("qwen2", 2, 2, 8)
     assert (header.hidden_size, header.vocab_size, header.int8, header.graphs) == (32, VOCABULARY, False, "one")
@@ -115,7 +115,7 @@ def test_a_graph_of_an_older_version_is_exported_again(exported: Path, tmp_path:
         headers.load_header(tmp_path)
 
 
-def test_both_doors_export_one_graph_where_nothing_is_said() -> None:
+def test_function_and_stage_export_one_graph_by_default() -> None:
     doors = (export, exporting.export_device)
     assert {inspect.signature(door).parameters["graphs"].default for door in doors} == {"one"}
 
@@ -131,7 +131,7 @@ def test_a_graph_that_differs_from_torch_is_refused(checkpoint: Checkpoint, expo
     assert check_export(model, replace(header, int8=True), tmp_path).torch_differences["logits"] > 1e-3
 
 
-def test_an_exporter_that_fails_is_told_in_a_line(
+def test_an_error_of_the_exporter_is_one_line(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -154,7 +154,7 @@ def test_an_exporter_that_fails_is_told_in_a_line(
         ({"adapter": Path("a/b")}, "drafts with an adapter .* set model.device.backend=torch, or choose another draft"),
     ],
 )
-def test_what_a_graph_would_compute_otherwise_is_refused(
+def test_checkpoints_that_a_graph_would_compute_differently_are_refused(
     change: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -221,7 +221,7 @@ def test_bytes_are_fewer_and_the_router_keeps_its_precision(
 
 
 @pytest.mark.slow
-def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
+def test_the_stage_writes_graphs_a_header_and_the_check_results(
     checkpoint: Checkpoint, router: TokenRouter, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

@@ -22,7 +22,7 @@ def made(folder: Path, **files: bytes) -> Files:
     return Files(path=folder)
 
 
-def test_it_is_of_names_and_contents_wherever_they_lie(tmp_path: Path) -> None:
+def test_the_weights_digest_depends_on_names_and_contents(tmp_path: Path) -> None:
     one = header.weights_digest(made(tmp_path / "a", a_safetensors=b"1234", b_safetensors=b"5", config_json=b"{}"))
     assert header.weights_digest(made(tmp_path / "b", a_safetensors=b"1234", b_safetensors=b"5", other_bin=b"?")) == one
     assert header.weights_digest(made(tmp_path / "c", a_safetensors=b"1235", b_safetensors=b"5")) != one
@@ -32,7 +32,7 @@ def test_it_is_of_names_and_contents_wherever_they_lie(tmp_path: Path) -> None:
     assert header.weights_digest(Checkpoint(hub="a/small")) == "hub:a/small"
 
 
-def test_files_that_are_not_written_to_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_weight_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, read, opens = made(tmp_path / "a", a_safetensors=b"1234"), list[Path](), Path.open
     monkeypatch.setattr(Path, "open", lambda self, *a, **how: read.append(self) or opens(self, *a, **how))
     first = header.weights_digest(checkpoint)
@@ -45,7 +45,9 @@ def test_files_that_are_not_written_to_are_read_once(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("at", "told"), [(0, True), (1, True), (4, False), (8, True), (9, True)])
-def test_of_large_files_the_ends_are_read(at: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_large_weight_files_only_the_ends_are_read(
+    at: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(header, "MAX_FULL_HASH_NBYTES", 9)
     monkeypatch.setattr(header, "_MIB", 2)
     changed = bytearray(b"0123456789")

@@ -39,7 +39,7 @@ def own(prompt: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("fault", [500, 502, 503, 504, 408, "busy", "reset", "cut"])
-def test_what_may_pass_is_asked_again(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
+def test_transient_faults_are_retried(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
     fake.faults = deque([fault, fault])
     slept: list[float] = []
     assert writer(fake, tokenizer, slept).generate(PROMPT, 1) == (own(PROMPT),)
@@ -48,7 +48,9 @@ def test_what_may_pass_is_asked_again(fake: FakeServer, tokenizer: Tokenizer, fa
 
 
 @pytest.mark.parametrize("fault", [500, "busy", "reset", "hang", "drip", "cut"])
-def test_what_does_not_pass_is_an_error(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
+def test_a_transient_fault_that_lasts_is_an_error_after_three_attempts(
+    fake: FakeServer, tokenizer: Tokenizer, fault: Any
+) -> None:
     fake.faults = deque([fault] * 9)
     short = {"timeout_s": 0.1} if fault in ("hang", "drip") else {}
     with pytest.raises(RemoteError, match="in 3 attempts") as told:
@@ -97,7 +99,7 @@ def _choice(**changes: Any) -> Any:
         (_choice(token_ids=[-1]), "wrote token -1"),
     ],
 )
-def test_what_will_not_get_better_is_an_error_at_once(
+def test_a_permanent_fault_is_an_error_without_retry(
     fake: FakeServer, tokenizer: Tokenizer, fault: Any, match: str
 ) -> None:
     fake.faults = deque([fault])
@@ -108,7 +110,7 @@ def test_what_will_not_get_better_is_an_error_at_once(
     assert (len(fake.asked), slept) == (1, [])
 
 
-def test_without_its_finish_reason_an_answer_is_none(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_an_answer_without_finish_reason_is_an_error(fake: FakeServer, tokenizer: Tokenizer) -> None:
     def shortened(answer: dict[str, Any]) -> dict[str, Any]:
         del answer["choices"][0]["finish_reason"]
         return answer
@@ -129,7 +131,9 @@ def test_without_its_finish_reason_an_answer_is_none(fake: FakeServer, tokenizer
         ({"content": None}, "no content but nothing"),
     ],
 )
-def test_llama_cpp_is_read_as_strictly(tokenizer: Tokenizer, changes: dict[str, Any], match: str) -> None:
+def test_answers_of_llama_cpp_are_checked_as_strictly(
+    tokenizer: Tokenizer, changes: dict[str, Any], match: str
+) -> None:
     with FakeServer(byte_level(), counting(50), "llama_cpp") as fake:
         fake.faults = deque([lambda answer: answer | changes])
         with pytest.raises(RemoteError, match=match):
@@ -137,7 +141,7 @@ def test_llama_cpp_is_read_as_strictly(tokenizer: Tokenizer, changes: dict[str, 
         assert writer(fake, tokenizer).generate(PROMPT, 2) == (own(PROMPT), own((*PROMPT, own(PROMPT))))
 
 
-def test_nobody_listens(tokenizer: Tokenizer) -> None:
+def test_an_unreachable_server_is_a_transient_error(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50)) as fake:
         pass
     with pytest.raises(RemoteError, match=r"was not reached .*is it running") as told:
@@ -145,7 +149,7 @@ def test_nobody_listens(tokenizer: Tokenizer) -> None:
     assert told.value.transient
 
 
-def test_after_its_last_attempt_a_server_is_left_alone_for_a_moment(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_after_its_last_attempt_a_server_is_not_asked_for_a_moment(fake: FakeServer, tokenizer: Tokenizer) -> None:
     now = [0.0]
     client = RemoteClient(server(fake.url, retries=0, cooldown_s=5.0), sleep=lambda s: None, clock=lambda: now[0])
     asking = RemoteGenerator(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
@@ -165,7 +169,7 @@ def resting(fake: FakeServer, tokenizer: Tokenizer, clock: Clock, **how: Any) ->
     return RemoteGenerator(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
 
 
-def test_on_virtual_time_a_rest_is_waited_out(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_on_virtual_time_the_pause_after_failed_attempts_is_waited_out(fake: FakeServer, tokenizer: Tokenizer) -> None:
     clock = Clock()
     asking = resting(fake, tokenizer, clock, wait_for_cooldown=True)
     fake.faults = deque([500, 500])
@@ -176,7 +180,7 @@ def test_on_virtual_time_a_rest_is_waited_out(fake: FakeServer, tokenizer: Token
     assert clock.slept == [5.0, 5.0]
 
 
-def test_a_server_that_does_not_come_back_is_not_waited_for_for_ever(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_the_wait_for_a_lost_server_is_bounded(fake: FakeServer, tokenizer: Tokenizer) -> None:
     clock = Clock()
     asking = resting(fake, tokenizer, clock, wait_for_cooldown=True)
     fake.faults = deque([500] * 99)
@@ -197,7 +201,7 @@ def test_a_server_that_does_not_come_back_is_not_waited_for_for_ever(fake: FakeS
 
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_key_that_is_refused_is_not_shown_around(
+def test_a_refused_key_is_sent_once_a_request_and_named_in_the_error(
     fake: FakeServer, tokenizer: Tokenizer, status: int, waits: bool
 ) -> None:
     """Whatever is asked: no question is answered with it, so that none is held back, either."""
@@ -213,7 +217,7 @@ def test_a_key_that_is_refused_is_not_shown_around(
     assert asking.generate(PROMPT, 1) == (own(PROMPT),)
 
 
-def test_the_key_travels_and_is_never_shown(
+def test_the_key_is_sent_and_never_printed(
     fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.key = KEY
@@ -241,7 +245,7 @@ RIGHT_TO_LEFT = "\u202e"
         lambda said: _choice(finish_reason=[said]),
     ],
 )
-def test_what_a_server_says_is_told_briefly_and_without_the_key(
+def test_a_servers_message_is_quoted_briefly_and_without_the_key(
     fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, said: str, fault: Any
 ) -> None:
     """Also where only a part of the key would be left of it."""
@@ -257,7 +261,7 @@ def test_what_a_server_says_is_told_briefly_and_without_the_key(
 
 @pytest.mark.parametrize("said", [KEY, "x" * 70 + KEY, f"{KEY}\n" * 5000])
 @pytest.mark.parametrize("name", ["tokens", "token_logprobs"])
-def test_nor_with_what_it_says_of_a_prompt(
+def test_the_key_is_not_quoted_from_prompt_logprobs(
     fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, said: str, name: str
 ) -> None:
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
@@ -275,12 +279,12 @@ def test_nor_with_what_it_says_of_a_prompt(
     assert KEY[:8] not in str(told.value)
 
 
-def test_an_id_that_is_no_number_of_a_token_is_none() -> None:
+def test_a_token_id_that_is_no_integer_is_an_error() -> None:
     assert parse_token_id("token_id:17") == 17
     assert parse_token_id("token_id:" + "9" * 5000) is None
 
 
-def test_proxies_and_netrc_of_the_environment_are_not_asked(
+def test_proxies_and_netrc_of_the_environment_are_ignored(
     fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
@@ -288,7 +292,7 @@ def test_proxies_and_netrc_of_the_environment_are_not_asked(
     assert writer(fake, tokenizer).generate(PROMPT, 1) == (own(PROMPT),)
 
 
-def test_certificates_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_a_permanent_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     files = certified(tmp_path)
     with FakeServer(byte_level(), counting(50), files=files) as fake:
         with pytest.raises(RemoteError, match="a certificate that is not trusted") as told:

@@ -56,7 +56,9 @@ def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how
     return engine
 
 
-def test_the_outcomes_are_the_torch_engines(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
+def test_remote_outcomes_equal_those_of_the_torch_engine(
+    pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain
+) -> None:
     from serving.engines.torch.model import load_model
 
     torch_engine = TorchEngine(load_model(str(pair[1])), vocab_size=len(tokenizer))
@@ -78,7 +80,7 @@ def test_the_outcomes_are_the_torch_engines(pair: tuple[Path, Path], tokenizer: 
         assert fake.wrong == []
 
 
-def test_a_hole_is_one_as_in_a_cache(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_work_beyond_the_known_tokens_is_a_cache_hole(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer)
     with pytest.raises(CacheHoleError, match="begins at token 2, but only 0 tokens are known"):
         engine.execute(work(rows("a", 2, 40)))
@@ -97,7 +99,7 @@ def test_rejected_drafts_are_forgotten(fake: FakeServer, tokenizer: Tokenizer) -
 
 
 @pytest.mark.parametrize("sampling", [None, DRAWN])
-def test_several_tokens_come_with_one_question(
+def test_several_tokens_come_with_one_request(
     fake: FakeServer, tokenizer: Tokenizer, sampling: SamplingParams | None
 ) -> None:
     engine, text, how = opened(fake, tokenizer, tokens_per_request=4), [40, 41], {"sampling": sampling}
@@ -110,7 +112,7 @@ def test_several_tokens_come_with_one_question(
     assert [len(body["prompt"]) for body in fake.asked] == [2, 6]
 
 
-def test_what_came_ahead_counts_only_behind_the_same_text(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_tokens_fetched_ahead_are_used_only_after_the_same_text(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer, tokens_per_request=4)
     (first,) = verdicts(engine, rows("a", 0, 40, 41))
     assert first is not None
@@ -123,7 +125,7 @@ def test_what_came_ahead_counts_only_behind_the_same_text(fake: FakeServer, toke
     assert len(fake.asked) == 4
 
 
-def test_sessions_are_asked_about_at_once_and_answered_in_their_order(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_sessions_are_requested_concurrently_and_answered_in_order(fake: FakeServer, tokenizer: Tokenizer) -> None:
     """Four questions that a server answers only once all four are there."""
     engine, gate, brain = opened(fake, tokenizer, concurrency=4), threading.Barrier(4), fake.brain
 
@@ -136,7 +138,7 @@ def test_sessions_are_asked_about_at_once_and_answered_in_their_order(fake: Fake
     assert found == [*(Verdict(0, brain((40 + i, 60))) for i in range(4)), None]
 
 
-def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_a_failed_request_changes_no_session(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer, concurrency=1)
     verdicts(engine, rows("a", 0, 40, 41), rows("b", 0, 50, 51))
     fake.faults.extend([None, "truncated"])
@@ -154,9 +156,7 @@ def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: T
 @pytest.mark.parametrize(
     ("fault", "asked"), [(400, 1), (401, 1), (422, 1), ("redirect", 1), ("truncated", 3), (505, 3)]
 )
-def test_a_question_that_is_refused_is_not_asked_again(
-    fake: FakeServer, tokenizer: Tokenizer, fault: Any, asked: int
-) -> None:
+def test_a_refused_request_is_not_sent_again(fake: FakeServer, tokenizer: Tokenizer, fault: Any, asked: int) -> None:
     """An answer that is no use may be an accident, a few times; another text, or another session's, is asked."""
     engine = opened(fake, tokenizer, verifies=True)
     fake.faults.extend([fault] * 8)
@@ -174,7 +174,7 @@ def test_a_question_that_is_refused_is_not_asked_again(
     assert verdicts(engine, rows("a", 0, 40, 42)) == [Verdict(0, brain((40, 42)))]
 
 
-def test_no_more_is_asked_than_the_context_holds(tokenizer: Tokenizer) -> None:
+def test_no_request_exceeds_the_context(tokenizer: Tokenizer) -> None:
     """Tokens asked ahead, and the one behind a judged draft, end where it ends."""
     brain = counting(50)
     with FakeServer(byte_level(), brain, context=64) as fake:
@@ -190,7 +190,7 @@ def test_no_more_is_asked_than_the_context_holds(tokenizer: Tokenizer) -> None:
         assert fake.wrong == []
 
 
-def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_work_that_servers_do_not_support_is_refused(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer)
     with pytest.raises(TypeError, match="drafts nothing"):
         engine.execute(DraftWork("a", 0, (40,), DraftStopRule(1)))
@@ -205,7 +205,7 @@ def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokeni
     assert fake.asked == []
 
 
-def test_seeds_are_of_session_and_position() -> None:
+def test_the_seed_depends_on_session_and_position() -> None:
     seeds = {remote_sampling(DRAWN, s, n).seed for s in ("a", "b") for n in range(50)}  # type: ignore[union-attr]
     assert len(seeds) == 100
     assert all(0 <= seed < 1 << 31 for seed in seeds)
@@ -213,7 +213,7 @@ def test_seeds_are_of_session_and_position() -> None:
     assert remote_sampling(None, "a", 7) is None
 
 
-def test_a_part_of_a_prompt_asks_nobody(fake: FakeServer, tokenizer: Tokenizer) -> None:
+def test_a_prompt_chunk_without_a_rule_sends_no_request(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer)
     assert engine.execute(work(rows("a", 0, 40, 41, rule="")))[0] == (SliceOutcome(None, None),)
     assert fake.asked == []

@@ -44,7 +44,7 @@ TEXT = " it is in the box \U0001f642 aus \u6771\u4eac."
 
 @pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_text_comes_token_by_token_to_its_end(tokenizer: Tokenizer, kind: str, n: int) -> None:
+def test_a_text_is_generated_token_by_token_to_its_end(tokenizer: Tokenizer, kind: str, n: int) -> None:
     prompt, end = ids("where is the red key?"), tokenizer.eos_token_ids[0]
     with FakeServer(byte_level(), reciting(ids(TEXT), end), kind, ends=tokenizer.eos_token_ids) as fake:
         writer, written = asking(fake, tokenizer), list(prompt)
@@ -56,7 +56,7 @@ def test_a_text_comes_token_by_token_to_its_end(tokenizer: Tokenizer, kind: str,
         assert tuple(written) == (*prompt, *ids(TEXT), end)
 
 
-def test_half_a_character_is_asked_for_at_greater_length(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_is_requested_with_more_tokens(tokenizer: Tokenizer) -> None:
     smile, prompt = ids("\u6f22 ok"), ids("say:")
     assert REPLACEMENT_CHAR in decode(byte_level(), smile[:1])
     with FakeServer(byte_level(), reciting(smile, 2), "openai", ends=tokenizer.eos_token_ids) as fake:
@@ -64,7 +64,7 @@ def test_half_a_character_is_asked_for_at_greater_length(tokenizer: Tokenizer) -
     assert [body["max_tokens"] for body in fake.asked][:2] == [1, 4]
 
 
-def test_text_that_stays_half_is_an_error(tokenizer: Tokenizer) -> None:
+def test_a_character_that_stays_incomplete_is_an_error(tokenizer: Tokenizer) -> None:
     half = ids("\u6f22")[0]
     with (
         FakeServer(byte_level(), lambda prefix: half, "openai") as fake,
@@ -99,7 +99,7 @@ def test_prompts_as_text_where_ids_are_refused(tokenizer: Tokenizer) -> None:
         ).startswith(" b")
 
 
-def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:
+def test_sampling_parameters_are_sent_in_each_servers_dialect(tokenizer: Tokenizer) -> None:
     for kind, top_k in (("vllm", -1), ("sglang", -1), ("llama_cpp", 0), ("openai", None)):
         with FakeServer(byte_level(), lambda prefix: 50, kind) as fake:
             asking(fake, tokenizer).generate(ids("a"), 1, RemoteSampling(0.8, 0.9, 0, 17))
@@ -113,7 +113,7 @@ def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
 @given(data=st.data())
-def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> None:
+def test_generated_text_is_tokenised_to_the_same_text(hf: Any, data: st.DataObject) -> None:
     """Whatever tokens a model wrote, of whatever kind of tokenizer: the same text, or an error."""
     some = st.lists(st.integers(5, len(hf) - 1), max_size=12)
     prompt, new = data.draw(some), data.draw(some)
@@ -131,7 +131,7 @@ def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "openai"])
 @pytest.mark.parametrize("stand", range(4))
-def test_drafts_stand_while_they_are_the_servers_own(tokenizer: Tokenizer, kind: str, stand: int) -> None:
+def test_drafts_are_accepted_up_to_the_first_difference(tokenizer: Tokenizer, kind: str, stand: int) -> None:
     prompt, own = ids("where is it?"), ids(" in the red box")
     drafts = [*own[:stand], 60, 61, 62][:3]
     with FakeServer(byte_level(), reciting(own, 2), kind, ends=tokenizer.eos_token_ids) as fake:
@@ -142,7 +142,7 @@ def test_drafts_stand_while_they_are_the_servers_own(tokenizer: Tokenizer, kind:
 
 @pytest.mark.parametrize("stand", range(4))
 @pytest.mark.parametrize("text", [" in the red box", " \u6f22 ok"])
-def test_drafts_that_travel_as_text_are_judged_alike(tokenizer: Tokenizer, stand: int, text: str) -> None:
+def test_drafts_sent_as_text_get_the_same_verdict(tokenizer: Tokenizer, stand: int, text: str) -> None:
     prompt, own = ids("where is it?"), ids(text)
     drafts = (*own[:stand], *ids("zyx"))[:3]
     with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
@@ -151,7 +151,7 @@ def test_drafts_that_travel_as_text_are_judged_alike(tokenizer: Tokenizer, stand
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_text_that_ends_behind_its_drafts_is_judged_too(tokenizer: Tokenizer, listed: bool) -> None:
+def test_a_text_that_ends_after_its_drafts_gets_a_verdict(tokenizer: Tokenizer, listed: bool) -> None:
     """Some servers list the end token, others do not."""
     prompt, own = ids("where is it?"), ids(" in")
     with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
@@ -177,7 +177,7 @@ def test_a_draft_that_the_server_cuts_otherwise_is_not_accepted(tokenizer: Token
             asking(fake, tokenizer, prompts_as_text=True).verify(prompt, (whole,))
 
 
-def test_as_many_tokens_may_be_others(tokenizer: Tokenizer) -> None:
+def test_a_text_cut_into_other_tokens_is_refused_even_at_equal_length(tokenizer: Tokenizer) -> None:
     prompt, own = ids("where is it?"), ids(" in the")
 
     def turned(logprobs: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_half_a_character_is_never_sent_as_text(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
 @given(data=st.data())
-def test_a_token_is_called_what_its_text_becomes(hf: Any, data: st.DataObject) -> None:
+def test_the_texts_of_tokens_join_to_their_decoding(hf: Any, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(5, len(hf) - 1), min_size=2, max_size=2))
     own = token_texts(hf, tokens[:1], tokens[1])
     assert own[0] == decode(hf, tokens[1:])
@@ -247,7 +247,7 @@ def _logprobs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         (lambda p: p | {"tokens": ["x"] * len(p["tokens"])}, "some tokens by id"),
     ],
 )
-def test_odd_log_probabilities_are_an_error(tokenizer: Tokenizer, change: Any, match: str) -> None:
+def test_malformed_log_probabilities_are_an_error(tokenizer: Tokenizer, change: Any, match: str) -> None:
     with FakeServer(byte_level(), reciting(ids(" in the box"), 2)) as fake:
         fake.faults.append(_logprobs(change))
         with pytest.raises(RemoteError, match=match):

@@ -46,7 +46,7 @@ def opened(url: str, tokenizer: Tokenizer, **how: Any) -> RemoteEngine:
 
 
 @pytest.mark.parametrize("span", [1, 8])
-def test_it_writes_what_torch_writes(
+def test_llama_cpp_writes_the_text_of_torch(
     url: str, pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Any, span: int
 ) -> None:
     import random
@@ -67,13 +67,15 @@ def test_it_writes_what_torch_writes(
 
 
 @pytest.mark.parametrize("name", ["cloud_centric", "hybrid"])
-def test_policies_write_the_same_text(url: str, pair: tuple[Path, Path], tokenizer: Tokenizer, name: str) -> None:
+def test_policies_over_llama_cpp_write_the_text_of_torch(
+    url: str, pair: tuple[Path, Path], tokenizer: Tokenizer, name: str
+) -> None:
     found, override = ("sled", HYBRID) if name == "hybrid" else (name, {})
     here, there = (served(setup_of(found, pair, at, **override), tokenizer, n=3) for at in (None, url))
     assert {s: (r.tokens, r.origins) for s, r in there.items()} == {s: (r.tokens, r.origins) for s, r in here.items()}
     assert len(queries(tokenizer)) == len(there)
 
 
-def test_it_cannot_judge_and_is_refused_for_what_needs_that(url: str, tokenizer: Tokenizer) -> None:
+def test_llama_cpp_is_refused_for_policies_that_verify(url: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=r"llama.cpp ignores echo"):
         connect_remote(server(url), tokenizer, len(tokenizer), True)

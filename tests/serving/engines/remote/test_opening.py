@@ -34,19 +34,19 @@ def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how
 
 
 @pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
-def test_a_server_is_known_by_what_it_says_of_itself(tokenizer: Tokenizer, kind: str) -> None:
+def test_the_kind_of_a_server_is_recognised(tokenizer: Tokenizer, kind: str) -> None:
     with FakeServer(byte_level(), counting(50), kind, ends=tokenizer.eos_token_ids) as fake:
         opened(fake, tokenizer, verifies=kind != "llama_cpp")
         assert fake.wrong == []
         assert fake.asked
 
 
-def test_a_server_that_refuses_ids_is_asked_in_text(tokenizer: Tokenizer) -> None:
+def test_a_server_that_refuses_token_ids_gets_text(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50), "openai", refuses_ids=True) as fake:
         assert opened(fake, tokenizer).generator.prompts_as_text
 
 
-def test_a_model_that_is_not_there(tokenizer: Tokenizer) -> None:
+def test_a_model_that_the_server_lacks_is_refused(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50)) as fake:
         with pytest.raises(
             ValueError, match=r"no model 'larger' at http.*it lists: large\. Set model.cloud.server.model"
@@ -55,21 +55,21 @@ def test_a_model_that_is_not_there(tokenizer: Tokenizer) -> None:
         assert fake.asked == []
 
 
-def test_nobody_there_is_said_plainly(tokenizer: Tokenizer) -> None:
+def test_an_unreachable_server_is_refused_with_a_hint(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50)) as fake:
         pass
     with pytest.raises(ValueError, match=r"model.cloud.server: the server of large .* is it running"):
         opened(fake, tokenizer)
 
 
-def test_a_shorter_context_than_promised(tokenizer: Tokenizer) -> None:
+def test_a_context_shorter_than_configured_is_refused(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50)) as fake:
         opened(fake, tokenizer, context_tokens=512)
         with pytest.raises(ValueError, match="context_tokens is 513, and the server takes 512"):
             opened(fake, tokenizer, context_tokens=513)
 
 
-def test_a_shorter_context_than_the_workload_asks_for(pair: tuple[Path, Path]) -> None:
+def test_a_context_shorter_than_the_workload_needs_is_refused(pair: tuple[Path, Path]) -> None:
     with FakeServer(byte_level(), counting(50), context=100) as fake:
         cloud = ModelConfig(timed_architecture=LARGE, server=server(fake.url))
         device = ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b"))
@@ -133,7 +133,7 @@ def test_the_same_words_under_other_numbers_are_refused(tokenizer: Tokenizer) ->
         ("vllm", {"late_echo": True}, "of its own"),
     ],
 )
-def test_a_server_that_cannot_judge_is_refused_for_policies_that_verify(
+def test_a_server_without_prompt_logprobs_is_refused_for_policies_that_verify(
     tokenizer: Tokenizer, kind: str, how: dict[str, Any], why: str
 ) -> None:
     with FakeServer(byte_level(), counting(50), kind, **how) as fake:
@@ -154,7 +154,7 @@ def pair_with(cloud: ModelConfig) -> ModelPair:
     return ModelPair(ModelConfig(hub="a/small", timed_architecture=architecture("tinyllama_1_1b")), cloud)
 
 
-def test_what_no_server_does_is_refused_before_any_work() -> None:
+def test_policies_that_no_server_supports_are_refused_before_any_work() -> None:
     pair = pair_with(far())
     setup("sled", pair=pair)
     setup("cloud_centric", pair=pair, decoding=Decoding(temperature=0.8))
@@ -171,7 +171,7 @@ def test_what_no_server_does_is_refused_before_any_work() -> None:
         ModelConfig(timed_architecture=LARGE)
 
 
-def test_only_policies_whose_drafts_travel_need_verdicts() -> None:
+def test_only_policies_that_send_drafts_need_verdicts() -> None:
     asked = {"sled": True, "synera": True, "cloud_centric": False, "edge_centric": False}
     assert {name: setup(name).policy.engine_requirements.verifies_drafts for name in asked} == asked
     assert not setup("sled", override={"verify": Replace()}).policy.engine_requirements.verifies_drafts
@@ -186,7 +186,7 @@ def test_services_refuse_sampling_where_a_server_verifies() -> None:
     assert not setup("cloud_centric", pair=pair_with(far())).requires_greedy
 
 
-def test_without_weights_here_tokens_are_the_devices_and_layers_the_timed_ones(
+def test_without_local_weights_the_tokenizer_is_the_devices_and_the_layers_are_the_timed_ones(
     pair: tuple[Path, Path], tokenizer: Tokenizer
 ) -> None:
     device, cloud = Checkpoint(path=pair[0]), far()
@@ -201,7 +201,7 @@ def test_without_weights_here_tokens_are_the_devices_and_layers_the_timed_ones(
     assert models.notes() == ()
 
 
-def test_how_long_a_conversation_may_be(pair: tuple[Path, Path]) -> None:
+def test_context_tokens_are_the_smallest_of_model_server_and_cache(pair: tuple[Path, Path]) -> None:
     small = ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b"))
     assert context_tokens(setup("sled", pair=ModelPair(small, far()))) == 256
     assert context_tokens(setup("sled", pair=ModelPair(small, far(context_tokens=100)))) == 100

@@ -53,7 +53,7 @@ def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
 
 
 @pytest.mark.parametrize("span", [1, 3])
-def test_it_writes_token_by_token_to_the_end(tokenizer: Tokenizer, span: int) -> None:
+def test_the_projects_endpoint_as_server_writes_a_text_to_its_end(tokenizer: Tokenizer, span: int) -> None:
     def scene(url: str) -> None:
         engine = connect_remote(server(url, model="toy", tokens_per_request=span), tokenizer, len(tokenizer), False)
         text, prompt = (40, 41, 42), (40, 41, 42)
@@ -75,7 +75,7 @@ def _written(text: tuple[int, ...]) -> tuple[int, ...]:
     return text
 
 
-def test_it_has_no_log_probabilities_and_says_so(tokenizer: Tokenizer) -> None:
+def test_the_projects_endpoint_is_refused_for_verification(tokenizer: Tokenizer) -> None:
     def scene(url: str) -> None:
         with pytest.raises(ValueError, match=r"echo=true is not supported here.*hybrid"):
             connect_remote(server(url, model="toy"), tokenizer, len(tokenizer), True)

@@ -76,7 +76,7 @@ def served(found: Setup, tokenizer: Tokenizer, **how: Any) -> dict[str, SessionR
     ("name", "override"), [("sled", {}), ("synera", {}), ("cloud_centric", {}), ("sled", HYBRID)],
     ids=["sled", "synera", "cloud_centric", "hybrid"],
 )  # fmt: skip
-def test_the_text_is_the_local_engines(
+def test_policies_over_a_server_write_the_local_engines_text(
     pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, kind: str, name: str, override: dict[str, Any]
 ) -> None:
     here = served(made(name, pair, **override), tokenizer)
@@ -89,7 +89,9 @@ def test_the_text_is_the_local_engines(
     assert {record.ending for record in there.values()} == {"complete"}
 
 
-def test_spans_save_questions_and_change_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
+def test_several_tokens_per_request_save_requests_and_change_no_text(
+    pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain
+) -> None:
     texts, asked = [], []
     for span in (1, 6):
         with FakeServer(byte_level(), brain, ends=tokenizer.eos_token_ids) as fake:
@@ -123,7 +125,7 @@ def dies_after(n: int, fake: FakeServer) -> Brain:
 @pytest.mark.parametrize(
     ("action", "ending"), [("local", "complete"), ("wait", "failed"), ("fail", "failed")],
 )  # fmt: skip
-def test_a_server_that_fails_is_a_cloud_that_is_gone(
+def test_a_failed_server_counts_as_a_lost_cloud(
     pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, runtime: str, action: Any, ending: str
 ) -> None:
     """No end token appears, what was written stays, and the device goes on as its policy says."""
@@ -154,7 +156,7 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
     [(400, 0.0, 3), (422, 0.0, 3), (401, 0.0, 3), (401, 600.0, 1), ("truncated", 0.0, 9)],
 )
 @pytest.mark.parametrize("runtime", ["emulated", "local"])
-def test_a_refusal_is_heard_once(
+def test_a_refused_request_reaches_the_server_once(
     pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, runtime: str, fault: Any, cooldown_s: float, asked: int
 ) -> None:
     """A device asks 64 times before it gives up; the server hears each of three questions once."""
@@ -178,7 +180,7 @@ def test_a_refusal_is_heard_once(
 
 
 @pytest.mark.parametrize(("runtime", "ending"), [(emulated.Emulated(), "complete"), (Local(shaped=False), "failed")])
-def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
+def test_on_virtual_time_a_short_loss_of_the_server_is_waited_out(
     pair: tuple[Path, Path],
     tokenizer: Tokenizer,
     brain: Brain,
@@ -207,7 +209,7 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
     assert failed == 2 if ending == "complete" else failed > 50
 
 
-def test_a_fault_that_passes_changes_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
+def test_a_transient_fault_changes_no_text(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
     here = served(made("sled", pair), tokenizer, n=1)
     with FakeServer(byte_level(), brain, ends=tokenizer.eos_token_ids) as fake:
         found = made("sled", pair, fake.url)

@@ -61,7 +61,7 @@ def test_a_key_that_no_header_can_carry_is_refused(monkeypatch: pytest.MonkeyPat
         RemoteServer(base_url="http://127.0.0.1/v1", model="m").api_key()
 
 
-def test_the_key_is_nowhere_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_in_no_description(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
     options = RemoteServer(base_url="http://127.0.0.1/v1", model="m")
     client = RemoteClient(options)
@@ -69,12 +69,12 @@ def test_the_key_is_nowhere_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     client.close()
 
 
-def test_an_authority_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_ca_certificate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ca_certificate"):
         RemoteClient(RemoteServer(base_url="https://h/v1", model="m", ca_certificate=tmp_path / "none.pem"))
 
 
-def test_pauses_grow_up_to_a_bound_and_jitter_fully() -> None:
+def test_retry_pauses_grow_to_a_bound_with_full_jitter() -> None:
     options = RemoteServer(base_url="http://127.0.0.1/v1", model="m", backoff_s=0.5, backoff_max_s=3.0)
     assert [retry_delay_s(options, n, None, lambda: 1.0) for n in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     assert [retry_delay_s(options, n, None, lambda: 0.0) for n in range(5)] == [0.0] * 5
@@ -89,6 +89,6 @@ def test_pauses_grow_up_to_a_bound_and_jitter_fully() -> None:
         ("Sun, 22 Nov 2026 12:00:10 GMT", 10.0), ("Sun, 22 Nov 2026 11:00:00 GMT", 0.0),
     ],
 )  # fmt: skip
-def test_what_a_server_asks_for(said: str, seconds: float | None) -> None:
+def test_retry_after_accepts_seconds_and_dates(said: str, seconds: float | None) -> None:
     now = datetime(2026, 11, 22, 12, tzinfo=UTC)
     assert retry_after_s({"retry-after": said}, now) == seconds

@@ -50,7 +50,9 @@ def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
         yield made
 
 
-def test_a_server_behind_the_services(fake: FakeServer, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_services_outlive_a_failure_of_the_remote_server(
+    fake: FakeServer, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     words = [
         "+policy=sled", "policy/draft=single_token", "policy/verify=replace", "policy/link_loss=local",
         "model=toy", f"model.device.path={pair[0]}", "model.cloud.path=null", f"outputs={tmp_path}",

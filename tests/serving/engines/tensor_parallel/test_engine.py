@@ -134,7 +134,7 @@ def ends_with_its_follower(engine, team):
     engine.drop("a", 0)
 
 
-def test_two_processes_answer_as_one_until_one_of_them_dies(saved, logits):
+def test_a_model_on_two_processes_answers_as_on_one_until_a_process_dies(saved, logits):
     """All in one: to start a process takes seconds."""
     path = saved("llama")
     with shared(path) as (model, team):
@@ -173,7 +173,7 @@ def test_four_processes_share_four_heads(saved, logits):
 
 
 @pytest.mark.slow
-def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
+def test_a_sharded_pipeline_stage_holds_only_its_layers(saved):
     path = saved("llama")
     with shared(path, span=Span(1, 3)) as (model, team):
         led, plain = TPEngine(team, 0, model, hidden_dtype="fp32"), TorchEngine(load_model(path), hidden_dtype="fp32")
@@ -192,7 +192,7 @@ def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
 
 
 @pytest.mark.slow
-def test_one_that_stands_still_is_given_up(saved):
+def test_a_stalled_worker_process_is_an_error(saved):
     with shared(saved("llama"), timeout_s=2) as (model, team):
         os.kill(team.pids[0], signal.SIGSTOP)
         with pytest.raises(WorkerGroupError, match=r"rank 1 \(process \d+\) did not answer"):
@@ -200,7 +200,7 @@ def test_one_that_stands_still_is_given_up(saved):
 
 
 @pytest.mark.slow
-def test_one_that_cannot_begin_is_named(saved, monkeypatch):
+def test_a_worker_process_that_fails_to_start_is_named(saved, monkeypatch):
     path = saved("llama")
     from serving.engines.tensor_parallel import worker_group
 
@@ -231,7 +231,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "forgotten"])
-def test_nobody_is_left_when_the_leader_ends(end, saved, tmp_path):
+def test_worker_processes_end_with_their_leader(end, saved, tmp_path):
     program = tmp_path / "lead.py"
     program.write_text(LEAD)
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}

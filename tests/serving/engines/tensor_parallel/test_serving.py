@@ -18,7 +18,7 @@ WHOLE = Span(0, 3, embedding=True, lm_head=True)
 
 
 @pytest.mark.slow
-def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Path) -> None:
+def test_the_device_part_of_a_sharded_model_is_loaded_too(tmp_path: Path) -> None:
     small = Checkpoint(path=save_checkpoint(tmp_path / "small"))
     large = {
         "path": save_checkpoint(tmp_path / "large", layers=3, hidden=32),
@@ -37,7 +37,7 @@ def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_is_written_is_the_same(tmp_path: Path) -> None:
+def test_a_sharded_model_writes_the_same_text_when_served(tmp_path: Path) -> None:
     alone = served(tmp_path, 1, "emulated")
     assert len(alone) > 4
     for runtime in ("emulated", "grpc"):

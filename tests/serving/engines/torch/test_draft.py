@@ -35,27 +35,27 @@ def _draft(engine, **settings):
     return engine.execute(work)[0]
 
 
-def test_a_draft_is_the_models_own_continuation(engine, llama):
+def test_a_greedy_draft_is_the_models_continuation(engine, llama):
     drafted = _draft(engine, stop_rule=DraftStopRule(20))
     assert drafted.tokens == _greedy(llama, PROMPT, 20)
     assert drafted.cached_len == len(PROMPT) + 19
     assert not drafted.stopped
 
 
-def test_after_a_rollback_another_continuation_is_right_too(engine, llama):
+def test_a_draft_after_a_rollback_is_the_models_continuation(engine, llama):
     _draft(engine, stop_rule=DraftStopRule(20))
     drafted = _draft(engine, start=len(PROMPT), input_tokens=(44, 3), stop_rule=DraftStopRule(10))
     assert drafted.tokens == _greedy(llama, (*PROMPT, 44, 3), 10)
 
 
-def test_feeding_without_a_cap_only_fills_the_cache(engine):
+def test_a_draft_of_no_tokens_only_fills_the_cache(engine):
     drafted = _draft(engine, stop_rule=DraftStopRule(0), requested_scores=("confidence", "importance"))
     assert (drafted.tokens, drafted.top_candidates, drafted.cached_len) == ((), (), len(PROMPT))
     assert drafted.scores == {"confidence": (), "importance": ()}
     assert _draft(engine, start=4, input_tokens=(), stop_rule=DraftStopRule(0)).cached_len == 4
 
 
-def test_a_fill_tells_the_importance_of_drafts_that_were_written_before(engine):
+def test_filling_the_cache_scores_the_importance_of_adopted_drafts(engine):
     drafted = _draft(engine, stop_rule=DraftStopRule(4), requested_scores=("importance",))
     adopted = _draft(
         engine,
@@ -99,7 +99,7 @@ def test_a_first_token_below_the_threshold_may_leave_an_empty_draft(engine):
     assert drafted.scores == {"confidence": (), "importance": ()}
 
 
-def test_scores_and_tops_are_those_of_the_row_that_wrote_the_token(engine, llama):
+def test_scores_and_top_candidates_are_those_of_the_row_that_wrote_the_token(engine, llama):
     names = ("confidence", "margin", "entropy", "logit_std")
     drafted = _draft(engine, stop_rule=DraftStopRule(6), requested_scores=names)
     rows = _logits(llama, (*PROMPT, *drafted.tokens))[len(PROMPT) - 1 : -1].double()
@@ -140,7 +140,7 @@ def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling
     assert len(drafted.draft_probs) == len(drafted.probs_support) == (3 if sampling else 0)
 
 
-def test_branches_know_no_stop_rule(engine):
+def test_branches_ignore_the_stop_rule(engine):
     drafted = _draft(
         engine,
         input_tokens=(),
@@ -152,7 +152,7 @@ def test_branches_know_no_stop_rule(engine):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine, whole):
+def test_sampled_drafts_come_with_their_distributions(engine, whole):
     sampling = SamplingParams(0.8, 20, 0.95, seed=4)
     drafted = _draft(engine, stop_rule=DraftStopRule(8), sampling=sampling, full_draft_probs=whole)
     again = _draft(engine, stop_rule=DraftStopRule(3), sampling=sampling)
@@ -165,7 +165,7 @@ def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine,
         assert 0 < int((odds > 0).sum()) <= 20
 
 
-def test_a_distribution_names_what_could_have_been_drawn_unless_all_is_wanted(engine):
+def test_a_distribution_holds_only_drawable_tokens_unless_the_full_one_is_requested(engine):
     sampling = SamplingParams(0.8, 20, 0.95, seed=4)
     few, all_ = (
         _draft(engine, stop_rule=DraftStopRule(8), sampling=sampling, full_draft_probs=whole) for whole in (False, True)
@@ -178,7 +178,7 @@ def test_a_distribution_names_what_could_have_been_drawn_unless_all_is_wanted(en
         assert torch.equal(expand_probs(engine.tensor_store.get(short), VOCABULARY), engine.tensor_store.get(long))
 
 
-def test_greedy_drafts_come_with_a_distribution_only_if_it_is_wanted(engine, llama):
+def test_greedy_drafts_come_with_a_distribution_only_on_request(engine, llama):
     plain, whole = (_draft(engine, stop_rule=DraftStopRule(5), full_draft_probs=wanted) for wanted in (False, True))
     assert (plain.draft_probs, plain.probs_support) == ((), ())
     assert whole.tokens == plain.tokens
@@ -188,7 +188,7 @@ def test_greedy_drafts_come_with_a_distribution_only_if_it_is_wanted(engine, lla
         torch.testing.assert_close(engine.tensor_store.get(blob).float(), row, atol=1e-3, rtol=1e-3)
 
 
-def test_a_distribution_weighs_what_its_tensor_weighs(engine):
+def test_a_distribution_has_the_bytes_of_its_tensor(engine):
     for top_k in (1, 20, 48, 49, 60):
         drafted = _draft(engine, stop_rule=DraftStopRule(3), sampling=SamplingParams(1.0, top_k, 1.0, seed=4))
         assert drafted.probs_support == (top_k if top_k <= 48 else 0,) * 3
@@ -197,7 +197,7 @@ def test_a_distribution_weighs_what_its_tensor_weighs(engine):
         ]
 
 
-def test_other_sessions_and_seeds_have_other_luck(engine):
+def test_sessions_and_seeds_draw_different_tokens(engine):
     def written(session, seed):
         return _draft(
             engine, session=session, stop_rule=DraftStopRule(12), sampling=SamplingParams(1.0, 0, 1.0, seed)
@@ -206,7 +206,7 @@ def test_other_sessions_and_seeds_have_other_luck(engine):
     assert len({written("a", 1), written("b", 1), written("a", 2)}) == 3
 
 
-def test_work_that_says_too_little_is_refused(engine):
+def test_incomplete_draft_work_is_refused(engine):
     with pytest.raises(ValueError, match="asks for 4 tokens with nothing to feed"):
         _draft(engine, input_tokens=())
     with pytest.raises(ValueError, match="a branch without tokens"):

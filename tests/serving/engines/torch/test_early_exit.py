@@ -63,7 +63,7 @@ def check(engine, rule, text, token, depth, confidence):
 
 
 @pytest.mark.parametrize("sampling", [None, SamplingParams(0.9, 20, 0.95, 3)])
-def test_a_threshold_that_nobody_passes_changes_nothing(engine, sampling):
+def test_an_exit_threshold_that_no_token_passes_changes_nothing(engine, sampling):
     free, _ = draft(engine, sampling=sampling)
     with_checks, _ = draft(engine, rule=NEVER, session="a", sampling=sampling)
     assert (with_checks.tokens, with_checks.top_candidates, with_checks.cached_len) == (
@@ -76,7 +76,7 @@ def test_a_threshold_that_nobody_passes_changes_nothing(engine, sampling):
     assert (free.exit_depths, with_checks.exit_depths) == ((), (1.0,) * 6)
 
 
-def test_a_threshold_that_all_pass_stops_at_the_first_check(engine):
+def test_an_exit_threshold_that_every_token_passes_exits_at_the_first_check(engine):
     drafted, loads = draft(engine, rule=AT_ONCE)
     assert drafted.exit_depths == (0.25,) * 6
     for at in range(6):
@@ -86,7 +86,7 @@ def test_a_threshold_that_all_pass_stops_at_the_first_check(engine):
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox"])
-def test_each_token_is_read_off_where_it_is_sure_enough_after_any_rollback(causal, variant):
+def test_each_token_exits_at_the_first_confident_check_after_any_rollback(causal, variant):
     engine = TorchEngine(decompose(causal(variant)))
     rule, text, cached = sometimes(engine), list(PROMPT), 0
     seen = set()
@@ -110,7 +110,7 @@ def test_each_token_is_read_off_where_it_is_sure_enough_after_any_rollback(causa
     assert 1.0 in seen
 
 
-def test_branches_beside_waiting_rows_are_read_off_one_by_one(engine):
+def test_branches_with_suspended_tokens_exit_one_by_one(engine):
     rule = sometimes(engine)
     drafted, _ = draft(engine, cap=4, rule=AT_ONCE)
     text = (*PROMPT, *drafted.tokens)
@@ -134,7 +134,7 @@ def test_branches_beside_waiting_rows_are_read_off_one_by_one(engine):
 @pytest.mark.parametrize(
     "rule", [NEVER, AT_ONCE, EarlyExitRule("margin", 0.4, 0.5), EarlyExitRule("confidence", 0.5, 0.5, 1)]
 )
-def test_only_what_is_charged_is_computed(llama, rule):
+def test_computed_layers_are_those_of_the_reported_load(llama, rule):
     """Layers and head are counted from outside, over a draft, a rollback, a fill and branches."""
     engine = TorchEngine(decompose(copy.deepcopy(llama)))
     ran, asked = [0] * LAYERS, [0]
@@ -166,7 +166,7 @@ def test_skipped_layers_are_not_computed(llama):
     assert ran == [15, 15, 15, 15]  # everyone once
 
 
-def test_one_check_asks_the_head_once(engine):
+def test_one_exit_check_runs_the_head_once(engine):
     _, loads = draft(engine, cap=3, rule=EarlyExitRule("margin", 1.0, 0.75, max_checks=1))
     assert sum(one.head_tokens for one in loads) == 3 * 2
     _, loads = draft(engine, cap=3, rule=EarlyExitRule("margin", 1.0, 0.75))
@@ -186,11 +186,11 @@ def test_one_check_asks_the_head_once(engine):
         (0.25, 0, 1, ()),
     ],
 )
-def test_where_the_head_is_asked(last, checks, depth, layers):
+def test_check_layers_are_spaced_as_the_rule_says(last, checks, depth, layers):
     assert EarlyExitRule("margin", 0.7, last, checks).check_layers(depth) == layers
 
 
-def test_importance_depends_on_the_text_and_not_on_who_left(engine):
+def test_importance_depends_on_the_text_and_not_on_exits(engine):
     """It is that of the layers that always run: here the first, below every check."""
     early, _ = draft(engine, cap=5, rule=AT_ONCE)
     seen, _ = draft(engine, (*PROMPT, *early.tokens[:-1]), 0, NEVER, "b", num_adopted_drafts=5)
@@ -209,7 +209,7 @@ def test_importance_depends_on_the_text_and_not_on_who_left(engine):
 
 @pytest.mark.parametrize("rule", [None, AT_ONCE])
 @pytest.mark.parametrize(("again", "more"), [(1, 0), (1, 1), (1, 3), (3, 0), (3, 1), (3, 3), (5, 0), (8, 2)])
-def test_importance_of_adopted_drafts_is_what_writing_them_gave(engine, rule, again, more):
+def test_importance_of_adopted_drafts_equals_that_of_drafting_them(engine, rule, again, more):
     """Seen by one fill, or with the next drafts: the same numbers as in one go."""
     whole, _ = draft(engine, cap=again + more, rule=rule)
     written = whole.tokens[:again]
@@ -220,7 +220,7 @@ def test_importance_of_adopted_drafts_is_what_writing_them_gave(engine, rule, ag
     assert [len(got.scores[name]) for name in SCORES] == [more, more, again + more]
 
 
-def test_the_cache_before_adopted_drafts_does_not_matter(engine):
+def test_importance_of_adopted_drafts_does_not_depend_on_the_cached_prefix(engine):
     whole, _ = draft(engine, cap=5)
     for cached in accumulate((3, 4, 2)):
         draft(engine, PROMPT[:cached], 0, session="b")
@@ -231,7 +231,7 @@ def test_the_cache_before_adopted_drafts_does_not_matter(engine):
         engine.drop("b", None)
 
 
-def test_adopted_drafts_behind_which_a_score_says_stop(engine):
+def test_adopted_drafts_may_be_followed_by_an_immediate_stop(engine):
     got, _ = engine.execute(
         DraftWork(
             "a",

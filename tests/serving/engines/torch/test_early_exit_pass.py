@@ -85,7 +85,7 @@ class Text:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
-def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, variant):
+def test_every_token_has_the_logits_of_its_exit_depth(causal, variant):
     for seed in range(2):
         text = Text(causal, variant, seed)
         text.append(12, LAYERS)  # longer than a sliding window
@@ -97,7 +97,7 @@ def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, varia
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "phi3", "neox"])
 @torch.inference_mode()
-def test_blocks_that_lie_apart_do_not_matter(causal, scattered, variant):
+def test_scattered_blocks_do_not_change_early_exits(causal, scattered, variant):
     text = Text(causal, variant, seed=3)
     text.slot = SequenceCache(text.stack.model, 0, LAYERS, scattered(text.stack.model))
     text.append(12, LAYERS)
@@ -109,7 +109,7 @@ def test_blocks_that_lie_apart_do_not_matter(causal, scattered, variant):
 
 @pytest.mark.parametrize("variant", ["llama", "mistral", "neox"])
 @torch.inference_mode()
-def test_a_prompt_may_leave_early_too(causal, variant):
+def test_tokens_of_a_prompt_may_exit_early(causal, variant):
     text = Text(causal, variant)
     text.append(15, 1)
     text.append(2, 3)
@@ -119,7 +119,7 @@ def test_a_prompt_may_leave_early_too(causal, variant):
 
 
 @torch.inference_mode()
-def test_branches_take_the_waiting_along_and_leave_it_deeper(causal):
+def test_branches_carry_suspended_tokens_to_their_depth(causal):
     text = Text(causal, "llama")
     text.append(10, LAYERS)
     text.append(2, 2)
@@ -131,7 +131,7 @@ def test_branches_take_the_waiting_along_and_leave_it_deeper(causal):
 
 
 @torch.inference_mode()
-def test_a_rollback_into_the_waiting_keeps_those_before_it(causal):
+def test_a_rollback_keeps_the_suspended_tokens_before_it(causal):
     text = Text(causal, "llama")
     text.append(9, LAYERS)
     text.append(3, 3)
@@ -159,7 +159,7 @@ def test_a_pass_may_stop_at_several_layers_on_its_way(causal):
 
 
 @torch.inference_mode()
-def test_hidden_states_of_who_waits_survive_a_cache_that_grows(causal):
+def test_suspended_hidden_states_survive_a_growing_cache(causal):
     text = Text(causal, "llama")
     text.append(60, 2)
     text.append(30, 1)
@@ -167,7 +167,7 @@ def test_hidden_states_of_who_waits_survive_a_cache_that_grows(causal):
 
 
 @torch.inference_mode()
-def test_the_comparison_notices_a_lost_state(causal):
+def test_the_check_of_this_file_detects_a_lost_hidden_state(causal):
     text = Text(causal, "llama")
     text.append(8, LAYERS)
     text.append(2, 2)

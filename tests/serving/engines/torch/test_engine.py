@@ -57,7 +57,7 @@ def _speculate(drafter, target, sessions, limit, k=4):
     return {name: tuple(text[len(sessions[name]) :][:limit]) for name, text in texts.items()}, accepted, loads
 
 
-def test_greedy_drafting_and_verifying_writes_what_the_target_writes_alone(llama, small, prompts):
+def test_greedy_drafting_and_verifying_writes_the_targets_text(llama, small, prompts):
     sessions = {f"s{i}": prompt for i, prompt in enumerate(prompts)}
     drafter, target = TorchEngine(decompose(copy.deepcopy(small))), TorchEngine(decompose(copy.deepcopy(llama)))
     written, accepted, _ = _speculate(drafter, target, sessions, 40)
@@ -65,7 +65,7 @@ def test_greedy_drafting_and_verifying_writes_what_the_target_writes_alone(llama
     assert 20 < accepted < 150  # neither never nor always: both paths of the verdict were walked
 
 
-def test_no_prefix_is_ever_recomputed(llama, small, prompts):
+def test_no_prefix_is_computed_twice(llama, small, prompts):
     sessions = {"a": prompts[2], "b": prompts[3]}
     models = {"draft": copy.deepcopy(small), "verify": copy.deepcopy(llama)}
     seen = {"draft": [], "verify": []}
@@ -139,7 +139,7 @@ def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_co
     assert len(engine.cache) == 0
 
 
-def test_work_behind_the_end_of_a_cache_is_refused(llama_copy):
+def test_work_beyond_the_end_of_a_cache_is_refused(llama_copy):
     engine = TorchEngine(decompose(llama_copy))
     engine.execute(DraftWork("a", 0, (5, 6, 7), DraftStopRule(0)))
     with pytest.raises(CacheHoleError, match="session 'a' begins at token 4, but only 3 tokens are cached"):

@@ -35,7 +35,7 @@ def _other(token):
     return 3 + (token + 1) % 90
 
 
-def test_drafts_stand_up_to_the_first_that_the_target_would_not_have_written(engine, written):
+def test_drafts_are_accepted_up_to_the_first_that_the_target_would_not_write(engine, written):
     good = (*PROMPT, *written[:3])
     bad = (*PROMPT, written[0], _other(written[1]), written[2])
     rows = [
@@ -48,7 +48,7 @@ def test_drafts_stand_up_to_the_first_that_the_target_would_not_have_written(eng
     assert _verdicts(engine, *rows) == wanted
 
 
-def test_a_prefill_in_parts_then_a_check_rolls_back_and_goes_on(engine, written):
+def test_a_chunked_prefill_and_a_verification_roll_back_and_continue(engine, written):
     assert _verdicts(engine, SequenceSlice("a", 0, 4, PROMPT[:4])) == [None]
     assert _verdicts(engine, SequenceSlice("a", 4, 6, (*PROMPT[4:], _other(written[0])), 1, "greedy")) == [
         Verdict(0, written[0])
@@ -82,7 +82,7 @@ def test_three_engines_of_one_process_pass_hidden_states_by_id(llama, written):
     assert len(blobs) == 0
 
 
-def test_exports_weigh_two_bytes_a_number_for_the_rows_asked_for(engine):
+def test_exported_hidden_states_take_two_bytes_a_number(engine):
     rows = (SequenceSlice("a", 0, 9, PROMPT, 2), SequenceSlice("b", 0, 9, PROMPT, 2))
     results, _ = engine.execute(ForwardWork(Span(0, 2, embedding=True), rows, ("all", "last")))
     assert [result.hidden_states.nbytes for result in results] == [9 * 32 * 2, 3 * 32 * 2]
@@ -90,7 +90,7 @@ def test_exports_weigh_two_bytes_a_number_for_the_rows_asked_for(engine):
     torch.testing.assert_close(every[-3:], last)
 
 
-def test_a_tree_is_walked_and_its_survivors_are_the_next_cache(engine, written):
+def test_accepted_tree_nodes_are_kept_in_the_cache(engine, written):
     wrong = _other(written[0])
     drafts, parents = (wrong, written[0], wrong, written[1], written[2]), (-1, -1, 1, 1, 3)
     rows = SequenceSlice("a", 0, 14, (*PROMPT, *drafts), 5, "greedy", parents=parents)
@@ -119,7 +119,7 @@ def test_a_sampled_tree_is_refused_by_the_rule_that_accepts_chains(engine):
         _verdicts(engine, rows)
 
 
-def test_a_decode_by_sampling_draws_from_the_target_alone(engine, llama):
+def test_sampled_decoding_draws_from_the_target(engine, llama):
     sampling = SamplingParams(1.0, 1, 1.0, seed=1)  # only the likeliest token is left
     with torch.inference_mode():
         likeliest = int(llama(torch.tensor([PROMPT])).logits[0, -1].argmax())
@@ -127,7 +127,7 @@ def test_a_decode_by_sampling_draws_from_the_target_alone(engine, llama):
 
 
 @pytest.mark.parametrize("check", [0, 1, 2])
-def test_luck_is_named_by_the_tokens_absolute_position(engine, llama, check):
+def test_random_numbers_depend_on_the_tokens_absolute_position(engine, llama, check):
     sampling = SamplingParams(1.5, 0, 1.0, seed=8)
     with torch.inference_mode():
         rows = distribution(llama(torch.tensor([PROMPT])).logits[0, -check - 1 :], sampling)
@@ -138,12 +138,12 @@ def test_luck_is_named_by_the_tokens_absolute_position(engine, llama, check):
     )  # drawn from the target: accepted
 
 
-def test_a_session_cannot_have_two_parts_in_one_forward(engine):
+def test_a_session_may_have_one_slice_in_a_forward(engine):
     with pytest.raises(ValueError, match="a session has two slices"):
         _verdicts(engine, SequenceSlice("a", 0, 1, (5,)), SequenceSlice("a", 1, 1, (6,)))
 
 
-def test_rows_without_what_they_need_are_refused(engine):
+def test_slices_without_tokens_or_hidden_states_are_refused(engine):
     with pytest.raises(ValueError, match="has 3 positions but 2 tokens to embed"):
         _verdicts(engine, SequenceSlice("a", 0, 3, (5, 6)))
     with pytest.raises(ValueError, match="no hidden states for layers 1 to 4"):

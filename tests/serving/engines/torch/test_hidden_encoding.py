@@ -30,7 +30,7 @@ def back(states: torch.Tensor, number: Any) -> torch.Tensor:
 @NUMBER
 @given(states=hidden())
 @settings(deadline=None)
-def test_bytes_are_what_is_charged_and_shapes_come_back(number: Any, states: torch.Tensor) -> None:
+def test_encoded_states_have_the_charged_bytes_and_decode_to_their_shape(number: Any, states: torch.Tensor) -> None:
     sent = encode_hidden(states, number)
     assert sent.nbytes == hidden_nbytes(*states.shape, number)
     assert sent.ndim == 2
@@ -42,7 +42,7 @@ def test_bytes_are_what_is_charged_and_shapes_come_back(number: Any, states: tor
 
 @given(hidden())
 @settings(deadline=None)
-def test_fp32_is_exact_and_the_halves_round_to_the_nearest(states: torch.Tensor) -> None:
+def test_fp32_is_exact_and_half_precision_rounds_to_nearest(states: torch.Tensor) -> None:
     assert torch.equal(back(states, "fp32"), states)
     for number, kind in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         assert torch.equal(back(states, number), states.to(kind).float())
@@ -50,7 +50,7 @@ def test_fp32_is_exact_and_the_halves_round_to_the_nearest(states: torch.Tensor)
 
 @given(hidden())
 @settings(deadline=None)
-def test_int8_is_off_by_half_a_step_of_its_row_at_most(states: torch.Tensor) -> None:
+def test_int8_errs_by_at_most_half_a_step_of_its_row(states: torch.Tensor) -> None:
     step = states.abs().amax(-1, keepdim=True) / 127
     error = (back(states, "int8") - states).abs()
     assert bool((error <= step * (0.5 + 1e-4)).all())
@@ -58,7 +58,7 @@ def test_int8_is_off_by_half_a_step_of_its_row_at_most(states: torch.Tensor) -> 
 
 @given(hidden(), st.integers(0, 4))
 @settings(deadline=None)
-def test_rows_are_cut_from_what_was_sent_as_they_would_be_sent_alone(states: torch.Tensor, at: int) -> None:
+def test_each_row_is_encoded_independently(states: torch.Tensor, at: int) -> None:
     """int8 has a scale a row: no row's rounding depends on its neighbours."""
     at %= len(states)
     for number in HIDDEN_DTYPES:
@@ -66,17 +66,17 @@ def test_rows_are_cut_from_what_was_sent_as_they_would_be_sent_alone(states: tor
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_what_is_too_large_for_fp16_becomes_its_largest(kind: torch.dtype) -> None:
+def test_values_beyond_fp16_are_clamped(kind: torch.dtype) -> None:
     states = torch.tensor([[1e5, -1e9, 7.0]], dtype=kind)
     assert encode_hidden(states, "fp16").tolist() == [[65504.0, -65504.0, 7.0]]
 
 
-def test_nothing_at_all_crosses_in_eight_bits() -> None:
+def test_rows_of_zeros_survive_int8() -> None:
     assert torch.equal(back(torch.zeros(2, 3), "int8"), torch.zeros(2, 3))
 
 
 @NUMBER
-def test_what_was_sent_is_nobodys_view(number: Any) -> None:
+def test_encoded_states_share_no_storage(number: Any) -> None:
     """A batch's hidden states must not live on because one session's few rows do."""
     states = torch.ones(4, 6)
     sent = encode_hidden(states[1:2], number)

@@ -28,7 +28,7 @@ def _naive(weights, first, drafted):
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen2_mixed", "mistral", "phi3", "neox"])
-def test_importance_is_the_mean_attention_of_later_rows(causal, variant):
+def test_importance_is_the_mean_attention_of_later_tokens(causal, variant):
     whole = causal(variant)
     engine = TorchEngine(decompose(copy.deepcopy(whole)))
     drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(6), requested_scores=("importance",)))[0]
@@ -44,14 +44,14 @@ def test_more_tokens_than_a_sliding_window_sees(causal):
     assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 14), abs=1e-5)
 
 
-def test_only_probed_layers_count(llama):
+def test_importance_counts_only_the_probed_layers(llama):
     engine = TorchEngine(decompose(copy.deepcopy(llama)), importance_layers=frozenset({1, 3}))
     drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(4), requested_scores=("importance",)))[0]
     weights = _weights(llama, (*PROMPT, *drafted.tokens), (1, 3))
     assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 4), abs=1e-5)
 
 
-def test_a_single_token_is_as_important_as_the_row_that_wrote_it_is_to_itself(llama):
+def test_a_single_draft_has_the_self_attention_of_its_row_as_importance(llama):
     engine = TorchEngine(decompose(copy.deepcopy(llama)))
     drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(1), requested_scores=("importance",)))[0]
     weights = _weights(llama, PROMPT, range(4))

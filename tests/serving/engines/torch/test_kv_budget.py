@@ -116,7 +116,7 @@ def model(causal):
 @pytest.mark.parametrize("block_tokens", [1, 4, 16])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(history=st.lists(ASKS, max_size=25))
-def test_ledger_and_pool_count_the_same_blocks(model, block_tokens, history):
+def test_kv_accounting_and_kv_pool_count_the_same_blocks(model, block_tokens, history):
     chip = Chip(model, block_tokens)
     for asks in history:
         chip.batch(asks)

@@ -15,7 +15,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_scores_match_fp64(kind):
+def test_logit_scores_match_fp64_formulas(kind):
     logits = ROWS[kind](torch.Generator().manual_seed(0))
     found, exact = compute_logit_stats(logits, LOGIT_SCORES), logits.double()
     probabilities = exact.softmax(-1)
@@ -30,7 +30,7 @@ def test_scores_match_fp64(kind):
         assert found.scores[name] == pytest.approx(want[name].tolist(), abs=2e-4)
 
 
-def test_tops_are_the_likeliest_best_first_and_start_with_the_argmax():
+def test_top_candidates_are_sorted_and_start_with_the_argmax():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 5.0, 5.0, 1.0]])
     found = compute_logit_stats(logits)
     assert found.top_candidates[0] == [1, 3, 2]
@@ -41,11 +41,11 @@ def test_tops_are_the_likeliest_best_first_and_start_with_the_argmax():
 
 
 @pytest.mark.parametrize(("k", "width"), [(1, 1), (5, 5), (9, 8)])
-def test_any_number_of_tops_up_to_the_vocabulary(k, width):
+def test_up_to_all_tokens_may_be_top_candidates(k, width):
     assert len(compute_logit_stats(torch.randn(1, 8), k=k).top_candidates[0]) == width
 
 
-def test_half_precision_logits_are_measured_in_single():
+def test_half_precision_logits_are_scored_in_fp32():
     logits = (torch.randn(3, 200) * 3).to(torch.bfloat16)
     assert compute_logit_stats(logits, LOGIT_SCORES) == compute_logit_stats(logits.float(), LOGIT_SCORES)
 

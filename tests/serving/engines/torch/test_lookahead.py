@@ -82,7 +82,7 @@ def play(models, lookahead, early_exit, sampling=None):
 
 @pytest.mark.parametrize("early_exit", [NoEarlyExit(), LayerwiseExit(0.3, 0.75), LayerwiseExit(0.3, 0.5, 1)], ids=str)
 @pytest.mark.parametrize("sampling", [None, SAMPLING], ids=["greedy", "sampled"])
-def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, sampling):
+def test_lookahead_changes_no_draft_score_or_text(models, early_exit, sampling):
     idle = play(models, NoLookahead(), early_exit, sampling)
     busy = play(models, SyneraLookahead(THRESHOLDS, 3), early_exit, sampling)
     for name, record in idle.items():
@@ -99,7 +99,7 @@ def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, 
 @pytest.mark.parametrize(
     "early_exit", [LayerwiseExit(0.3, 0.75), LayerwiseExit(0.0, 0.5), LayerwiseExit(1.0, 0.5)], ids=str
 )
-def test_whoever_leaves_early_the_text_is_the_targets_own(models, early_exit):
+def test_early_exits_with_lookahead_leave_the_targets_text(models, early_exit):
     plain = play(models, NoLookahead(), NoEarlyExit())
     exited = play(models, SyneraLookahead(THRESHOLDS, 5), early_exit)
     assert [r.tokens for r in exited.values()] == [r.tokens for r in plain.values()]

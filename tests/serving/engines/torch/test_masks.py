@@ -24,7 +24,7 @@ def test_causal_masks_in_any_order_of_sizes(window):
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_tree_rows_see_the_cache_their_ancestors_and_themselves(window):
+def test_tree_nodes_attend_to_the_cache_their_ancestors_and_themselves(window):
     masks = AttentionMasks(torch.float32, torch.device("cpu"))
     parents, depths = (-1, 0, 0, 1, -1), [0, 1, 1, 2, 0]
     ancestors = [{0}, {0, 1}, {0, 2}, {0, 1, 3}, {4}]

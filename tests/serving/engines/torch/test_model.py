@@ -20,7 +20,7 @@ def saved(llama, tmp_path):
     return path
 
 
-def test_a_saved_checkpoint_writes_what_the_model_writes(llama, saved):
+def test_a_loaded_checkpoint_writes_the_models_text(llama, saved):
     engine = TorchEngine(load_model(saved))
     out = llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(12)))[0].tokens == tuple(out[0, 4:].tolist())
@@ -49,7 +49,7 @@ def test_half_precision_models_run_and_keep_half_precision_caches(saved, dtype):
         ("neox", (None,) * 4),
     ],
 )
-def test_each_layers_window_is_found(causal, variant, windows):
+def test_the_sliding_window_of_each_layer_is_read(causal, variant, windows):
     assert decompose(causal(variant)).sliding_windows == windows
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_configuration_is_named(saved):
         check_checkpoint(saved)
 
 
-def test_missing_weights_are_not_made_up(saved):
+def test_missing_weights_are_refused(saved):
     config = json.loads((saved / "config.json").read_text())
     config["num_hidden_layers"] = 6
     (saved / "config.json").write_text(json.dumps(config))
@@ -97,7 +97,7 @@ def test_missing_weights_are_not_made_up(saved):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused(saved):
+def test_a_missing_gpu_is_refused(saved):
     with pytest.raises(ValueError, match="torch sees no GPU here"):
         load_model(saved, device="cuda")
 

@@ -63,7 +63,7 @@ def test_spans_over_ragged_chunks_give_the_unsplit_models_logits(causal, variant
         assert (logits - want).abs().max() < 1e-4
 
 
-def test_a_wrong_cache_is_noticed_by_the_comparison(causal):
+def test_the_check_of_this_file_detects_a_wrong_cache(causal):
     whole = causal("llama")
     sessions = _tokens((12, 12))
     model = decompose(copy.deepcopy(whole))
@@ -75,7 +75,7 @@ def test_a_wrong_cache_is_noticed_by_the_comparison(causal):
 
 
 @torch.inference_mode()
-def test_stale_entries_behind_a_rollback_do_not_matter(causal):
+def test_stale_cache_entries_after_a_rollback_are_ignored(causal):
     whole = causal("llama")
     model = decompose(copy.deepcopy(whole))
     stack, slot = ModelRunner(model, model.vocab_size), SequenceCache(model, 0, 4)
@@ -94,7 +94,7 @@ def test_stale_entries_behind_a_rollback_do_not_matter(causal):
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "mistral", "phi3", "neox"])
 @torch.inference_mode()
-def test_a_tree_gives_each_node_what_its_path_gives(causal, variant):
+def test_each_tree_node_has_the_logits_of_its_path(causal, variant):
     model = decompose(causal(variant))
     stack, slot = ModelRunner(model, model.vocab_size), SequenceCache(model, 0, 4)
     past, tree = _tokens((10, 7), seed=3)

@@ -67,7 +67,7 @@ def logits(model, tokens):
 @pytest.mark.parametrize(
     ("quantization", "kind", "dtype"), [("int8", "Linear8bitLt", torch.int8), ("nf4", "Linear4bit", torch.uint8)]
 )
-def test_the_blocks_linear_layers_shrink_and_nothing_else(saved, variant, quantization, kind, dtype):
+def test_only_the_linear_layers_of_the_blocks_are_quantised(saved, variant, quantization, kind, dtype):
     model = load_model(saved(variant), quantization=quantization)
     assert stored(model) == ({kind}, {dtype})
     assert type(model.lm_head) is nn.Linear
@@ -82,7 +82,7 @@ def test_the_blocks_linear_layers_shrink_and_nothing_else(saved, variant, quanti
 @installed
 @both
 @pytest.mark.parametrize("sizes", [{}, FITTING], ids=["sizes of no fast kernel", "sizes of every kernel"])
-def test_a_quantised_model_drafts_as_it_forwards(saved, quantization, sizes):
+def test_drafts_of_a_quantised_model_match_its_forward_pass(saved, quantization, sizes):
     engine = TorchEngine(load_model(saved(**sizes), quantization=quantization))
     drafted = engine.execute(
         DraftWork("a", 0, PROMPT, DraftStopRule(8), requested_scores=("confidence", "importance"))
@@ -93,7 +93,7 @@ def test_a_quantised_model_drafts_as_it_forwards(saved, quantization, sizes):
 
 
 @installed
-def test_nf4_computes_with_the_weights_that_it_stores(saved):
+def test_nf4_computes_with_its_dequantised_weights(saved):
     path = saved()
     model = load_model(path, quantization="nf4")
     with torch.inference_mode():
@@ -112,7 +112,7 @@ def test_int8_is_nearer_to_the_checkpoint_than_nf4(saved):
 
 @installed
 @both
-def test_a_row_does_not_depend_on_the_rows_beside_it(saved, quantization):
+def test_quantised_rows_do_not_depend_on_each_other(saved, quantization):
     layer = load_model(saved(**FITTING), quantization=quantization).layers[0].mlp.gate_proj
     row, loud = torch.randn(1, 64, generator=torch.Generator().manual_seed(1)), torch.full((1, 64), 40.0)
     with torch.inference_mode():
@@ -133,7 +133,7 @@ def test_the_cache_keeps_the_checkpoints_dtype(saved, quantization, dtype):
 
 @installed
 @both
-def test_nothing_is_logged_of_every_product(saved, quantization, caplog):
+def test_a_quantised_product_logs_nothing(saved, quantization, caplog):
     TorchEngine(load_model(saved(), quantization=quantization)).execute(DraftWork("a", 0, PROMPT, DraftStopRule(3)))
     assert not [record for record in caplog.records if record.name.startswith("bitsandbytes")]
 
@@ -141,7 +141,7 @@ def test_nothing_is_logged_of_every_product(saved, quantization, caplog):
 @pytest.mark.parametrize(
     ("inputs", "outputs", "kept"), [(64, 32, True), (192, 96, True), (48, 64, False), (64, 48, False)]
 )
-def test_layers_of_other_sizes_are_kept_from_the_fast_kernel(inputs, outputs, kept):
+def test_layers_of_unsuitable_sizes_avoid_the_fast_kernel(inputs, outputs, kept):
     layer = SimpleNamespace(support_avx512bf16_for_cpu=True, in_features=inputs, out_features=outputs)
     disable_unsupported_kernels(SimpleNamespace(modules=lambda: [nn.ReLU(), layer]))
     assert layer.support_avx512bf16_for_cpu is kept

@@ -13,7 +13,7 @@ def _both(causal, variant):
 
 
 @pytest.mark.parametrize("variant", ["llama", "llama_yarn", "neox", "phi3"])
-def test_tables_are_the_modules_own(causal, variant):
+def test_rotary_tables_equal_those_of_transformers(causal, variant):
     module, rotary = _both(causal, variant)
     for first, last in ((0, 3), (700, 702), (5, 6)):
         want = module(torch.empty(0), position_ids=torch.arange(first, last)[None])
@@ -22,7 +22,7 @@ def test_tables_are_the_modules_own(causal, variant):
     torch.testing.assert_close(rotary.for_positions([9, 3, 3, 80], 81), want)
 
 
-def test_longrope_changes_sides_with_the_length_of_each_sequence(causal):
+def test_longrope_switches_factors_by_sequence_length(causal):
     module, rotary = _both(causal, "phi3_longrope")
     for first, last in ((0, 40), (0, 41), (38, 39), (100, 101), (0, 5)):
         want = module(torch.empty(0), position_ids=torch.arange(first, last)[None])

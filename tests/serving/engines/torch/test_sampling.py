@@ -20,7 +20,7 @@ from serving.messages import SamplingParams
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 10, 500])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.2])
-def test_a_distribution_is_what_generate_would_draw_from(temperature, top_k, top_p):
+def test_a_distribution_equals_that_of_transformers_generate(temperature, top_k, top_p):
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(2)) * 3
     want = TemperatureLogitsWarper(temperature)(None, logits)
     want = TopKLogitsWarper(top_k)(None, want) if top_k else want
@@ -31,7 +31,7 @@ def test_a_distribution_is_what_generate_would_draw_from(temperature, top_k, top
 
 @pytest.mark.parametrize("sharpness", [0.01, 1.0, 6.0])
 @pytest.mark.parametrize("top_k", [0, 50, 3000])
-def test_a_nucleus_beyond_the_likeliest_few_is_found_too(sharpness, top_k):
+def test_a_nucleus_beyond_the_top_candidates_is_found(sharpness, top_k):
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(2)) * sharpness
     want = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
     want = TopPLogitsWarper(0.95)(None, want).softmax(-1)
@@ -74,12 +74,12 @@ def test_a_draw_inverts_the_cumulated_weights_and_skips_zeros(uniform, token):
     assert sample_token(torch.tensor([0.0, 0.5, 0.0, 1.5, 0.0]), uniform) == token
 
 
-def test_there_is_nothing_to_draw_from_no_weight():
+def test_drawing_from_zero_weights_is_an_error():
     with pytest.raises(ValueError, match=r"weights sum to 0\.0"):
         sample_token(torch.zeros(3), 0.5)
 
 
-def test_what_is_sent_is_what_is_received_padded_to_a_larger_vocabulary():
+def test_a_decoded_distribution_is_the_encoded_one_padded_to_the_vocabulary():
     sent = encode_probs(torch.randn(50).softmax(0))
     odds = decode_probs(sent, 64)
     assert odds.shape == (64,)
@@ -93,7 +93,7 @@ SIZES = [(97, 4), (32_000, 4), (65_536, 4), (65_537, 6), (128_256, 6)]
 
 @pytest.mark.parametrize(("vocabulary", "width"), SIZES)
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_what_has_no_probability_is_left_out(vocabulary, width, tokens):
+def test_tokens_without_probability_are_not_encoded(vocabulary, width, tokens):
     odds = distribution(
         torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), SamplingParams(1.0, tokens, 1.0, 0)
     )
@@ -113,28 +113,28 @@ def test_the_last_token_of_a_vocabulary_can_be_named():
         assert expand_probs(sent, vocabulary).nonzero().tolist() == [[vocabulary - 1]]
 
 
-def test_what_names_too_many_tokens_travels_whole():
+def test_a_distribution_of_too_many_tokens_is_encoded_densely():
     for tokens, shape in [(49, (49, 4)), (50, (100,)), (51, (100,))]:
         odds = torch.zeros(100, dtype=torch.float64)
         odds[:tokens] = 1 / tokens
         assert tuple(encode_probs(odds).shape) == shape
 
 
-def test_what_fp16_rounds_to_nothing_is_not_named():
+def test_probabilities_that_fp16_rounds_to_zero_are_not_encoded():
     odds = torch.full((1000,), 1e-9, dtype=torch.float64)
     odds[7], odds[900] = 0.75, 0.25
     assert support_size(encode_probs(odds)) == 2
 
 
 @pytest.mark.parametrize("tokens", [[], [97], [0, 65_535]])
-def test_a_token_that_does_not_exist_is_refused(tokens):
+def test_a_token_beyond_the_vocabulary_is_refused(tokens):
     entries = [[*token.to_bytes(2, "little"), 0x00, 0x3C] for token in tokens]
     sent = torch.tensor(entries, dtype=torch.uint8).reshape(-1, 4).view(torch.int8)
     with pytest.raises(ValueError, match="of a vocabulary of 97"):
         expand_probs(sent, 97)
 
 
-def test_a_residual_is_what_the_draft_left_uncovered():
+def test_the_residual_is_the_targets_excess_over_the_draft():
     target, draft = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.6, 0.2])
     torch.testing.assert_close(residual(target, draft), torch.tensor([0.3, 0.0, 0.0]))
     torch.testing.assert_close(residual(target, target), target)

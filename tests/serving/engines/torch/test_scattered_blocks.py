@@ -42,7 +42,7 @@ def _served(model, pool, prompts):
 
 
 @pytest.mark.parametrize("variant", ["llama", "mistral"])
-def test_drafts_scores_and_verdicts_are_the_same_to_the_bit(causal, scattered, variant, prompts):
+def test_scattered_blocks_change_no_bit_of_drafts_scores_and_verdicts(causal, scattered, variant, prompts):
     model = decompose(copy.deepcopy(causal(variant)))
     apart, together = (_served(model, pool, prompts) for pool in (scattered(model, blocks=400), None))
     assert apart[:2] == together[:2]

@@ -32,7 +32,7 @@ def _stored(slot):
     return found.pop()
 
 
-def test_a_slot_keeps_its_tokens_when_it_grows(model):
+def test_a_growing_cache_keeps_its_tokens(model):
     slot = KVCacheManager(model).open("a", 0, 4, 0)
     for length in (3, 64, 65, 300):
         _fill(slot, length)
@@ -52,7 +52,7 @@ def test_a_span_holds_only_its_own_layers(model):
     assert cache.nbytes == 6 * 2 * 16 * 2 * 8 * 4
 
 
-def test_opening_rolls_back_and_never_forward(model):
+def test_opening_a_cache_rolls_back_and_never_forward(model):
     cache = KVCacheManager(model)
     _fill(cache.open("a", 0, 4, 0), 10)
     assert cache.open("a", 0, 4, 7).length == 7
@@ -61,7 +61,7 @@ def test_opening_rolls_back_and_never_forward(model):
 
 
 @pytest.mark.parametrize("keep", [(), (0,), (1, 2, 4), (4,), (0, 1, 2, 3, 4)])
-def test_survivors_move_to_where_drafts_began(model, keep):
+def test_accepted_tree_nodes_move_to_where_drafts_began(model, keep):
     cache = KVCacheManager(model)
     slot = cache.open("a", 0, 4, 0)
     _fill(slot, 12)
@@ -70,7 +70,7 @@ def test_survivors_move_to_where_drafts_began(model, keep):
     assert _stored(slot) == (*range(7), *(7 + i for i in keep))
 
 
-def test_a_draft_that_was_never_cached_cannot_survive(model):
+def test_keeping_an_uncached_tree_node_is_an_error(model):
     cache = KVCacheManager(model)
     slot = cache.open("a", 0, 4, 0)
     _fill(slot, 9)
@@ -90,7 +90,7 @@ def _apart(cache, sessions="ab", each=16):
 
 
 @pytest.mark.parametrize("keep", [(), (0,), (3, 20), (1, 2, 25)])
-def test_blocks_that_lie_apart_are_read_written_and_compacted_like_others(model, keep):
+def test_scattered_blocks_are_read_written_and_compacted(model, keep):
     slots = _apart(KVCacheManager(model, 16, budget_tokens=128))
     for slot in slots.values():
         assert _stored(slot) == tuple(range(64))
@@ -121,7 +121,7 @@ def test_spans_share_the_budget(model):
         cache.open("b", 0, 2, 0).reserve(1)
 
 
-def test_a_session_that_is_cut_off_from_its_next_block_moves_to_where_all_lie_together(model):
+def test_a_cache_without_an_adjacent_block_moves_to_a_contiguous_run(model):
     cache = KVCacheManager(model)
     slots = [cache.open(s, 0, 4, 0) for s in "abcdefgh"]
     for length in range(10, 400, 10):  # 8 sessions of 25 blocks: the pool grows
@@ -133,7 +133,7 @@ def test_a_session_that_is_cut_off_from_its_next_block_moves_to_where_all_lie_to
     assert cache.reserved_nbytes <= 2 * cache.nbytes
 
 
-def test_what_a_lone_session_holds_is_always_one_view(model):
+def test_the_cache_of_a_lone_session_is_contiguous(model):
     slot = KVCacheManager(model).open("a", 0, 4, 0)
     for length in range(1, 4000, 37):
         slot.reserve(length)

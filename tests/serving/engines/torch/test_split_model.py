@@ -154,7 +154,7 @@ def wanted(w):
 
 @pytest.mark.parametrize(("shallow", "stages"), SPLITS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_verdicts_and_logits_are_the_unsplit_models(variant, shallow, stages, saved, written, logits):
+def test_a_split_model_has_the_verdicts_and_logits_of_the_whole(variant, shallow, stages, saved, written, logits):
     said = []
     for way in (Unsplit(saved[variant]), Route(saved[variant], shallow, stages)):
         logits.clear()
@@ -168,7 +168,7 @@ def test_verdicts_and_logits_are_the_unsplit_models(variant, shallow, stages, sa
 
 @pytest.mark.parametrize("download", ["last", "all"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_text_is_the_unsplit_models_token_by_token(variant, download, saved, written):
+def test_a_split_model_writes_the_text_of_the_whole(variant, download, saved, written):
     route, text = Route(saved[variant], 1, 2, download), list(PROMPT)
     at = 0
     while len(text) < len(PROMPT) + 24:
@@ -181,7 +181,7 @@ def test_the_text_is_the_unsplit_models_token_by_token(variant, download, saved,
 
 @pytest.mark.parametrize("sizes", [(23,), (1, 22), (7, 7, 9), (20, 2, 1)])
 @pytest.mark.parametrize("download", ["last", "all"])
-def test_what_came_as_a_whole_may_be_run_in_parts(download, sizes, saved, written, logits):
+def test_hidden_states_received_whole_may_be_run_in_parts(download, sizes, saved, written, logits):
     route = Route(saved["mistral"], 1, 1, download)
     first, middle, head = route.hops
     rows = SequenceSlice("a", 0, 23, PROMPT, 0, "greedy")
@@ -202,7 +202,7 @@ def test_what_came_as_a_whole_may_be_run_in_parts(download, sizes, saved, writte
     torch.testing.assert_close(split, logits[-1], atol=1e-4, rtol=0)
 
 
-def test_drafts_are_judged_where_the_blob_was_cut_before_them(saved, written):
+def test_drafts_are_verified_from_hidden_states_cut_before_them(saved, written):
     route, w = Route(saved["qwen3"], 1, 1), written["qwen3"]
     rows = SequenceSlice("a", 0, 25, (*PROMPT, w[0], other(w[1])), 2, "greedy")
     (whole,), _ = route.device.execute(ForwardWork(route.hops[0].span, (rows,), ("all",)))
@@ -215,7 +215,7 @@ def test_drafts_are_judged_where_the_blob_was_cut_before_them(saved, written):
 
 
 @pytest.mark.parametrize("span", [Span(0, 2, embedding=True), Span(2, 4), Span(0, 1), Span(4, 4, lm_head=True)])
-def test_a_part_runs_nothing_else(span, saved):
+def test_a_span_runs_only_its_layers(span, saved):
     part = TorchEngine(load_model(saved["llama"]).restricted_to(Span(1, 3)))
     rows = SequenceSlice("a", 0, 2, (5, 6), 0, "greedy")
     if not span.embedding:
@@ -224,7 +224,7 @@ def test_a_part_runs_nothing_else(span, saved):
         part.execute(ForwardWork(span, (rows,), ("all",)))
 
 
-def test_a_device_holds_its_first_layers_alone(saved):
+def test_a_device_loads_only_its_first_layers(saved):
     assert [len(load_model(saved[v], num_layers=2).layers) for v in VARIANTS] == [2] * len(VARIANTS)
     assert load_model(saved["qwen2_mixed"], num_layers=3).sliding_windows == (None, None, 8)
 
@@ -265,7 +265,7 @@ def plain_drafter(model, shallow, weights):
 @pytest.mark.parametrize("shallow", [1, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
-def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, causal):
+def test_adapter_drafts_equal_a_plain_computation(variant, shallow, causal):
     model = decompose(causal(variant))
     module = random_weights(draft_heads.init_adapter(model, shallow))
     plain = plain_drafter(causal(variant), shallow, module.state_dict())
@@ -285,7 +285,7 @@ def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, caus
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_blank_adapter_is_the_attention_of_the_layer_it_stands_for(variant, causal):
+def test_an_initial_adapter_is_a_copy_of_its_layers_attention(variant, causal):
     model = decompose(causal(variant))
     module = draft_heads.init_adapter(model, 2)
     here = {name: value for name, value in model.layers[2].state_dict().items() if name in module.state_dict()}
@@ -303,7 +303,7 @@ def proposer(model, seed, medusa=TREE):
     return MedusaProposer(random_weights(init_medusa_heads(model, medusa.num_heads), seed), medusa, 97)
 
 
-def test_heads_propose_their_likeliest_tokens_along_the_tree(saved):
+def test_medusa_heads_propose_their_top_tokens_along_the_tree(saved):
     model = load_model(saved["llama"])
     medusa = MedusaHeads(2, ((0,), (1,), (0, 2), (1, 0)), 1)
     heads = random_weights(init_medusa_heads(model, 2))
@@ -315,14 +315,14 @@ def test_heads_propose_their_likeliest_tokens_along_the_tree(saved):
     assert parents == (-1, -1, 0, 1)
 
 
-def test_blank_heads_say_what_the_models_own_says(saved):
+def test_initial_medusa_heads_equal_the_models_head(saved):
     model = load_model(saved["llama"])
     hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
     for head in init_medusa_heads(model, 3):
         torch.testing.assert_close(head(hidden), model.lm_head(hidden))
 
 
-def test_a_proposal_grows_from_the_last_row_that_stands(saved, written):
+def test_a_proposed_tree_grows_from_the_last_accepted_token(saved, written):
     """Which the next question would see: the same heads on the same text, asked anew."""
     w, n = written["llama"], len(PROMPT)
     model = load_model(saved["llama"])
@@ -382,7 +382,7 @@ def served(route, drafter, p, prompt=PROMPT, limit=24):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
+def test_trees_of_any_medusa_heads_leave_the_text_unchanged(variant, saved, written):
     accepted = 0
     for seed in range(3):
         route = Route(saved[variant], 1, 2, heads=proposer(load_model(saved[variant]), seed))

@@ -7,7 +7,7 @@ from serving.engines.torch.tensor_store import TensorStore
 from serving.messages import TensorRef
 
 
-def test_a_tensor_is_read_as_often_as_one_likes_and_taken_once():
+def test_a_tensor_is_read_repeatedly_and_taken_once():
     blobs = TensorStore()
     blob = blobs.put(torch.ones(3), "a", 6)
     assert blob.nbytes == 6
@@ -23,7 +23,7 @@ def test_ids_differ_even_for_one_owner():
     assert len({blobs.put(torch.ones(1), "a", 2).id for _ in range(5)}) == 5
 
 
-def test_the_oldest_go_when_the_store_is_full_but_never_the_newest():
+def test_a_full_store_discards_the_oldest_tensors_but_never_the_newest():
     blobs = TensorStore(capacity_nbytes=40)
     first, second, third = (blobs.put(torch.zeros(4), "a", 8) for _ in range(3))
     assert len(blobs) == 2
@@ -47,7 +47,7 @@ def test_a_tensor_from_another_process_keeps_its_id_and_replaces_an_older_one():
     assert blobs.held_nbytes == 0
 
 
-def test_what_a_session_was_drawn_from_goes_with_it() -> None:
+def test_discarding_an_owner_removes_received_tensors_too() -> None:
     """Under its own name, and under the one that a transport gave it."""
     blobs = TensorStore()
     blobs.put(torch.zeros(4), "odds/s", 8)

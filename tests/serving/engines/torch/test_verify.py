@@ -96,11 +96,11 @@ def test_speculative_sampling_writes_the_targets_distribution():
     assert 0.01 < _p_value(counts) < 0.999
 
 
-def test_the_same_test_rejects_a_verifier_that_corrects_from_the_target_itself():
+def test_the_distribution_test_rejects_a_verifier_that_corrects_from_the_target():
     assert _p_value(_write(_wisp_equation_3)) < 1e-6
 
 
-def test_a_draft_never_outside_the_targets_support():
+def test_a_draft_outside_the_targets_support_is_rejected():
     logits = torch.zeros(2, 4)
     logits[0, 2] = -1e9
     odds = encode_probs(torch.tensor([0.0, 0.0, 1.0, 0.0]))
@@ -110,7 +110,7 @@ def test_a_draft_never_outside_the_targets_support():
         assert verdict.next_token != 2
 
 
-def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
+def test_a_drafter_with_a_larger_vocabulary_is_verified():
     odds = encode_probs(torch.tensor([0.0, 0.5, 0.0, 0.5]))
     verdicts = {
         verify_sampled(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).next_token
@@ -123,7 +123,7 @@ def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(1.0, 6, 1.0, 3), SamplingParams(1.3, 0, 0.6, 3), SamplingParams(0.7, 9, 0.8, 3)]
 )
-def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):
+def test_sparse_distributions_change_no_verdict(sampling):
     generator = torch.Generator().manual_seed(4)
     target = torch.randn(DRAFTS + 1, 200, generator=generator) * 3
     odds = distribution(target[:-1] + torch.randn(DRAFTS, 200, generator=generator), sampling)
@@ -138,7 +138,7 @@ def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):
     assert {0, DRAFTS} < set(verdicts)
 
 
-def test_a_padded_target_judges_by_either_form_alike():
+def test_a_padded_target_verifies_sparse_and_dense_distributions_alike():
     sampling = SamplingParams(1.0, 5, 1.0, 3)
     odds = distribution(torch.randn(60, generator=torch.Generator().manual_seed(4)), sampling)
     target = torch.zeros(2, 64)
@@ -150,7 +150,7 @@ def test_a_padded_target_judges_by_either_form_alike():
         assert verdicts[0] == verdicts[1]
 
 
-def test_a_token_beyond_the_targets_vocabulary_cannot_be_judged():
+def test_a_draft_beyond_the_targets_vocabulary_is_refused():
     odds = encode_probs(torch.nn.functional.one_hot(torch.tensor(70), 97).double())
     with pytest.raises(ValueError, match="names tokens 70 to 70 of a vocabulary of 64"):
         verify_sampled(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)

@@ -53,7 +53,7 @@ def test_sessions_add_caches_and_logits_and_leave_one_request_s_flops():
 
 @pytest.mark.parametrize("name", names("model/architecture"))
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
-def test_blocks_sum_to_the_whole_model(name, precision):
+def test_costs_of_blocks_sum_to_the_whole_model(name, precision):
     shape = architecture(name)
     made = block_costs(shape, precision, 96, 33, sessions=3)
     shared = shape.head_nbytes(precision) if shape.tied_embeddings else 0
@@ -67,7 +67,7 @@ def test_blocks_sum_to_the_whole_model(name, precision):
     )
 
 
-def test_requests_are_counted_as_latencies_are():
+def test_requests_are_counted_as_in_the_latency_model():
     """A latency of one second a FLOP takes as many seconds as there are FLOPs."""
     from serving.hardware.latency import LatencyModel
 
@@ -77,7 +77,7 @@ def test_requests_are_counted_as_latencies_are():
     assert sum(block_costs(LLAMA, "fp16", 64, 128).prefill_flops) == a_flop_s.seconds(batch_load(32, [(0, 64)], 1))
 
 
-def test_one_new_token_is_the_prefill_s():
+def test_the_first_new_token_is_part_of_the_prefill():
     made = block_costs(LLAMA, "fp16", 64, 1)
     assert set(made.decode_flops) == {0.0}
 
@@ -92,12 +92,12 @@ def test_quantised_blocks_and_blocks_without_an_mlp():
     assert sum(made.weights_nbytes) == adapter.blocks_nbytes("fp16")
 
 
-def test_a_shared_matrix_is_on_both_ends():
+def test_a_tied_embedding_is_stored_at_both_ends():
     tied = replace(LLAMA, tied_embeddings=True)
     assert block_costs(tied, "fp16", 64, 128) == block_costs(LLAMA, "fp16", 64, 128)
 
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "new_tokens", "sessions"])
-def test_what_nobody_can_ask(name):
+def test_requests_without_tokens_are_refused(name):
     with pytest.raises(ValueError, match=f"partition: {name} is 0; it must be at least 1"):
         block_costs(LLAMA, "fp16", **({"prompt_tokens": 1, "new_tokens": 1} | {name: 0}))

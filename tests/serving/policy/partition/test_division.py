@@ -27,7 +27,7 @@ def sizes(made: ModelPartition) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("llama3_8b", (5, 12, 15)), ("phi3_medium", (6, 15, 19))])
-def test_by_the_tops_on_their_boxes(name: str, expected: tuple[int, ...]) -> None:
+def test_capacities_by_flops_give_the_papers_kind_of_division(name: str, expected: tuple[int, ...]) -> None:
     """Table II has 5, 9, 18 and 7, 13, 20 of 32 and 40 blocks: 67, 157 and 200 TOPS do not give these."""
     assert sizes(division(name, capacity="flops", include_embed_head=False)) == expected
 
@@ -54,7 +54,7 @@ def test_flops_are_the_blocks_over_the_tops_times_the_chips() -> None:
     assert found.block_s[0][0] == pytest.approx((2 * weights + attention) / 400e12, rel=1e-3)
 
 
-def test_bandwidth_is_how_often_a_blocks_weights_are_read() -> None:
+def test_bandwidth_capacities_count_reads_of_the_weights() -> None:
     """Of the embedding, which the first block holds, one row is read a pass; the head is read whole."""
     made = division(capacity="bandwidth", new_tokens=10, tiers={"a": Tier(fleet(AGX))})
     row = made.problem().block_s[0]
@@ -63,7 +63,7 @@ def test_bandwidth_is_how_often_a_blocks_weights_are_read() -> None:
     assert row[-1] > row[1]
 
 
-def test_profiled_is_what_the_chips_coefficients_say_of_a_prefill_and_of_each_pass() -> None:
+def test_profiled_capacities_follow_the_latency_coefficients() -> None:
     from serving.hardware.latency import batch_load
 
     alone = fleet(NX, mode="MAXN_SUPER")
@@ -100,7 +100,7 @@ def test_a_model_that_does_not_fit_is_refused() -> None:
         division("llama2_70b").split_points  # noqa: B018 - it is made when asked for
 
 
-def test_a_tier_is_as_fast_as_its_fastest_node_and_as_large_as_its_roomiest() -> None:
+def test_a_tier_has_the_speed_of_its_fastest_and_the_memory_of_its_largest_node() -> None:
     """Eq. 4 and 5, which may be two different ones."""
     small, large = fleet("rtx_a6000"), fleet("jetson_agx_orin_64gb")
     mixed = division(tiers={"a": Tier(small, (large,)), "b": Tier(large)}).problem()
@@ -111,7 +111,7 @@ def test_a_tier_is_as_fast_as_its_fastest_node_and_as_large_as_its_roomiest() ->
     assert mixed.node_counts == (2, 1)
 
 
-def test_links_are_charged_with_the_prompt_and_a_row_a_token() -> None:
+def test_links_are_charged_with_the_prompt_and_one_hidden_state_a_token() -> None:
     slow = link("lan_100mbps")
     found = bed("hyperion").tiers
     found["agx"] = replace(found["agx"], link=slow)
@@ -125,7 +125,7 @@ def test_links_are_charged_with_the_prompt_and_a_row_a_token() -> None:
     )
 
 
-def test_the_middle_of_a_u_shape_has_no_ends() -> None:
+def test_the_cloud_part_of_a_u_shape_has_no_embedding_and_head() -> None:
     made = division(strategy=GPipeSplit())
     whole, inner = made.problem(), made.problem(2, include_embed_head=False)
     assert inner.num_blocks == whole.num_blocks - 2
@@ -133,7 +133,7 @@ def test_the_middle_of_a_u_shape_has_no_ends() -> None:
     assert made.split_points_from(2)[-1] == 30
 
 
-def test_tiers_may_be_left_out_of_the_route() -> None:
+def test_tiers_may_be_left_out_of_the_path() -> None:
     """A lone request of few tokens is served fastest by the fastest chip alone."""
     made = division(strategy=OptimalSplit("latency"), prompt_tokens=16, new_tokens=2)
     assert made.blocks_by_tier(made.split_points) == {"agx": (0, 32)}

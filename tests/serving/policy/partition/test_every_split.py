@@ -61,7 +61,7 @@ def test_the_optimum_is_exact_in_both_objectives_and_breaks_ties_by_the_other(pr
 
 @many
 @given(PROBLEMS, st.sampled_from([0.05, 0.25, 0.5, 2.0]), st.sampled_from([0.5, 0.9, 1.0]))
-def test_a_rate_is_kept_up_with_or_refused_with_the_best_that_is(
+def test_a_required_rate_is_met_or_refused_with_the_best_possible(
     problem: PartitionProblem, rate: float, busy: float
 ) -> None:
     splits = every(problem, empty=True)
@@ -80,7 +80,7 @@ def test_a_rate_is_kept_up_with_or_refused_with_the_best_that_is(
 
 @many
 @given(PROBLEMS, st.sampled_from(["fastest", "front"]))
-def test_greedy_gives_every_tier_in_turn_the_most_that_leaves_the_others_theirs(
+def test_greedy_gives_each_tier_the_most_blocks_that_leave_one_for_the_others(
     problem: PartitionProblem, fill: FillOrder
 ) -> None:
     splits = every(problem)

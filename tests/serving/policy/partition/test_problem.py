@@ -25,7 +25,7 @@ def problem(**changed) -> PartitionProblem:
     return PartitionProblem(**(fields | changed))
 
 
-def test_times_and_bytes_of_stages():
+def test_stage_times_and_bytes_are_sums_of_blocks():
     made = problem(hidden_transfer_s=(0.25,), token_transfer_s=(0.125,))
     assert made.stage_s((1, 3)) == (1.0, 3.0)
     assert made.single_request_s((1, 3)) == 4.25
@@ -72,7 +72,7 @@ def refused(split: PartitionStrategy, made: PartitionProblem) -> str:
 
 
 @pytest.mark.parametrize("split", STRICT, ids=repr)
-def test_fewer_blocks_than_tiers(split):
+def test_fewer_blocks_than_tiers_are_refused(split):
     made = PartitionProblem(("nano", "nx", "agx"), ((1.0, 1.0),) * 3, ((1.0, 1.0),) * 3, (9.0,) * 3, (1,) * 3)
     assert refused(split, made) == (
         "2 blocks leave less than one for each of 3 tiers (nano, nx, agx); name fewer tiers."
@@ -88,13 +88,13 @@ def test_fewer_blocks_than_tiers(split):
         ((9, 1), "nx cannot hold even one block: block 3 of 3 takes 1.5 GB, a node has 1 GB."),
     ],
 )
-def test_a_tier_that_holds_no_block(split, memory, said):
+def test_a_tier_too_small_for_any_block_is_refused(split, memory, said):
     text = refused(split, problem(memory_nbytes=tuple(each * float(GB) for each in memory)))
     assert text.startswith(said)
     assert text.endswith("give a tier more memory, or add a tier, or leave " + said.split()[0] + " out.")
 
 
-def test_a_middle_tier_that_holds_no_block():
+def test_a_middle_tier_too_small_for_any_block_is_refused():
     sizes = tuple(each * float(GB) for each in (1, 5, 3, 4, 1))
     made = PartitionProblem(
         ("a", "b", "c"), ((1.0,) * 5,) * 3, (sizes,) * 3, (99.0 * GB, 2.0 * GB, 99.0 * GB), (1,) * 3
@@ -104,7 +104,7 @@ def test_a_middle_tier_that_holds_no_block():
 
 
 @pytest.mark.parametrize("split", ALL, ids=repr)
-def test_all_tiers_are_full(split):
+def test_a_model_larger_than_all_tiers_is_refused(split):
     made = problem(memory_nbytes=(2.5 * GB, 2.0 * GB))
     assert refused(split, made) == (
         "the tiers' memory does not hold the model. Filled from the front: nano 1 block (1 GB of 2.5 GB); nx 1 block "
@@ -113,14 +113,14 @@ def test_all_tiers_are_full(split):
     )
 
 
-def test_a_block_that_no_tier_holds():
+def test_a_block_larger_than_every_tier_is_refused():
     made = problem(block_nbytes=((9.0 * GB,) * 3, (8.0 * GB,) * 3))
     assert "nano none (block 1 takes 9 GB of 3 GB); nx none (block 1 takes 8 GB of 2.5 GB); 3 blocks of 3 left " in (
         refused(OptimalSplit(), made)
     )
 
 
-def test_a_tier_between_two_that_may_not_stay_empty():
+def test_an_empty_tier_between_two_others_is_refused():
     """The first tier reaches block 2, the last one could have the rest, the middle one only what lies further on."""
     sizes = ((1, 1, 1, 1, 1, 1), (3, 3, 3, 1, 1, 1), (1, 1, 3, 3, 1, 1))
     nbytes = tuple(tuple(each * float(GB) for each in row) for row in sizes)

@@ -41,7 +41,7 @@ def test_hypsplit_finds_a_split_where_the_printed_algorithm_returns_null():
     assert HypSplit(epsilon_s=5.0).solve(problem) == (1, 2)
 
 
-def test_later_tiers_have_what_is_left_open():
+def test_ties_put_more_blocks_on_later_tiers():
     assert HypSplit().solve(alike(8, (1.0, 1.0, 1.0))) == (2, 5, 8)
     assert HypSplit().solve(alike(8, (1.0, 1.0, 4.0))) == (3, 7, 8)
 
@@ -50,12 +50,12 @@ def test_hypsplit_ends_where_no_float_lies_between():
     assert HypSplit(1e-300).solve(alike(7, (0.125, 0.375))) == (5, 7)
 
 
-def test_balanced_stages_differ_by_one_block_and_later_ones_have_it():
+def test_balanced_stages_differ_by_at_most_one_block():
     for count, blocks, ends in ((3, 32, (10, 21, 32)), (3, 40, (13, 26, 40)), (5, 32, (6, 12, 18, 25, 32))):
         assert GPipeSplit().solve(alike(blocks, tuple(0.1 * (j + 1) for j in range(count)))) == ends
 
 
-def test_balanced_does_not_see_how_fast_a_tier_is_but_how_heavy_a_block_is():
+def test_balanced_stages_ignore_tier_speeds_but_not_block_costs():
     problem = alike(4, (1.0, 10.0))
     assert GPipeSplit().solve(problem) == (2, 4)
     heavy = PartitionProblem(
@@ -66,7 +66,7 @@ def test_balanced_does_not_see_how_fast_a_tier_is_but_how_heavy_a_block_is():
     assert block_work(alike(3, (0.0, 0.1))) == (WORK_UNITS_PER_BLOCK,) * 3
 
 
-def test_what_a_stage_of_balanced_cannot_hold_goes_where_there_is_room():
+def test_blocks_beyond_a_balanced_stages_memory_move_to_other_tiers():
     assert GPipeSplit().solve(alike(32, (1.0, 1.0, 1.0), (4.0, 20.0, 20.0))) == (4, 18, 32)
 
 
@@ -92,7 +92,7 @@ def test_memory_moves_blocks_to_the_next_fastest_tier():
     assert OptimalSplit().solve(alike(8, (3.0, 2.0, 1.0), (8.0, 8.0, 5.0))) == (0, 3, 8)
 
 
-def test_a_dear_link_is_worth_slower_blocks():
+def test_an_expensive_link_justifies_slower_blocks():
     problem = alike(8, (1.0, 1.5), (6.0, 8.0), hidden_transfer_s=(5.0,), token_transfer_s=(0.0,))
     assert OptimalSplit().solve(problem) == (0, 8)
 

@@ -20,7 +20,7 @@ def backlog(node: str, queued_s: float = 0.0, speed: float = 1.0, free: float = 
     return LoadReport(node, queued_s, 0.01 / speed, 0.1 / speed, free)
 
 
-def test_a_tasks_compute_time_is_its_tokens_and_its_passes() -> None:
+def test_the_compute_time_of_a_task_counts_its_tokens_and_passes() -> None:
     assert TASK.compute_s(backlog("a")) == pytest.approx(10 * 0.01 + 8 * 0.1)
     assert TASK.compute_s(backlog("a", queued_s=5.0, speed=2.0)) == pytest.approx(0.45)
 
@@ -101,7 +101,7 @@ def test_random_dispatch_is_independent_between_tiers() -> None:
     assert uniform(key(1, "s0"), 0, "dispatch to nano-0") != uniform(key(1, "s0"), 0, "dispatch to agx-0")
 
 
-def test_which_dispatches_need_load_reports() -> None:
+def test_only_hypsched_and_earliest_finish_need_load_reports() -> None:
     assert [each.needs_load_reports for each in (HypSched(), EarliestFinish(), RandomDispatch(), RoundRobin())] == [
         True, True, False, False,
     ]  # fmt: skip

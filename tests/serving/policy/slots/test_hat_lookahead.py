@@ -56,7 +56,7 @@ def test_no_more_candidates_than_a_drafter_names(k: int) -> None:
 
 @pytest.mark.parametrize("drafts", [1, 3, 7])
 @pytest.mark.parametrize("step_s", [0.0101, 0.0043, 0.03])
-def test_steps_are_those_that_the_quickest_verdict_leaves_time_for(drafts: int, step_s: float) -> None:
+def test_lookahead_steps_fit_into_the_time_of_the_fastest_verdict(drafts: int, step_s: float) -> None:
     rows = drafts + 1  # the token before the drafts travels again
     away_s = rows * 0.008 + 0.025 + rows * 0.004
     s = in_flight(drafts, knowing(step_s))
@@ -64,7 +64,7 @@ def test_steps_are_those_that_the_quickest_verdict_leaves_time_for(drafts: int, 
     assert HATLookahead(max_steps=2).num_steps(s) == min(2, int(away_s / step_s))
 
 
-def test_a_verdict_that_comes_before_one_step_is_done_leaves_no_time() -> None:
+def test_no_step_fits_before_an_immediate_verdict() -> None:
     s = in_flight(1, knowing(step_s=0.5))
     assert HATLookahead().num_steps(s) == 0
     s.branches = [Branch(1, None)]
@@ -133,7 +133,7 @@ def test_a_branch_without_a_stop_rule_grows_to_the_limit() -> None:
     assert not branch.stopped
 
 
-def test_the_drafters_own_next_token_stands_in_for_the_targets_and_ends_nothing() -> None:
+def test_the_drafters_next_token_is_assumed_to_be_the_targets() -> None:
     s = in_flight()
     branch = Branch(3, None)
     s.branches = [branch]
@@ -143,7 +143,7 @@ def test_the_drafters_own_next_token_stands_in_for_the_targets_and_ends_nothing(
 
 
 @pytest.mark.parametrize(("sure", "wanted"), [((0.9, 0.5), None), ((0.9, 0.9), 6)])
-def test_an_adopted_branch_is_drafted_on_unless_it_stopped(sure: tuple[float, ...], wanted: int | None) -> None:
+def test_an_adopted_branch_is_extended_unless_it_stopped(sure: tuple[float, ...], wanted: int | None) -> None:
     s = in_flight()
     grown(s, *sure)
     s.apply_verdict(Verdict(2, 22))
@@ -152,7 +152,7 @@ def test_an_adopted_branch_is_drafted_on_unless_it_stopped(sure: tuple[float, ..
     assert (stop and stop.max_tokens) == wanted
 
 
-def test_an_adopted_branch_whose_last_token_was_dropped_is_not_drafted_on() -> None:
+def test_an_adopted_branch_whose_last_token_was_dropped_is_not_extended() -> None:
     """Its scores do not show why it stopped."""
     window = WindowDraft(8, "confidence", 0.6, keep_last=False)
     s = in_flight()

@@ -124,9 +124,7 @@ def test_the_papers_rule_sends_no_more_than_the_confidence_filter_lets_through()
 
 
 @pytest.mark.parametrize(("budget", "raised"), [(0.1, False), (0.3, False), (0.7, True), (0.9, True)])
-def test_the_confidence_cutoff_is_the_profiled_one_where_the_budget_can_be_reached_with_it(
-    budget: float, raised: bool
-) -> None:
+def test_the_confidence_cutoff_is_raised_only_if_the_budget_needs_it(budget: float, raised: bool) -> None:
     """A cut-off of 0.3 lets 0.3 and a share of the rest through: 0.63 of the chunks."""
     profiled = evenly_spread(c_th=0.3)
     offload = SyneraOffload(budget, profiled)
@@ -156,13 +154,13 @@ def test_the_papers_rule_takes_a_percentile_of_importance(budget: float, i_th: f
     assert SyneraOffload(budget, profiled, "percentile").i_th == i_th
 
 
-def test_without_profiled_chunks_nothing_breaks() -> None:
+def test_offloading_works_without_profiled_chunks() -> None:
     for calibration in ("share", "percentile"):
         assert SyneraOffload(0.5, thresholds([], []), calibration).i_th < INF  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
-def test_a_budget_is_a_share(budget: float) -> None:
+def test_a_budget_outside_0_to_1_is_refused(budget: float) -> None:
     with pytest.raises(ValueError, match=r"policy.offload.budget is -?\d.1; it is a share of draft chunks: 0 to 1"):
         SyneraOffload(budget, evenly_spread())
 
@@ -206,7 +204,7 @@ def test_confidence_first_offloads_less_confident_drafts_than_importance_alone()
 # Confidence alone.
 
 
-def test_by_confidence_alone_the_profiled_cutoff_sends_whatever_it_sends() -> None:
+def test_by_confidence_alone_the_profiled_cutoff_has_no_budget() -> None:
     profiled = evenly_spread(c_th=0.4)
     offload = ConfidenceOffload(profiled)
     assert (offload.c_th, offload.requested_scores) == (0.4, ("confidence",))
@@ -240,14 +238,14 @@ def test_by_confidence_alone_more_budget_raises_the_cutoff() -> None:
 
 @pytest.mark.parametrize(("share", "rising"), [(lambda x: x * x, True), (lambda x: 1 - x * x, False)])
 @pytest.mark.parametrize("budget", [0.0, 0.25, 0.5, 1.0])
-def test_the_threshold_comes_nearest_from_below(share: Any, rising: bool, budget: float) -> None:
+def test_the_threshold_is_the_nearest_below_the_budget(share: Any, rising: bool, budget: float) -> None:
     at = solve_threshold(share, budget, 0.0, 1.0)
     assert at == pytest.approx((budget if rising else 1 - budget) ** 0.5, abs=1e-6)
     assert share(at) <= budget
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
-def test_every_budget_is_a_share(budget: float) -> None:
+def test_every_offload_refuses_a_budget_outside_0_to_1(budget: float) -> None:
     builds = (lambda: ImportanceOffload(budget, evenly_spread()), lambda: ConfidenceOffload(evenly_spread(), budget))
     for build in builds:
         with pytest.raises(ValueError, match=r"policy.offload.budget is -?\d.1; it is a share of draft chunks: 0 to 1"):

@@ -138,7 +138,7 @@ def test_edgefm_decides_once_for_an_answer() -> None:
     assert offload.tokens_to_offload(drafted(0.01, written=1)) == 0
 
 
-def test_edgefm_hands_the_whole_sample_over_or_none_of_it() -> None:
+def test_edgefm_offloads_a_whole_answer_or_nothing() -> None:
     """Opening drafts of four; the sample that goes is the target's own text from its first token."""
     profiled = Thresholds(0.7, 0.7, (), (), {}, (1.2, 1.4, 2.0, 4.0))
     fields: dict[str, Any] = {"draft": InitialDraft(4), "verify": Replace(), "offload": EdgeFMOffload(0.5, profiled)}
@@ -176,7 +176,7 @@ def test_an_initial_draft_ends_with_the_answer_or_a_stop_token(limit: int) -> No
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
-def test_a_budget_is_a_share(budget: float) -> None:
+def test_a_budget_outside_0_to_1_is_refused(budget: float) -> None:
     for build in (
         lambda: RandomOffload(budget),
         lambda: HybridOffload(budget, spread()),
@@ -191,7 +191,7 @@ def test_a_plan_is_made_before_the_thresholds_exist() -> None:
     assert (HybridOffload(0.5, pending).threshold, EdgeFMOffload(0.5, pending).threshold) == (0.0, INF)
 
 
-def test_without_profiled_chunks_nothing_breaks() -> None:
+def test_offloading_works_without_profiled_chunks() -> None:
     none = Thresholds(0.7, 0.7, (), (), {})
     assert EdgeFMOffload(0.5, none).tokens_to_offload(drafted(0.1)) == 0
     assert HybridOffload(0.5, none).tokens_to_offload(drafted(0.1)) == 0

@@ -105,7 +105,7 @@ def by_hand(
 
 @pytest.mark.parametrize("span", [1, 3])
 @pytest.mark.parametrize("kv_cache", [PrefixCaching(), NoPrefixCaching(), NoPrefixCaching(device_keeps_cache=False)])
-def test_joint_decoding_is_what_both_models_write_by_turns(
+def test_routed_decoding_equals_both_models_writing_in_turn(
     pair: tuple[Path, Path], router: TokenRouter, span: int, kv_cache: Any
 ) -> None:
     records = run_untimed(
@@ -123,7 +123,7 @@ def test_joint_decoding_is_what_both_models_write_by_turns(
     assert seen == {"device", "cloud"}
 
 
-def test_the_score_is_of_the_hidden_state_that_the_token_is_written_from(
+def test_the_routing_score_is_of_the_hidden_state_before_the_token(
     pair: tuple[Path, Path], router: TokenRouter
 ) -> None:
     records = run_untimed(policy(RoutedOffload(router)), opened(pair, router), queries(), 0, silent)
@@ -154,7 +154,7 @@ def test_a_request_may_set_its_threshold_or_small_only(pair: tuple[Path, Path], 
     assert routed(RoutingOptions(threshold=1.0, small_only=True)) == 0
 
 
-def test_the_opposite_side_routes_the_others(pair: tuple[Path, Path], router: TokenRouter) -> None:
+def test_the_opposite_side_routes_the_other_tokens(pair: tuple[Path, Path], router: TokenRouter) -> None:
     """Of the first token of each answer, which nothing was routed before."""
     first = []
     for side in ("below", "above"):
@@ -184,7 +184,7 @@ class Log:
 
 
 @pytest.mark.parametrize(("kept", "rows"), [(True, "new"), (False, "all")])
-def test_kept_caches_are_fed_what_is_new_and_others_everything(
+def test_kept_caches_get_only_new_tokens(
     pair: tuple[Path, Path], router: TokenRouter, kept: bool, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serving.outcomes import offline

@@ -83,7 +83,7 @@ def came(session: str, since: float, arrived: float, budget: int = 1, left: int 
     ],
     ids=repr,
 )
-def test_tasks_are_ordered_by_when_they_came_or_by_what_is_left_of_them(scheduler: Scheduler, expected: list) -> None:
+def test_tasks_are_ordered_by_arrival_or_by_remaining_work(scheduler: Scheduler, expected: list) -> None:
     """Not by when this pass arrived, in which the oldest may be the last: `c` is the session that came last."""
     waiting = [
         came("c", since=0.9, arrived=1.0, budget=2, left=40), came("d", since=0.4, arrived=1.1, budget=5),

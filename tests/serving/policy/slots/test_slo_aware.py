@@ -100,7 +100,7 @@ def test_a_batch_keeps_to_max_num_seqs_and_memory() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(-1, 3), st.integers(1, 60), st.floats(0.5, 9)), min_size=1, max_size=40))
-def test_every_request_of_a_batch_that_can_be_in_time_is(drawn: list[tuple[float, int, float]]) -> None:
+def test_requests_of_a_batch_that_can_meet_their_deadline_do(drawn: list[tuple[float, int, float]]) -> None:
     """Of a batch without anybody who leads by patience: who is late was late alone already."""
     waiting = [item(f"{i}", slack_s, rows, value=value) for i, (slack_s, rows, value) in enumerate(drawn)]
     batch = scheduler.pick(waiting, 0.0, FREE, TENTH)
@@ -130,7 +130,7 @@ def test_no_request_starves_under_continuous_load() -> None:
     assert max(served[name] for name in ("late", "dear", "unpromised")) < 5.0
 
 
-def test_an_estimate_is_a_sum_of_shares_and_what_the_batch_takes() -> None:
+def test_an_estimate_adds_the_shares_of_requests_and_the_batch() -> None:
     latency = LatencyModel(
         1e-3, 2e-6, 3e-6, 0.04, 8, "a test", head_token_s=1e-4, head_c_s=0.01, session_s=0.002, wake_s=0.005
     )

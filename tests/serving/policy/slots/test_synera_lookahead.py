@@ -48,7 +48,7 @@ def test_every_position_has_a_weight_that_is_a_probability(confidence: list[floa
     assert sum(weights) <= 1.0 + 1e-12
 
 
-def test_full_acceptance_has_a_place_of_its_own() -> None:
+def test_full_acceptance_is_a_position_of_its_own() -> None:
     """gamma = 4, alpha = 0.5, all confidences 0.8: 0.5 x 0.5^t x 0.2, and 0.5^4 x 0.8 for all four."""
     assert rejection_weights([0.8] * 4, 0.5, allow_full_acceptance=True) == pytest.approx(
         (0.1, 0.05, 0.025, 0.0125, 0.05)
@@ -73,7 +73,7 @@ def test_without_full_acceptance_the_positions_are_the_printed_ones() -> None:
     )
 
 
-def test_confidence_moves_the_rejection_to_the_unsure_token() -> None:
+def test_low_confidence_moves_the_assumed_rejection_to_its_token() -> None:
     """0.5 x (0.01, 0.5 x 0.01, 0.25 x 0.9, 0.125 x 0.01), and 0.0625 x the mean of 0.7675."""
     weights = rejection_weights([0.99, 0.99, 0.1, 0.99], 0.5, allow_full_acceptance=True)
     assert weights == pytest.approx((0.005, 0.0025, 0.1125, 0.000625, 0.0625 * 0.7675))
@@ -91,7 +91,7 @@ def test_rejection_weights_at_alpha_0_and_1(alpha: float, confidence: list[float
 
 @given(st.lists(SHARE, min_size=1, max_size=8), st.floats(0.0, 1.0, exclude_max=True))
 @settings(deadline=None)
-def test_an_index_without_weight_is_not_drawn(weights: list[float], luck: float) -> None:
+def test_a_position_of_weight_zero_is_never_drawn(weights: list[float], luck: float) -> None:
     at = sample_index(weights, luck)
     if sum(weights) > 0:
         assert weights[at] > 0
@@ -100,7 +100,7 @@ def test_an_index_without_weight_is_not_drawn(weights: list[float], luck: float)
 
 
 @pytest.mark.parametrize("weights", [(0.1, 0.05, 0.025, 0.0125, 0.05), (0.0, 3.0, 0.0, 1.0), (1.0,)])
-def test_positions_are_drawn_as_often_as_their_weights_say(weights: tuple[float, ...]) -> None:
+def test_positions_are_drawn_in_proportion_to_their_weights(weights: tuple[float, ...]) -> None:
     found = Counter(sample_index(weights, (i + 0.5) / DRAWS) for i in range(DRAWS))
     for at, share in enumerate(normalised(weights)):
         assert found[at] / DRAWS == pytest.approx(share, abs=2 / DRAWS)

@@ -28,17 +28,17 @@ def test_a_lone_device_is_as_fast_as_its_rounds() -> None:
     assert one.violation_rate == 0
 
 
-def test_answers_that_cannot_be_in_time_are_late() -> None:
+def test_answers_slower_than_the_slo_are_violations() -> None:
     assert run_load_test(setup(60.0), ALWAYS, SHORT, 3, 0).violation_rate == 1
 
 
-def test_who_is_never_answered_is_late_and_the_run_ends() -> None:
+def test_unanswered_requests_are_violations_and_the_run_ends() -> None:
     many = run_load_test(setup(40.0, policy("sled")), SOMETIMES, SHORT, 40, 0)
     assert many.answers["c"] > 0
     assert many.violation_rate == 1
 
 
-def test_a_seed_decides_everything() -> None:
+def test_load_tests_with_one_seed_are_equal() -> None:
     def once(seed: int) -> LoadTestResult:
         found = run_load_test(setup(network="wifi"), SOMETIMES, SHORT, 4, seed)
         return LoadTestResult(found.num_devices, 0, found.answers, found.violations, found.speeds, {})
@@ -47,12 +47,12 @@ def test_a_seed_decides_everything() -> None:
     assert once(3) != once(4)
 
 
-def test_a_run_may_end_when_enough_are_late() -> None:
+def test_a_load_test_may_stop_at_enough_violations() -> None:
     slow = setup(40.0, policy("cloud_centric", scheduler=ContinuousBatch(1)))
     assert run_load_test(slow, ALWAYS, SHORT, 20, 0, max_late_share=0.1).violation_rate > 0.1
 
 
-def test_a_device_keeps_its_class_and_starts_out_of_step() -> None:
+def test_devices_keep_their_slo_class_and_start_staggered() -> None:
     classes = tuple(SloClass(name=name, tokens_per_s=2, share=0.5) for name in "ab")
     load = make_load(setup(slo=classes), ALWAYS, 6, 10.0, 2.0)
     by_device = {d: {q.slo.name for q in load.queries if q.device == d and q.slo} for d in range(6)}
@@ -65,7 +65,7 @@ def test_a_device_keeps_its_class_and_starts_out_of_step() -> None:
     assert {q.request.max_new_tokens for q in load.queries[6:]} == {18}
 
 
-def test_a_device_without_a_question_left_is_an_error() -> None:
+def test_a_device_without_prompts_left_is_an_error() -> None:
     load = make_load(setup(), ALWAYS, 1, 0.01, 0.0)
     posted: list[str] = []
     loop = ClosedLoopClients(load, ["device-0"], lambda _, __, event: posted.append(event.request.session))
@@ -77,7 +77,7 @@ def test_a_device_without_a_question_left_is_an_error() -> None:
     assert RequestArrived(load.queries[0].request).request.session == posted[0]
 
 
-def test_decisions_are_timed() -> None:
+def test_the_load_test_times_decisions() -> None:
     figures = run_load_test(setup(), ALWAYS, SHORT, 3, 0).metrics
     assert 0 < figures["decision_ms_median"] <= figures["decision_ms_max"] < 1000
     assert 1 <= figures["queue_len_max"] <= 3
@@ -89,7 +89,7 @@ def test_speed_may_count_from_the_first_token() -> None:
     assert later > 1.5 * whole
 
 
-def test_without_promises_there_is_no_capacity() -> None:
+def test_a_load_test_without_slo_classes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"workload\.slo"):
         run_load_test(setup(slo=()), ALWAYS, SHORT, 1, 0)
     with pytest.raises(ValueError, match="closed_loop"):

@@ -38,19 +38,19 @@ def test_a_search_takes_few_runs() -> None:
     assert len(cloud.heard) == len(set(cloud.heard)) < 18
 
 
-def test_seeds_that_differ_make_an_interval() -> None:
+def test_differing_seeds_give_an_interval() -> None:
     found = search_capacity(Cloud(50, {0: -2, 1: 0, 2: 2}), CapacitySearch(resolution=0.0), 4.0)
     assert list(found.by_seed.values()) == pytest.approx([50.5, 52.5, 54.5])
     assert found.interval == pytest.approx((52.5 - 4.303 * 2 / 3**0.5, 52.5 + 4.303 * 2 / 3**0.5))
     assert search_capacity(Cloud(50), CapacitySearch(seeds=(4,)), 4.0).interval is None
 
 
-def test_a_cloud_that_serves_nobody_in_time_has_none() -> None:
+def test_a_cloud_that_meets_no_slo_has_capacity_0() -> None:
     found = search_capacity(Cloud(-30), CapacitySearch(), 4.0)
     assert found.capacity == 0
 
 
-def test_a_search_ends_at_its_limit_and_says_so() -> None:
+def test_a_capacity_search_ends_at_its_limit_with_a_note() -> None:
     found = search_capacity(Cloud(5000), CapacitySearch(max_devices=200), 4.0)
     assert found.capacity == 200
     assert found.hit_max_devices
@@ -60,6 +60,6 @@ def test_a_search_ends_at_its_limit_and_says_so() -> None:
     "wrong",
     [{"epsilon": 1.0}, {"seeds": ()}, {"seeds": (1, 1)}, {"max_devices": 0}, {"resolution": 1.5}, {"warmup_s": -1.0}],
 )
-def test_a_search_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_capacity_searches_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).split("_")[0]):
         CapacitySearch(**wrong)  # type: ignore[arg-type]

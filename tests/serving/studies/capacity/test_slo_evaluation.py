@@ -17,7 +17,7 @@ def run(watch: VerificationObserver, begin_s: float, end_s: float, *rows: Sequen
     watch.work_done("cloud-0", ForwardWork(SPAN, rows, ("last",) * len(rows)), (), begin_s, end_s)
 
 
-def test_a_slow_batch_is_a_spike_over_those_before_it() -> None:
+def test_a_batch_slower_than_recent_ones_is_a_spike() -> None:
     watch = VerificationObserver(("cloud-0",), 0.0, 100.0, recent_batches=2)
     for begin_s, seconds in ((1, 5.0), (10, 1.0), (20, 1.0)):
         run(watch, begin_s, begin_s + seconds, ask(watch, "s", begin_s))
@@ -37,7 +37,7 @@ def test_only_verifications_within_the_window_are_events() -> None:
     assert len(watch.verifications) == 1
 
 
-def test_late_ones_are_shared_out_by_what_dominates() -> None:
+def test_late_verifications_are_attributed_to_their_largest_delay() -> None:
     late = [VerificationTiming(0.1, 1.0, 1.6, True)] * 3 + [VerificationTiming(0.9, 0.5, 1.5, True)]
     found = lateness_shares([*late, *[VerificationTiming(0.0, 0.4, 1.0, False)] * 4])
     assert (found["events"], found["late_share"]) == (8, 0.5)

@@ -30,7 +30,7 @@ def table(folder: Path, file: str = "rows.json") -> Any:
     return json.loads((folder / file).read_text(encoding="utf-8"))
 
 
-def test_a_table_of_capacities(tmp_path: Path) -> None:
+def test_the_capacity_stage_writes_a_table(tmp_path: Path) -> None:
     out, work = tmp_path / "out", tmp_path / "work"
     out.mkdir()
     work.mkdir()
@@ -64,7 +64,7 @@ def test_a_table_of_capacities(tmp_path: Path) -> None:
     assert all(len(point) == 4 for curve in table(out, "curves.json").values() for point in curve)
 
 
-def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
+def test_several_processes_find_the_capacities_of_one(tmp_path: Path) -> None:
     found = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
@@ -81,7 +81,7 @@ def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
     assert table(tmp_path / "1")["sled"]["4"]["slo_violation_rate/c"] == 0
 
 
-def test_variants_change_what_a_system_has(tmp_path: Path) -> None:
+def test_variants_replace_fields_of_a_case(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
 
     def load(variants: dict[str, dict[str, Any]]) -> Any:
