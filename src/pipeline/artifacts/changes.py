@@ -18,8 +18,8 @@ def nearest(stage: Stage, candidates: Sequence[Manifest]) -> Manifest | None:
 
 
 def describe_changes(before: Manifest, stage: Stage) -> str:
-    """Changes as `setup.policy sled instead of synera, steps 500 -> 400, its input corpus changed`; at most six, and how
-    many more there are.
+    """Changes as `policy sled instead of synera, steps 500 -> 400, its input corpus changed`; at most six, and how many
+    more there are.
     """
     found = list(_stage_changes(before, stage, in_words=True)) or ["the way in which identities are computed"]
     more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 from pipeline.config.arguments import conf_dir
 from pipeline.errors import ConfigError
@@ -32,10 +33,26 @@ def _unknown_option(problem: Exception) -> str | None:
         return _unknown_group(path)
     where, _, name = path.rpartition(".")
     known = [str(key) for key in missing.parent_node or () if key not in ("_target_", "hydra")]
-    return (
-        f"{where or 'the configuration'} has no {name!r}.{suggestion(name, known)} It lists "
-        f"{', '.join(known) or 'nothing'}. An option that a class has and no file lists is added: +{path}=VALUE"
-    )
+    unlisted = [option for option in _class_options(missing.parent_node) if option not in known]
+    if name in unlisted:
+        return f"{where}.{name} is an option that no file lists; such a one is added: +{path}=VALUE"
+    near = next(iter(get_close_matches(name, [*known, *unlisted], 1)), "")
+    meant = f" Did you mean {f'+{where}.' if near in unlisted else ''}{near}?" if near else ""
+    also = f", and can have {', '.join(unlisted)} (added as +{where}.NAME=VALUE)" if unlisted and not meant else ""
+    return f"{where or 'the configuration'} has no {name!r}.{meant} It lists {', '.join(known) or 'nothing'}{also}."
+
+
+def _class_options(node: Any) -> tuple[str, ...]:
+    """The options of the class that a node names."""
+    from omegaconf import DictConfig
+
+    from pipeline.config.build import TARGET, option_names
+
+    target = node.get(TARGET) if isinstance(node, DictConfig) else None
+    try:
+        return option_names(str(target)) if target else ()
+    except ConfigError:
+        return ()
 
 
 def _unknown_group(path: str) -> str:

@@ -205,6 +205,11 @@ def to_data(value: Any, where: str) -> Any:
     return _coerce_plain(value, where)
 
 
+def option_names(path: str) -> tuple[str, ...]:
+    """The options of a target. Raises ConfigError if there is no such target."""
+    return tuple(_target_parameters(path, ""))
+
+
 @cache
 def _target_parameters(path: str, where: str) -> dict[str, TargetParameter]:
     """The options of a target, by its signature."""

@@ -209,6 +209,8 @@ def test_a_refused_configuration_ends_in_one_line(say: Say, word: str, message: 
     [
         ("policy/offlod=synera", "no group 'policy/offlod'. Did you mean offload? Below policy there are: "),
         ("network.uplnk_mbps=3", "network has no 'uplnk_mbps'. Did you mean uplink_mbps? It lists uplink_mbps"),
+        ("network.detct_ms=3", "network has no 'detct_ms'. Did you mean +network.detect_ms? It lists uplink_mbps"),
+        ("network.colour=3", "(added as +network.NAME=VALUE)."),
         ("policy.x.y=3", "policy has no 'x'. It lists draft, artifacts, offload"),
         ("sede=3", "the configuration has no 'sede'. Did you mean seed? It lists model, policy, hardware"),
         ("+seed=3", "An item is already at 'seed'"),
