@@ -1,4 +1,4 @@
-"""The texts of `python -m pipeline --help` and `python -m pipeline show GROUP`: groups and their choices."""
+"""The texts of `python -m pipeline --help` and `python -m pipeline show`: groups with their choices, and metrics."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
@@ -6,6 +6,7 @@ from textwrap import fill
 from pipeline.command.hydra_errors import suggestion
 from pipeline.config.arguments import choices_available, config_folders, format_choices
 from pipeline.errors import ConfigError
+from serving.metrics import definitions
 
 GROUPS: Mapping[str, str] = {
     "policy": "how device and cloud share the work",
@@ -27,6 +28,7 @@ usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--
        python -m pipeline +experiment=NAME [...]
        python -m pipeline -m +policy=NAME,NAME [...]      a job for each combination of values
        python -m pipeline show GROUP                      each choice of a group in one line; try policy/draft
+       python -m pipeline show metrics                    every metric: key, unit, meaning, formula
        python -m pipeline cache list|why|clean            the artifacts in outputs/artifacts
 
 Builds what a policy needs, serves a workload with it, and reports latency, quality, energy and cost.
@@ -62,10 +64,12 @@ def _names(argv: Sequence[str], group: str) -> list[str]:
 
 
 def show_group(argv: Sequence[str]) -> str:
-    """The choices of the group that `argv` names first, one line each, and the groups below it.
+    """The choices of the group that `argv` names first, one line each, and the groups below it; or all metrics.
 
     Raises ConfigError where `argv` names no group, or one that does not exist.
     """
+    if argv[:1] == ["metrics"]:
+        return _metrics_text()
     known = all_groups(argv)
     group = argv[0].strip("/") if argv else ""
     if group not in known:
@@ -77,6 +81,19 @@ def show_group(argv: Sequence[str]) -> str:
     lines = [format_choices(choices)] if choices else []
     if below and group != "experiment":
         lines.append(f"groups below: {', '.join(below)}")
+    return "\n".join(lines)
+
+
+def _metrics_text() -> str:
+    """Two lines a metric: key, unit and better direction; meaning and formula."""
+    lines = []
+    for metric in definitions.METRICS:
+        key = metric.key if len(metric.keys) == 1 else f"{metric.key}/{{{','.join(definitions.STATISTICS)}}}"
+        better = f"{metric.better} is better" if metric.better else ""
+        facts = ", ".join(filter(None, (metric.unit, better)))
+        lines.append(f"{key}  ({facts})" if facts else key)
+        text = f"{metric.meaning} Formula: {metric.formula}"
+        lines.append(fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
     return "\n".join(lines)
 
 

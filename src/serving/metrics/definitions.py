@@ -75,7 +75,7 @@ class Rate:
     attribute: str
 
     def __str__(self) -> str:
-        return f"{self.attribute} / run's seconds"
+        return f"{self.attribute} / seconds of the run"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Percentiles:
     attribute: str
 
     def __str__(self) -> str:
-        return f"of {self.attribute}"
+        return self.attribute
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class SlaPercentiles:
     attribute: str
 
     def __str__(self) -> str:
-        return f"of {self.attribute}"
+        return self.attribute
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,9 @@ def _wasted_draft_s(rejected: Any, draft_s: Any, drafted: Any, whole: Any) -> An
     return rejected * (draft_s / (drafted + (drafted == 0))) / whole
 
 
+UTILISATION, OVERHEAD, BATCH_TIMING = (
+    f"measured: serving.metrics.{name}" for name in ("utilisation", "overhead", "batch_timing")
+)
 METRICS: tuple[Metric, ...] = (
     Metric("requests", "requests", "Requests that arrived.", Count(), printed="count"),
     Metric("complete", "requests", "Requests that were answered in full: neither cancelled nor failed.",
@@ -206,12 +209,13 @@ METRICS: tuple[Metric, ...] = (
            Percentiles("cloud_queue_s"), "lower", name="queueing in the cloud"),
     Metric("latency/verification_s", "s", "Time in the cloud for a verification, queueing included; a request's mean.",
            Percentiles("verification_s"), "lower"),
-    Metric("throughput/tokens_per_s", "tokens/s", "Tokens of all texts.", Rate("num_tokens"), "higher"),
-    Metric("throughput/requests_per_s", "requests/s", "Requests that were answered in full.", Rate("complete"),
+    Metric("throughput/tokens_per_s", "tokens/s", "Tokens of all texts a second, from the first arrival to the last "
+           "end.", Rate("num_tokens"), "higher"),
+    Metric("throughput/requests_per_s", "requests/s", "Requests a second that were answered in full.", Rate("complete"),
            "higher"),
-    Metric("throughput/verifications_per_s", "1/s", "Verifications.", Rate("chunks_offloaded")),
-    Metric("throughput/goodput_tokens_per_s", "tokens/s", "Tokens of complete requests that met their SLO class; "
-           "without classes, of complete requests.", Rate("num_good_tokens"), "higher", heading="goodput\ntokens/s"),
+    Metric("throughput/verifications_per_s", "1/s", "Verifications a second.", Rate("chunks_offloaded")),
+    Metric("throughput/goodput_tokens_per_s", "tokens/s", "Tokens a second of complete requests that met their SLO "
+           "class; without classes, of complete requests.", Rate("num_good_tokens"), "higher", heading="goodput\ntokens/s"),
     Metric("throughput/slo_violation_rate", "share", "Violated requests over requests with an SLO class.",
            Mean("slo_violated"), "lower"),
     Metric("throughput/busy_period_s", "s", "Mean length of the periods in which any request was under way.",
@@ -317,27 +321,27 @@ METRICS: tuple[Metric, ...] = (
     Metric("slo/*/requests", "requests", "Requests of an SLO class.", Count(by="slo"), printed="count"),
     Metric("slo/*/violation_rate", "share", "Violated requests of the class over its requests.",
            Mean("slo_violated", by="slo"), "lower"),
-    Metric("tiers/*/nodes", "nodes", "Nodes of a testbed's tier.", "serving.metrics.utilisation", printed="count"),
-    Metric("tiers/*/blocks", "blocks", "Blocks of the timed model on each of them.", "serving.metrics.utilisation"),
+    Metric("tiers/*/nodes", "nodes", "Nodes of a testbed's tier.", UTILISATION, printed="count"),
+    Metric("tiers/*/blocks", "blocks", "Blocks of the timed model on each of them.", UTILISATION),
     Metric("tiers/*/utilisation", "share", "Busy time over the time with any session, mean over the tier's nodes.",
-           "serving.metrics.utilisation"),
+           UTILISATION),
     Metric("tiers/*/memory_share", "share", "Weights and peak caches over a node's memory, mean over the tier's nodes.",
-           "serving.metrics.utilisation"),
+           UTILISATION),
     Metric("overhead/device_ms_per_token", "ms", "Decisions of all devices per token of text, on a wall clock.",
-           "serving.metrics.overhead", "lower"),
+           OVERHEAD, "lower"),
     Metric("overhead/cloud_share", "share", "Decisions over computation in the cloud, on a wall clock.",
-           "serving.metrics.overhead", "lower"),
+           OVERHEAD, "lower"),
     Metric("estimator/batches", "", "Batches of the cloud that the scheduler's estimator is compared with.",
-           "serving.metrics.batch_timing", printed="count"),
+           BATCH_TIMING, printed="count"),
     Metric("estimator/mape", "share", "Mean absolute percentage error of the estimated batch time (WISP, section 5.5).",
-           "serving.metrics.batch_timing", "lower"),
-    Metric("estimator/mae_s", "s", "Mean absolute error.", "serving.metrics.batch_timing", "lower"),
-    Metric("estimator/bias_s", "s", "Estimated minus measured time, mean.", "serving.metrics.batch_timing"),
-    Metric("estimator/batch_s", "s", "Measured time of a batch, mean (HAT, Fig. 8).", "serving.metrics.batch_timing"),
-    Metric("estimator/batch_std_s", "s", "Its standard deviation.", "serving.metrics.batch_timing"),
-    Metric("estimator/batch_tokens", "tokens", "Tokens of a batch, mean.", "serving.metrics.batch_timing"),
-    Metric("estimator/r2", "", "R2 of the estimate over batches.", "serving.metrics.batch_timing", "higher"),
-    Metric("stage/*", "", "A number that a stage wrote to metrics.json: stage/NAME/METRIC.", "metrics.json"),
+           BATCH_TIMING, "lower"),
+    Metric("estimator/mae_s", "s", "Mean absolute error.", BATCH_TIMING, "lower"),
+    Metric("estimator/bias_s", "s", "Estimated minus measured time, mean.", BATCH_TIMING),
+    Metric("estimator/batch_s", "s", "Measured time of a batch, mean (HAT, Fig. 8).", BATCH_TIMING),
+    Metric("estimator/batch_std_s", "s", "Its standard deviation.", BATCH_TIMING),
+    Metric("estimator/batch_tokens", "tokens", "Tokens of a batch, mean.", BATCH_TIMING),
+    Metric("estimator/r2", "", "R2 of the estimate over batches.", BATCH_TIMING, "higher"),
+    Metric("stage/*", "", "A number that a stage wrote to metrics.json: stage/NAME/METRIC.", "the stage's own"),
 )  # fmt: skip
 COMPARED = (
     "latency/ttft_s/median", "latency/tbt_s/mean", "offloading/token_share", "offloading/chunk_share",

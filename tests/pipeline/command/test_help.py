@@ -9,6 +9,7 @@ from pipeline.command.help import GROUPS, all_groups, overview, show_group
 from pipeline.command.main import main
 from pipeline.config.arguments import choices_available
 from pipeline.errors import ConfigError
+from serving.metrics.definitions import METRICS
 
 
 def test_help_fits_one_screen_and_lists_every_group_and_choice() -> None:
@@ -40,6 +41,14 @@ def test_help_of_an_unknown_group_is_refused_with_the_known_groups(argv: list[st
         show_group(argv)
     assert str(refusal.value).startswith(message)
     assert "experiment, hardware, model" in str(refusal.value)
+
+
+def test_show_metrics_names_every_metric_with_unit_meaning_and_formula() -> None:
+    text = show_group(["metrics"])
+    assert max(map(len, text.splitlines())) <= 110
+    assert "latency/ttft_s/{mean,median,p90,p99}  (s, lower is better)" in text
+    assert "    Accepted drafts over verified drafts. Formula: drafts_accepted / drafts_verified" in text
+    assert all(metric.key in text for metric in METRICS)
 
 
 @pytest.fixture

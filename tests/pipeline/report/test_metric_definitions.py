@@ -16,6 +16,7 @@ from pipeline.report.records import Records
 from pipeline.report.summary import smooth_metric, summarise
 from pipeline.report.table import plain_lines
 from serving.metrics import definitions
+from serving.metrics.batch_timing import estimator_errors
 from serving.metrics.definitions import METRICS, Metric, Percentiles, Ratio
 from tests.pipeline.report.serve_artifact import drawn
 
@@ -83,6 +84,12 @@ def test_every_number_of_a_summary_has_a_definition(records):
     assert definitions.find("latency/tbt/mean") is None
     with pytest.raises(KeyError, match="latency/tbt/mean"):
         summarise(records)["latency/tbt/mean"]
+
+
+def test_every_error_of_the_estimator_has_a_definition():
+    batches = [{"begin_s": 0.0, "end_s": n, "expected_s": 1.0, "num_tokens": 1} for n in (1.0, 2.0)]
+    defined = {metric.key for metric in METRICS if metric.key.startswith("estimator/")}
+    assert {f"estimator/{name}" for name in estimator_errors(batches)} == defined
 
 
 def test_what_is_resampled_is_what_the_summary_says(records):

@@ -29,7 +29,7 @@ class RelativeTo:
 class ExhibitColumn:
     """One number of each row: `metric` (by default `name`) times `scale`, which makes its unit.
 
-    metric      a name of `JobSummary.metrics()`, `quality`, or `stage/NAME/METRIC` of a stage's metrics.json
+    metric      a key of `serving.metrics.definitions`, or `quality`, short for its mean
     relative    what is shown is the comparison with another row
     """
 

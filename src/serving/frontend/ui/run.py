@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from serving.frontend.device_gateway import RequestStreams, SessionUpdate, normalize_seed
 from serving.frontend.openai.detokenizer import IncrementalDetokenizer, decode
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.ui.run_metrics import CLOUD_ORIGINS, RunMeter
+from serving.frontend.ui.run_metrics import RunMeter
 from serving.frontend.ui.run_request import RunRequest
 from serving.frontend.ui.token_trace import DraftedToken, RunObserver
 from serving.messages import EmitTokens, GenerationRequest, Origin, PeerRestored
+from serving.metrics.definitions import CLOUD_ORIGINS
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer

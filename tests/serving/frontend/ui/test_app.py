@@ -33,11 +33,11 @@ def test_events_come_in_order_and_the_counters_add_up(page: Played) -> None:
     last = named(events, "counters")[-1]
     assert (last["tokens"], last["cloud_tokens"]) == (16, sum(clouds(events)))
     assert 0 < last["cloud_tokens"] < 16
-    assert last["uplink_nbytes"] > last["downlink_nbytes"] == 20 * last["cloud_tokens"]
+    assert last["resources/uplink_nbytes"] > last["resources/downlink_nbytes"] == 20 * last["cloud_tokens"]
     assert named(events, "done") == [{"finish_reason": "length", "remaining_text": ""}]
     times = [token["at_ms"] for token in named(events, "token")]
     assert times == sorted(times)
-    assert last["ttft_ms"] == times[0]
+    assert 1e3 * last["latency/ttft_s"] == pytest.approx(times[0])
 
 
 def test_each_token_has_the_devices_alternatives(page: Played) -> None:
@@ -69,7 +69,7 @@ def test_small_only_sends_nothing_at_any_threshold(page: Played) -> None:
     events = page.ask(mode="small_only", threshold=1.0)
     last = named(events, "counters")[-1]
     assert not any(clouds(events))
-    assert (last["cloud_tokens"], last["uplink_nbytes"], last["downlink_nbytes"]) == (0, 0, 0)
+    assert [last[key] for key in ("cloud_tokens", "resources/uplink_nbytes", "resources/downlink_nbytes")] == [0, 0, 0]
     assert named(events, "started")[0] | {"device": ""} == {
         "device": "", "policy": "citer", "mode": "small_only", "threshold": None, "prompt_tokens": 5, "max_tokens": 16,
         "cloud": True,
@@ -382,15 +382,16 @@ def test_about_describes_policies_and_metrics(page: Played) -> None:
 
 
 def test_energy_is_known_at_hardware_pace_only(tiny: ModelPair, page: Played) -> None:
-    assert named(page.ask(), "counters")[-1]["device_energy_j"] is None
+    assert named(page.ask(), "counters")[-1]["resources/device_energy_j"] is None
     with asyncio.Runner() as runner:
         shown = show(tiny, (routed(), setup("cloud_centric").policy), pace="hardware", shaped=True)
         played = Played(runner, shown)
         last = named(played.ask(max_tokens=6), "counters")[-1]
         fleet = shown.setup.hardware.device_fleets[0]
-        assert 0 < last["device_energy_j"] < 2 * (fleet.joules(last["ttft_ms"] / 1e3 + 5 * last["tbt_ms"] / 1e3) or 0)
+        computed_s = last["latency/ttft_s"] + 5 * last["latency/tbt_s"]
+        assert 0 < last["resources/device_energy_j"] < 2 * (fleet.joules(computed_s) or 0)
         all_of_it = named(played.ask(policy="cloud_centric", max_tokens=3), "counters")[-1]
-        assert all_of_it["cloud_energy_j"] == pytest.approx(
-            shown.setup.hardware.head_fleet.joules(all_of_it["cloud_busy_ms"] / 1e3), rel=1e-3
+        assert all_of_it["resources/cloud_energy_j"] == pytest.approx(
+            shown.setup.hardware.head_fleet.joules(all_of_it["resources/cloud_busy_s"]), rel=1e-3
         )
         played.close()

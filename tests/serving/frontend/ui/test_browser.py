@@ -88,11 +88,11 @@ class View:
         return str(self.page.locator(".answer").nth(pane).text_content())
 
     def counter(self, key: str, pane: int = 0) -> str:
-        return str(self.page.locator(".pane").nth(pane).locator(f"[data-key={key}] dd").inner_text())
+        return str(self.page.locator(".pane").nth(pane).locator(f'[data-key="{key}"] dd').inner_text())
 
     def routed(self, pane: int = 0) -> int:
         """Tokens by the cloud, as they are counted; a token without text is marked with the next one that has some."""
-        return int(re.search(r" (\d+)/", self.counter("cloud_share", pane))[1])  # type: ignore[index]
+        return int(re.search(r" (\d+)/", self.counter("cost/w_generated", pane))[1])  # type: ignore[index]
 
     def slide(self, key: str, times: int = 1) -> None:
         self.page.focus("input[type=range]")
@@ -118,8 +118,8 @@ def test_cloud_tokens_are_marked_by_colour_line_and_weight(view: View) -> None:
     marked = view.routed()
     assert 0 < marked < 20
     assert all(re.match(r"[\d.]+ (ms|B|J|kB)$", view.counter(key)) for key in (
-        "ttft_ms", "tbt_ms", "uplink_nbytes", "downlink_nbytes", "device_energy_j", "cloud_energy_j", "cloud_busy_ms",
-        "cloud_cost_ms",
+        "latency/ttft_s", "latency/tbt_s", "resources/uplink_nbytes", "resources/downlink_nbytes",
+        "resources/device_energy_j", "resources/cloud_energy_j", "resources/cloud_busy_s", "cost/generated_s",
     ))  # fmt: skip
     style = "e => { const s = getComputedStyle(e); return [s.backgroundColor, s.borderBottomColor, +s.fontWeight] }"
     cloud = view.page.locator(".answer .token.cloud").first.evaluate(style)
@@ -163,7 +163,7 @@ def test_small_only_marks_no_token_and_disables_the_slider(view: View) -> None:
     assert "the device writes everything" in view.page.inner_text(".means")
     view.run()
     assert (view.tokens(".cloud"), view.routed(), view.counter("tokens")) == (0, 0, "20")
-    assert view.counter("uplink_nbytes") == "0 B"
+    assert view.counter("resources/uplink_nbytes") == "0 B"
 
 
 def test_a_policy_without_a_router_says_why_there_is_no_slider(view: View) -> None:
@@ -379,7 +379,9 @@ def test_after_the_cloud_is_killed_the_run_goes_on_offline(browser: Any, words: 
             assert view.page.locator(".policy").first.locator("option").count() == 2  # cloud_centric is left out
             view.page.wait_for_function("() => fetch('/api/about').then(r => r.ok)")
             _joined(view)
-            assert not any(re.search(r"\d", view.counter(key)) for key in ("cloud_energy_j", "cloud_busy_ms"))
+            assert not any(
+                re.search(r"\d", view.counter(key)) for key in ("resources/cloud_energy_j", "resources/cloud_busy_s")
+            )
             view.page.fill("#tokens", str(LONG))
             view.run(done=False)
             view.page.wait_for_selector(".answer .token.cloud")

@@ -19,24 +19,13 @@ def record() -> SessionRecord:
 
 def test_metrics_are_computed_as_described() -> None:
     bed, found = setup().hardware, meter().read(record(), 14.0)
-    assert (found["ttft_ms"], found["tbt_ms"]) == (1000, 1000)
-    assert (
-        found["tokens"],
-        found["cloud_tokens"],
-        found["device_tokens"],
-        found["offline_tokens"],
-        found["cloud_share"],
-    ) == (
-        4,
-        2,
-        2,
-        1,
-        0.5,
-    )
-    assert found["device_energy_j"] == bed.device_fleets[0].joules(0.5, 3.0)
-    assert found["cloud_energy_j"] == bed.head_fleet.joules(0.2)
-    assert found["cloud_cost_ms"] == round(1000 * 1.0 * 0.5 / PF, 3)
-    assert found["cloud_busy_ms"] == 200
+    assert (found["latency/ttft_s"], found["latency/tbt_s"]) == (1, 1)
+    counts = ("tokens", "cloud_tokens", "device_tokens", "offline_tokens", "cost/w_generated")
+    assert [found[key] for key in counts] == [4, 2, 2, 1, 0.5]
+    assert found["resources/device_energy_j"] == bed.device_fleets[0].joules(0.5, 3.0)
+    assert found["resources/cloud_energy_j"] == bed.head_fleet.joules(0.2)
+    assert found["cost/generated_s"] == round(1.0 * 0.5 / PF, 6)
+    assert found["resources/cloud_busy_s"] == 0.2
 
 
 def test_unknown_metrics_are_none_and_described_as_unknown() -> None:
@@ -44,15 +33,15 @@ def test_unknown_metrics_are_none_and_described_as_unknown() -> None:
         return {key for key, value in which.read(record(), 14.0).items() if value is None}
 
     assert unknown(meter()) == set()
-    assert unknown(meter(hardware_paced=False)) == {"device_energy_j", "cloud_energy_j"}
-    assert unknown(meter(remote_cloud=True)) == {"cloud_energy_j", "cloud_busy_ms"}
-    assert unknown(meter(packing_factor=None)) == {"cloud_cost_ms"}
+    assert unknown(meter(hardware_paced=False)) == {"resources/device_energy_j", "resources/cloud_energy_j"}
+    assert unknown(meter(remote_cloud=True)) == {"resources/cloud_energy_j", "resources/cloud_busy_s"}
+    assert unknown(meter(packing_factor=None)) == {"cost/generated_s"}
     early = meter().read(SessionRecord("s", "device-0", 5, arrived_s=1.0), 1.0)
-    assert early["ttft_ms"] is early["tbt_ms"] is early["cloud_share"] is None
+    assert early["latency/ttft_s"] is early["latency/tbt_s"] is early["cost/w_generated"] is None
     words = {
         each["key"]: each["description"]
         for each in meter(hardware_paced=False, remote_cloud=True, packing_factor=None).metrics
     }
-    assert "pace=wall" in words["device_energy_j"]
-    assert "another process" in words["cloud_busy_ms"]
-    assert "not known" in words["cloud_cost_ms"]
+    assert "pace=wall" in words["resources/device_energy_j"]
+    assert "another process" in words["resources/cloud_busy_s"]
+    assert "not known" in words["cost/generated_s"]

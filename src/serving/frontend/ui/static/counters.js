@@ -32,8 +32,8 @@ function formatted(key, unit, found) {
   const value = found[key];
   if (value === undefined || value === null) return ["–", ""];
   if (key === "tokens") return [String(value), found.offline_tokens ? `${found.offline_tokens} offline` : ""];
-  if (key === "cloud_share") return [percent(value), `${found.cloud_tokens}/${found.tokens}`];
+  if (unit === "share") return [percent(value), `${found.cloud_tokens}/${found.tokens}`];
   if (unit === "B") return value < 10000 ? [String(value), "B"] : [(value / 1000).toFixed(1), "kB"];
-  if (unit === "ms") return [value < 10 ? value.toFixed(2) : value.toFixed(0), unit];
+  if (unit === "s") return [1000 * value < 10 ? (1000 * value).toFixed(2) : (1000 * value).toFixed(0), "ms"];
   return [value < 10 ? value.toFixed(2) : value.toFixed(1), unit];
 }
