@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from serving.transport.limits import PeerExpectations
 
 from pipeline import api
 from pipeline.config.plan import build_arguments
@@ -53,7 +54,6 @@ from serving.runtimes.local import Local
 from serving.stages import record_outcomes
 from serving.transport.client import TransportClient
 from serving.transport.server import TransportServer
-from serving.transport.session_ownership import PeerExpectations
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"
 POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))

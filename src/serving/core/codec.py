@@ -1,9 +1,12 @@
-"""Converts messages to plain JSON data and back: the event log's lines, and the header of a frame between hosts.
+"""Converts messages to plain data and back, for the event log and for the wire.
 
-A codec is compiled once per type from the annotations of its dataclasses. A field that holds its default is left out;
-where an annotation allows several classes, the data name the class under "is"; an infinite number is the text "inf".
-Nothing is imported by name. Data from another host need bounds as well as types: `bounded_codec` takes them from a
-table (`Bounds`), a row for each field.
+A codec is compiled once per type from the annotations of its dataclasses; nothing is imported by name. The forms:
+
+- `codec`, for JSON: an object has the names of its fields, without those that hold their default. Where an annotation
+  allows several classes, the object names its class under "is". An infinite number is the text "inf".
+- `bounded_codec`, for MessagePack between hosts: a list has the fields in their order, without those at its end that
+  hold their default. Where several classes are allowed, the first entry names the class. Data from another host need
+  bounds as well as types: a table (`Bounds`) has them by field.
 """
 
 import re
@@ -15,7 +18,8 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_SPECIAL_FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+_INF = float("inf")
+_SPECIAL_FLOATS = {"inf": _INF, "-inf": -_INF, "nan": float("nan")}
 TAG = "is"
 
 
@@ -52,7 +56,7 @@ class Bounds:
 
     defaults: Mapping[type, Bound]
     """For a number or text (int, float, str) without a row of its own. Sequences need a row."""
-    fields: Mapping[tuple[type, str], Bound]
+    fields: Mapping[type, Mapping[str, Bound]]
     """By class and field."""
     checks: Mapping[type, Callable[[Any], None]]
     """What holds between the fields of a class: called with the decoded object, raises MalformedError."""
@@ -60,8 +64,8 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """`decode` accepts what `encode` returns, before or after JSON. It raises MalformedError (a ValueError) that names
-    the place. A bounded codec's `encode` raises it for a whole number out of its bounds.
+    """`decode` accepts what `encode` returns, before or after it was JSON or MessagePack. It raises MalformedError (a
+    ValueError) that names the place. A bounded codec's `encode` raises it for a whole number out of its bounds.
     """
 
     encode: Callable[[Any], Any]
@@ -83,6 +87,8 @@ def bounded_codec(kind: Any, bounds: Bounds) -> Codec:
 
 
 def _compile(kind: Any, bounds: Bounds | None, bound: Bound | None) -> Codec:
+    if kind is bool:
+        return Codec(_identity, _exactly(bool, "true or false"))
     if kind in _SCALARS:
         return _SCALARS[kind](bound or (bounds.defaults[kind] if bounds else None))
     if _is_class(kind):
@@ -127,14 +133,9 @@ def _exactly(kind: type, expected: str) -> Callable[[Any], Any]:
     return decode
 
 
-def _bool(_: Bound | None) -> Codec:
-    return Codec(_identity, _exactly(bool, "true or false"))
-
-
 def _int(bound: Bound | None) -> Codec:
-    decode = _exactly(int, "a whole number")
     if bound is None:
-        return Codec(_identity, decode)
+        return Codec(_identity, _exactly(int, "a whole number"))
     low, high = bound.low, bound.high
 
     def check(value: int) -> int:
@@ -142,7 +143,12 @@ def _int(bound: Bound | None) -> Codec:
             raise MalformedError(f"{value!r:.80} is out of range, must be {low} to {high}")
         return value
 
-    return Codec(check, lambda data: check(decode(data)))
+    def decode(data: Any) -> int:
+        if type(data) is not int:
+            raise _unexpected(data, "a whole number")
+        return check(data)
+
+    return Codec(check, decode)
 
 
 def _encode_float(value: float) -> float | str:
@@ -163,29 +169,29 @@ def _float(bound: Bound | None) -> Codec:
     low, high, or_infinite = bound.low, bound.high, bound.or_infinite
 
     def decode(data: Any) -> float:
-        value = _decode_float(data)
-        if not (low <= value <= high or (or_infinite and value == _SPECIAL_FLOATS["inf"])):
-            raise MalformedError(f"{value!r:.80} must be a finite number of {low} to {high}")
-        return value
+        if type(data) is not float and type(data) is not int:
+            raise _unexpected(data, "a number")
+        if not (low <= data <= high or (or_infinite and data == _INF)):
+            raise MalformedError(f"{data!r:.80} must be a finite number of {low} to {high}")
+        return data
 
-    return Codec(_encode_float, decode)
+    return Codec(_identity, decode)
 
 
 def _str(bound: Bound | None) -> Codec:
-    decode = _exactly(str, "a text")
     if bound is None:
-        return Codec(_identity, decode)
+        return Codec(_identity, _exactly(str, "a text"))
     matches, pattern = re.compile(bound.pattern).fullmatch, bound.pattern
 
-    def decode_matching(data: Any) -> str:
-        if not matches(decode(data)):
+    def decode(data: Any) -> str:
+        if type(data) is not str or not matches(data):
             raise _unexpected(data, f"a text of the form {pattern}")
-        return str(data)
+        return data
 
-    return Codec(_identity, decode_matching)
+    return Codec(_identity, decode)
 
 
-_SCALARS: Mapping[Any, Callable[[Bound | None], Codec]] = {int: _int, str: _str, bool: _bool, float: _float}
+_SCALARS: Mapping[Any, Callable[[Bound | None], Codec]] = {int: _int, str: _str, float: _float}
 
 
 def _one_of(words: tuple[Any, ...]) -> Codec:
@@ -201,7 +207,7 @@ def _one_of(words: tuple[Any, ...]) -> Codec:
 
 
 def _as_list(data: Any) -> Any:
-    if type(data) is not list and type(data) is not tuple:
+    if type(data) is not tuple and type(data) is not list:
         raise _unexpected(data, "a list")
     return data
 
@@ -297,14 +303,57 @@ def _optional(inner: Codec) -> Codec:
 
 
 def _class_codec(kind: Any, tagged: bool, bounds: Bounds | None) -> Codec:
-    hints, name, parts = get_type_hints(kind), kind.__name__, fields(kind)
-    codecs = [_field_codec(kind, part.name, hints[part.name], bounds) for part in parts]
-    decoders = {part.name: (i, codecs[i].decode) for i, part in enumerate(parts)}
+    hints, rows = get_type_hints(kind), bounds.fields.get(kind, {}) if bounds else {}
+    if not hints.keys() >= rows.keys():
+        raise TypeError(f"{kind.__name__} has no {', '.join(sorted(rows.keys() - hints.keys()))}, but a bound for it")
+    parts = []
+    for part in fields(kind):
+        try:
+            found = _compile(hints[part.name], bounds, rows.get(part.name))
+        except TypeError as error:
+            raise TypeError(f"{kind.__name__}.{part.name}: {error}") from None
+        parts.append(_Field(part.name, found, part.default))
+    if bounds:
+        return Codec(_encode_row(parts, kind.__name__ if tagged else None), _decode_row(kind, parts, tagged, bounds))
+    return Codec(_encode_object(parts, kind.__name__ if tagged else None), _decode_object(kind, parts, tagged))
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    codec: Codec
+    default: Any
+
+    @property
+    def encode(self) -> Callable[[Any], Any] | None:
+        return None if self.codec.encode is _identity else self.codec.encode
+
+
+def _field_values(parts: list[_Field]) -> Callable[[Any], tuple[Any, ...]]:
+    get = attrgetter(*(part.name for part in parts))
+    return get if len(parts) > 1 else lambda thing: (get(thing),)
+
+
+def _encode_object(parts: list[_Field], tag: str | None) -> Callable[[Any], dict[str, Any]]:
+    values, plan = _field_values(parts), [(part.name, part.encode, part.default) for part in parts]
+
+    def encode(thing: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {TAG: tag} if tag else {}
+        for (name, encode_field, default), value in zip(plan, values(thing), strict=True):
+            if value is not default:
+                out[name] = encode_field(value) if encode_field else value
+        return out
+
+    return encode
+
+
+def _decode_object(kind: Any, parts: list[_Field], tagged: bool) -> Callable[[Any], Any]:
+    decoders = {part.name: (i, part.codec.decode) for i, part in enumerate(parts)}
     if tagged:
         decoders[TAG] = len(parts), _identity
     defaults = [*(part.default for part in parts), None]  # the last place takes the tag
     required = {part.name for part in parts if part.default is MISSING}
-    check, prefix = bounds.checks.get(kind) if bounds else None, f"{name}." if tagged else ""
+    name, prefix = kind.__name__, f"{kind.__name__}." if tagged else ""
 
     def decode(data: Any) -> Any:
         values = defaults.copy()
@@ -318,42 +367,53 @@ def _class_codec(kind: Any, tagged: bool, bounds: Bounds | None) -> Codec:
                 raise error.within(prefix + field) from None
         if not required <= data.keys():
             raise MalformedError(f"{name} without {', '.join(sorted(required - data.keys()))}")
-        made = kind(*values[:-1])
-        if check:
-            _checked(check, made, name if tagged else "")
-        return made
+        return kind(*values[:-1])
 
-    return Codec(_encode_class(parts, codecs, name if tagged else None), decode)
+    return decode
 
 
-def _field_codec(owner: Any, name: str, hint: Any, bounds: Bounds | None) -> Codec:
-    try:
-        return _compile(hint, bounds, bounds.fields.get((owner, name)) if bounds else None)
-    except TypeError as error:
-        raise TypeError(f"{owner.__name__}.{name}: {error}") from None
+def _encode_row(parts: list[_Field], tag: str | None) -> Callable[[Any], list[Any]]:
+    values, plan = _field_values(parts), [(i, part.encode) for i, part in enumerate(parts) if part.encode]
+    defaults = [part.default for part in parts]
 
-
-def _checked(check: Callable[[Any], None], made: Any, place: str) -> None:
-    try:
-        check(made)
-    except MalformedError as error:
-        raise (error.within(place) if place else error) from None
-
-
-def _encode_class(parts: Any, codecs: list[Codec], tag: str | None) -> Callable[[Any], dict[str, Any]]:
-    encoders = [None if part.encode is _identity else part.encode for part in codecs]
-    plan = [(part.name, encode, part.default) for part, encode in zip(parts, encoders, strict=True)]
-    get = attrgetter(*(part.name for part in parts))
-    values = get if len(parts) > 1 else lambda thing: (get(thing),)
-
-    def encode(thing: Any) -> dict[str, Any]:
-        out: dict[str, Any] = {TAG: tag} if tag else {}
-        for (name, encode_field, default), value in zip(plan, values(thing), strict=True):
-            if value is not default:
-                out[name] = encode_field(value) if encode_field else value
-        return out
+    def encode(thing: Any) -> list[Any]:
+        row = [*values(thing)]
+        while row and row[-1] is defaults[len(row) - 1]:
+            row.pop()
+        for i, encode_field in plan:
+            if i >= len(row):
+                break
+            row[i] = encode_field(row[i])
+        return [tag, *row] if tag else row
 
     return encode
+
+
+def _decode_row(kind: Any, parts: list[_Field], tagged: bool, bounds: Bounds) -> Callable[[Any], Any]:
+    decoders, check = [part.codec.decode for part in parts], bounds.checks.get(kind)
+    least, most = sum(part.default is MISSING for part in parts), len(parts)
+    name, prefix = kind.__name__, f"{kind.__name__}." if tagged else ""
+
+    def decode(data: Any) -> Any:
+        items = data[1:] if tagged else _as_list(data)
+        if not least <= len(items) <= most:
+            raise MalformedError(f"{name} of {len(items)} fields, must be {least} to {most}")
+        values: list[Any] = []
+        try:
+            for decode_field, item in zip(decoders, items, strict=False):
+                values.append(decode_field(item))
+        except MalformedError as error:
+            raise error.within(prefix + parts[len(values)].name) from None
+        try:
+            made = kind(*values)
+            if check:
+                check(made)
+        except ValueError as error:
+            malformed = error if isinstance(error, MalformedError) else MalformedError(str(error))
+            raise (malformed.within(name) if tagged else malformed) from None
+        return made
+
+    return decode
 
 
 # Unions.
@@ -375,6 +435,7 @@ def _union_codec(kinds: tuple[Any, ...], bounds: Bounds | None, bound: Bound | N
 def _tagged_codec(classes: list[Any], tuple_codec: Codec | None, nullable: bool, bounds: Bounds | None) -> Codec:
     parts = {kind.__name__: _class_codec(kind, True, bounds) for kind in classes}
     encoders = {kind: parts[kind.__name__].encode for kind in classes}
+    decoders = {name: part.decode for name, part in parts.items()}
     if tuple_codec:
         encoders[tuple] = tuple_codec.encode
     if nullable:
@@ -385,9 +446,9 @@ def _tagged_codec(classes: list[Any], tuple_codec: Codec | None, nullable: bool,
             return tuple_codec.decode(data)
         if data is None and nullable:
             return None
-        tag = _as_object(data).get(TAG)
-        if type(tag) is not str or tag not in parts:
-            raise _unexpected(tag, f"one of {', '.join(parts)}")
-        return parts[tag].decode(data)
+        tag = (_as_list(data) or (None,))[0] if bounds else _as_object(data).get(TAG)
+        if type(tag) is not str or tag not in decoders:
+            raise _unexpected(tag, f"one of {', '.join(decoders)}")
+        return decoders[tag](data)
 
     return Codec(lambda value: encoders[type(value)](value), decode)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 from serving.deployment.topology import Topology
 from serving.drivers.real_time import RealTimeDriver
 from serving.messages import CacheMiss, Message, PeerLost, PeerRestored, Request
-from serving.transport.limits import Limits
+from serving.transport.limits import Limits, PeerExpectations, ProtocolError
 from serving.transport.security import Security
-from serving.transport.session_ownership import PeerExpectations
 
 if TYPE_CHECKING:
     from serving.engines.torch.tensor_store import TensorStore
-    from serving.transport.session_ownership import SessionOwners
+    from serving.transport.connection import SessionOwners
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +84,6 @@ class NodeHost:
         Raises ValueError if one refuses this host, because a retry would not help.
         """
         from serving.transport.client import TransportClient
-        from serving.transport.errors import ProtocolError
 
         for address in dict.fromkeys(addresses.values()):
             client = TransportClient(

@@ -10,13 +10,10 @@ import grpc.aio
 
 from serving.core.keyed_random import key, uniform
 from serving.messages import Message
-from serving.transport.connection import FrameReceiver, ReceivedTensors
-from serving.transport.decode import MessageDecoder
-from serving.transport.errors import ProtocolError
-from serving.transport.handshake import Hello
-from serving.transport.limits import Limits
+from serving.transport.connection import FrameReceiver, ReceivedTensors, SessionOwners
+from serving.transport.frame import FrameDecoder, Hello
+from serving.transport.limits import Limits, PeerExpectations, ProtocolError
 from serving.transport.security import Security
-from serving.transport.session_ownership import PeerExpectations, SessionOwners
 from serving.transport.stream import (
     ADMITTED_METADATA,
     METHOD,
@@ -92,7 +89,7 @@ class TransportClient:
         self._sink, self._tensor_store, self._address, self._owners = sink, tensor_store, address, owners
         self._security, self._limits = security or Security(), limits or Limits()
         self._hello = Hello(nodes, config_digest, tensor_store is not None)
-        self._decoder = MessageDecoder(self._limits, expectations or PeerExpectations(), tensor_store is not None)
+        self._decoder = FrameDecoder(self._limits, expectations or PeerExpectations(), tensor_store is not None)
         self._sender = MessageSender(tensor_store, self._limits)
         self._received_tensors = ReceivedTensors(tensor_store, self._limits.tensors_nbytes)
         self._backoff = ReconnectBackoff(self._limits.backoff_s, self._limits.backoff_max_s, key(seed, nodes[0]))

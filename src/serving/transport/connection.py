@@ -1,17 +1,17 @@
-"""The server's table of connected hosts, and the path of a received frame: parse, check, store tensors, deliver."""
+"""The server's table of connected hosts, the owners of their sessions, and the path of a received frame: decode, check,
+store tensors, deliver.
+"""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.messages import TensorRef
-from serving.transport import errors, tensors
-from serving.transport import tandem_pb2 as pb
-from serving.transport.decode import MessageDecoder
-from serving.transport.errors import ProtocolError, invalid
-from serving.transport.handshake import Hello
-from serving.transport.limits import Limits
-from serving.transport.session_ownership import SessionOwners
+from serving.messages import LoadReport, Message, Release, Request, TensorRef
+from serving.transport import tensors
+from serving.transport.frame import Envelope, FrameDecoder, Goodbye, Hello, ReceivedTensor
+from serving.transport.limits import Limits, ProtocolError, invalid
 from serving.transport.stream import MessageSink, Outbox, TensorSource
+from serving.transport.tensors import PackedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -25,11 +25,11 @@ class ReceivedTensors:
         self._held: dict[str, tuple[TensorRef, int]] = {}
         self._nbytes = 0
 
-    def add(self, packed: list[tuple[TensorRef, pb.Tensor]]) -> None:
+    def add(self, received: list[ReceivedTensor]) -> None:
         """Raises ProtocolError for an invalid tensor; then none is kept."""
         if self._tensor_store is None:
             return
-        for ref, tensor in [(ref, _unpack(ref, wire)) for ref, wire in packed]:
+        for ref, tensor in [(ref, _unpack(ref, packed)) for ref, packed in received]:
             _, old_nbytes = self._held.pop(ref.id, (ref, 0))
             self._held[ref.id] = ref, tensor.nbytes
             self._nbytes += tensor.nbytes - old_nbytes
@@ -49,8 +49,8 @@ class ReceivedTensors:
             self._tensor_store.discard((ref,))
 
 
-def _unpack(ref: TensorRef, wire: pb.Tensor) -> "torch.Tensor":
-    tensor = tensors.unpack(ref.id, wire)
+def _unpack(ref: TensorRef, packed: PackedTensor) -> "torch.Tensor":
+    tensor = tensors.unpack(ref.id, packed)
     if tensor.dim() == 1 and not (bool((tensor >= 0).all()) and float(tensor.double().sum()) > 0):
         raise invalid(f"{ref.id}: probabilities must be 0 or more, at least one above 0.")
     return tensor
@@ -70,6 +70,107 @@ class Connection:
         """True if both have a node in common but are different processes."""
         shared = set(self.hello.nodes) & set(older.hello.nodes)
         return bool(shared) and self.hello.boot_id != older.hello.boot_id
+
+
+@dataclass
+class SessionOwnership:
+    """The node that opened a session, and the local nodes that know the session."""
+
+    owner: str
+    notified_nodes: set[str] = field(default_factory=set)
+
+
+class SessionOwners:
+    """Above `max_sessions` open sessions of one owner, its oldest is released in its name.
+
+    A disconnected owner keeps its sessions until it restarts, so that no other host can take them over; the last
+    `max_disconnected` such owners are kept.
+    """
+
+    def __init__(self, max_sessions: int, max_disconnected: int) -> None:
+        self._max_sessions, self._max_disconnected = max_sessions, max_disconnected
+        self._by_session: dict[str, SessionOwnership] = {}
+        self._by_owner: dict[str, dict[str, None]] = {}
+        self._disconnected: dict[str, None] = {}
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._by_session)
+
+    def admit(self, nodes: Iterable[str], to: str, message: Message) -> tuple[bool, list[tuple[str, Release]]]:
+        """Returns True if `message` may be delivered, and the (node, release) pairs to deliver before it.
+
+        A release of a session that the sender did not open here is not delivered. Raises ProtocolError for a session
+        that another host opened.
+        """
+        if isinstance(message, LoadReport):
+            return True, []
+        session = message.slice.session if isinstance(message, Request) else message.session
+        ownership = self._by_session.get(session)
+        if ownership and ownership.owner not in nodes:
+            raise invalid(f"session: {session!r} was opened by another host.")
+        if isinstance(message, Release):
+            return self._release(session, ownership, to), []
+        if not isinstance(message, Request):
+            return True, []
+        if message.reply_to not in nodes:
+            raise invalid(f"request.reply_to: {message.reply_to!r} is not a node of the sending host.")
+        return True, self._claim(session, message.reply_to, to)
+
+    def record_trusted(self, to: str, message: Message) -> None:
+        """Records a device's message that a trusted node of another tier forwarded, so that the device itself may
+        release the session here.
+        """
+        if isinstance(message, Request):
+            ownership = self._by_session.setdefault(message.slice.session, SessionOwnership(message.reply_to))
+            ownership.notified_nodes.add(to)
+            self._by_owner.setdefault(ownership.owner, {})[message.slice.session] = None
+        elif isinstance(message, Release):
+            self._release(message.session, self._by_session.get(message.session), to)
+
+    def _claim(self, session: str, owner: str, to: str) -> list[tuple[str, Release]]:
+        opened = self._by_owner.setdefault(owner, {})
+        releases: list[tuple[str, Release]] = []
+        if session not in self._by_session and len(opened) >= self._max_sessions:
+            oldest = next(iter(opened))
+            releases = [(node, Release(oldest)) for node in sorted(self._by_session[oldest].notified_nodes)]
+            self._remove(oldest)
+            opened = self._by_owner.setdefault(owner, {})
+        opened[session] = None
+        self._by_session.setdefault(session, SessionOwnership(owner)).notified_nodes.add(to)
+        return releases
+
+    def _release(self, session: str, ownership: SessionOwnership | None, to: str) -> bool:
+        if ownership is None or to not in ownership.notified_nodes:
+            return False
+        ownership.notified_nodes.discard(to)
+        if not ownership.notified_nodes:
+            self._remove(session)
+        return True
+
+    def _remove(self, session: str) -> None:
+        owner = self._by_session.pop(session).owner
+        opened = self._by_owner[owner]
+        del opened[session]
+        if not opened:
+            del self._by_owner[owner]
+
+    def disconnected(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._disconnected[node] = None
+        while len(self._disconnected) > self._max_disconnected:
+            self.restarted((next(iter(self._disconnected)),))
+
+    def reconnected(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self._disconnected.pop(node, None)
+
+    def restarted(self, nodes: Iterable[str]) -> None:
+        """Frees the sessions of restarted nodes, which have lost them."""
+        for node in nodes:
+            self._disconnected.pop(node, None)
+            for session in list(self._by_owner.get(node, ())):
+                self._remove(session)
 
 
 class ConnectionTable:
@@ -139,7 +240,7 @@ class FrameReceiver:
     def __init__(
         self,
         sink: MessageSink,
-        decoder: MessageDecoder,
+        decoder: FrameDecoder,
         received_tensors: ReceivedTensors,
         local_nodes: tuple[str, ...],
         remote_nodes: tuple[str, ...],
@@ -152,28 +253,25 @@ class FrameReceiver:
 
     async def receive(self, data: bytes) -> None:
         """Returns when the sink has taken the message. Raises ProtocolError for anything out of bounds."""
-        frame = errors.parse_frame(data)
-        match frame.WhichOneof("kind"):
-            case "envelope":
-                await self._handle_envelope(frame.envelope)
-            case "goodbye":
-                return  # the other side ends the stream
-            case _:
-                raise invalid("frame: after the Hello come Envelopes and a Goodbye.")
+        frame, received = self._decoder.decode(data)
+        if isinstance(frame, Envelope):
+            await self._handle_envelope(frame, received)
+        elif not isinstance(frame, Goodbye):  # after a Goodbye the other side ends the stream
+            raise invalid("frame: after the Hello come Envelopes and a Goodbye.")
 
-    async def _handle_envelope(self, wire: pb.Envelope) -> None:
-        if wire.sender not in self._remote_nodes:
-            raise invalid("envelope.sender: not a node of your Hello.")
-        if wire.to not in self._local_nodes:
-            raise invalid("envelope.to: that node is not on this host.")
-        message, packed = self._decoder.message(wire)
+    async def _handle_envelope(self, envelope: Envelope, received: list[ReceivedTensor]) -> None:
+        sender, to, message = envelope.sender, envelope.to, envelope.message
+        if sender not in self._remote_nodes:
+            raise invalid("Envelope.sender: not a node of your Hello.")
+        if to not in self._local_nodes:
+            raise invalid("Envelope.to: that node is not on this host.")
         if self._owners is not None and self._trusted:
-            self._owners.record_trusted(wire.to, message)
+            self._owners.record_trusted(to, message)
         elif self._owners is not None:
-            admitted, releases = self._owners.admit(self._remote_nodes, wire.to, message)
+            admitted, releases = self._owners.admit(self._remote_nodes, to, message)
             for node, release in releases:
-                await self._sink.receive(wire.sender, node, release)
+                await self._sink.receive(sender, node, release)
             if not admitted:
                 return
-        self._received_tensors.add(packed)
-        await self._sink.receive(wire.sender, wire.to, message)
+        self._received_tensors.add(received)
+        await self._sink.receive(sender, to, message)

@@ -1,9 +1,28 @@
-"""Bounds on what a host accepts from another host, and timeouts."""
+"""What a host accepts from another host, how long it waits, and the error that ends a stream."""
 
 from dataclasses import dataclass, fields
 from math import isfinite
 
+from serving.messages import Hop
+
 MIB = 1 << 20
+
+
+class ProtocolError(Exception):
+    """Ends a stream with a gRPC status; its text is sent to the other side.
+
+    Args:
+        code: the name of a gRPC status code.
+        text: for people; never holds a token or a key.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code, self.text = code, text
+
+
+def invalid(text: str) -> ProtocolError:
+    return ProtocolError("INVALID_ARGUMENT", text)
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,11 @@ class Limits:
             raise ValueError(f"limits: backoff_max_s={self.backoff_max_s} must be at least backoff_s={self.backoff_s}.")
 
     @property
+    def header_nbytes(self) -> int:
+        """Size of a frame's header: a message without its tensors. It bounds what parsing a header can allocate."""
+        return (1 << 17) + 12 * self.max_tokens
+
+    @property
     def channel_options(self) -> list[tuple[str, int]]:
         """gRPC channel arguments for both sides. The ping timeout is set because its default, a minute, would exceed
         `keepalive_timeout_s`.
@@ -74,3 +98,20 @@ class Limits:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
         ]
+
+
+@dataclass(frozen=True)
+class PeerExpectations:
+    """Facts of the run against which messages are checked; None: unknown, only the general limits apply."""
+
+    vocab_size: int | None = None
+    """Token ids are below this."""
+    hidden_size: int | None = None
+    """Width of hidden states."""
+    hops: tuple[Hop, ...] | None = None
+    """The only hops that requests may have."""
+    trusted_nodes: frozenset[str] = frozenset()
+    """Nodes of other tiers, which may send messages about sessions that a device opened.
+
+    Only the token keeps other hosts from using such a name.
+    """

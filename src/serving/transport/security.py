@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.transport.errors import ProtocolError
+from serving.transport.limits import ProtocolError
 
 if TYPE_CHECKING:
     import grpc

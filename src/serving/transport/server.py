@@ -8,13 +8,10 @@ import grpc
 import grpc.aio
 
 from serving.messages import Message
-from serving.transport.connection import Connection, ConnectionTable, FrameReceiver, ReceivedTensors
-from serving.transport.decode import MessageDecoder
-from serving.transport.errors import ProtocolError
-from serving.transport.handshake import Hello
-from serving.transport.limits import Limits
+from serving.transport.connection import Connection, ConnectionTable, FrameReceiver, ReceivedTensors, SessionOwners
+from serving.transport.frame import FrameDecoder, Hello
+from serving.transport.limits import Limits, PeerExpectations, ProtocolError
 from serving.transport.security import Security, is_loopback
-from serving.transport.session_ownership import PeerExpectations, SessionOwners
 from serving.transport.stream import (
     ADMITTED_METADATA,
     METHOD,
@@ -168,7 +165,7 @@ class TransportServer:
         nodes = connection.hello.nodes
         receiver = FrameReceiver(
             self._sink,
-            MessageDecoder(self._limits, self._expectations, self._hello.sends_tensors),
+            FrameDecoder(self._limits, self._expectations, self._hello.sends_tensors),
             connection.received_tensors,
             self._hello.nodes,
             nodes,

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 import grpc.aio
 
 from serving.messages import Message, Request, TensorRef
-from serving.transport import encode, tensors
-from serving.transport.encode import encode_frame
-from serving.transport.errors import ProtocolError
-from serving.transport.limits import Limits
-from serving.transport.tandem_pb2 import Frame, Goodbye
+from serving.transport import tensors
+from serving.transport.frame import Goodbye, TensorPacker, encode_frame, encode_message
+from serving.transport.limits import Limits, ProtocolError
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +124,7 @@ def status_code(code: str) -> grpc.StatusCode:
 
 
 def goodbye_frame(reason: str) -> bytes:
-    return encode_frame(Frame(goodbye=Goodbye(reason=reason)))
+    return encode_frame(Goodbye(reason))
 
 
 class MessageSink(Protocol):
@@ -179,7 +177,7 @@ class MessageSender:
         if outbox is None:
             self._drop(message)
             return
-        data = encode.encode_message(sender, to, message, self._packers)
+        data = encode_message(sender, to, message, self._packers)
         if len(data) > self._limits.message_nbytes:
             raise ValueError(
                 f"a message of {len(data)} bytes to {to} is above limits.message_nbytes="
@@ -192,6 +190,6 @@ class MessageSender:
             self._tensor_store.discard((message.slice.hidden_states,))
 
 
-def _packers(tensor_store: TensorSource) -> tuple[encode.TensorPacker, encode.TensorPacker]:
+def _packers(tensor_store: TensorSource) -> tuple[TensorPacker, TensorPacker]:
     """Hidden states are sent once and removed; a draft's distribution stays, because the request may be resent."""
     return lambda ref: tensors.pack(tensor_store.take(ref)), lambda ref: tensors.pack(tensor_store.get(ref))

@@ -27,12 +27,10 @@ from serving.messages import (
     TensorRef,
     Verdict,
 )
-from serving.transport import encode, errors, tensors
-from serving.transport import tandem_pb2 as pb
+from serving.transport import tensors
 from serving.transport.connection import ReceivedTensors
-from serving.transport.decode import MessageDecoder
-from serving.transport.limits import Limits
-from serving.transport.session_ownership import PeerExpectations
+from serving.transport.frame import Envelope, FrameDecoder, encode_message
+from serving.transport.limits import Limits, PeerExpectations
 
 VOCABULARY = 32_000
 """Llama-2's, and Synera's example in section 4.2."""
@@ -110,7 +108,7 @@ class Pair:
         large = cloud_model(small, noise)
         self.device, self.cloud = TorchEngine(decompose(small)), TorchEngine(decompose(large))
         self._route = (Hop("cloud", Span(0, LAYERS, True, True)),)
-        self._decoder = MessageDecoder(Limits(), PeerExpectations(VOCABULARY, hops=self._route), with_tensors=True)
+        self._decoder = FrameDecoder(Limits(), PeerExpectations(VOCABULARY, hops=self._route), with_tensors=True)
         self._luggage = ReceivedTensors(self.cloud.tensor_store, Limits().tensors_nbytes)
 
     def questions(self, number: int, chunks: int, sampling: SamplingParams | None) -> Iterator[Question]:
@@ -153,11 +151,12 @@ class Pair:
 
     def _through(self, message: Request) -> tuple[Size, SequenceSlice]:
         """The rows as the other side reads them, their tensors in that side's store."""
-        frame = encode.encode_message("device-0", "cloud-0", message, (self._pack, self._pack))
-        arrived, carried = self._decoder.message(errors.parse_frame(frame).envelope)
+        frame = encode_message("device-0", "cloud-0", message, (self._pack, self._pack))
+        arrived, carried = self._decoder.decode(frame)
         self._luggage.add(carried)
-        assert isinstance(arrived, Request)
-        return Size(len(frame), sum(len(tensor.data) for _, tensor in carried)), arrived.slice
+        assert isinstance(arrived, Envelope)
+        assert isinstance(arrived.message, Request)
+        return Size(len(frame), sum(len(tensor.data) for _, tensor in carried)), arrived.message.slice
 
-    def _pack(self, blob: TensorRef) -> pb.Tensor:
+    def _pack(self, blob: TensorRef) -> tensors.PackedTensor:
         return tensors.pack(self.device.tensor_store.get(blob))

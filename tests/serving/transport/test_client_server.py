@@ -7,8 +7,8 @@ import pytest
 
 from serving.messages import INF, CacheMiss, LoadReport, Message, Release, Reply, Verdict
 from serving.transport.client import TransportClient
-from serving.transport.errors import ProtocolError
-from serving.transport.handshake import Hello
+from serving.transport.frame import Hello
+from serving.transport.limits import ProtocolError
 from serving.transport.server import TransportServer
 from tests.serving.transport.transport_peers import (
     FAST,

@@ -1,112 +1,207 @@
 """Fields out of bounds are refused with an error that names the field."""
 
 import struct
-from collections.abc import Callable
-from typing import Any
+import tracemalloc
 
 import pytest
 
-from serving.messages import DraftTree, Hop, Reply, Request, Span, TensorRef, Verdict
-from serving.transport import encode
-from serving.transport import tandem_pb2 as pb
-from serving.transport.decode import MessageDecoder
-from serving.transport.errors import ProtocolError, parse_frame
-from serving.transport.handshake import Hello
-from serving.transport.limits import Limits
-from serving.transport.session_ownership import PeerExpectations
+from serving.messages import (
+    INF,
+    CacheMiss,
+    DraftTree,
+    Hop,
+    LoadReport,
+    Release,
+    Reply,
+    Request,
+    SamplingParams,
+    Span,
+    TensorRef,
+    Verdict,
+)
+from serving.transport.frame import Envelope, FrameDecoder, Goodbye, Hello, encode_message
+from serving.transport.limits import Limits, PeerExpectations, ProtocolError
+from serving.transport.tensors import PackedTensor, TensorHeader
 from tests.serving.transport.transport_peers import ROUTE, request
+from tests.serving.transport.wire_rows import changed, frame_of, packed, row, with_tensors
 
 KNOWN = PeerExpectations(vocab_size=1000, hidden_size=4, hops=ROUTE)
+ENVELOPE = Envelope("device-0", "cloud-0", request())
 
 
-def refused(change: Callable[[Any], object], tensors: bool = False, known: PeerExpectations = KNOWN) -> str:
-    frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
-    decoder = MessageDecoder(Limits(max_tokens=100), known, tensors)
-    decoder.message(frame.envelope)  # only the change is refused
-    change(frame.envelope)
+def refused(frame: bytes, tensors: bool = False, known: PeerExpectations = KNOWN) -> str:
     with pytest.raises(ProtocolError) as caught:
-        decoder.message(frame.envelope)
+        FrameDecoder(Limits(max_tokens=100), known, tensors).decode(frame)
     assert caught.value.code == "INVALID_ARGUMENT"
     return caught.value.text
 
 
-def put(path: str, value: object) -> Callable[[Any], object]:
-    """Sets `a.b.c`, or extends it where it is a list."""
-
-    def change(envelope: Any) -> None:
-        *way, last = path.split(".")
-        for step in way:
-            envelope = getattr(envelope, step)
-        if isinstance(value, list):
-            del getattr(envelope, last)[:]
-            getattr(envelope, last).extend(value)
-        else:
-            setattr(envelope, last, value)
-
-    return change
+def test_a_valid_frame_is_what_the_tests_change() -> None:
+    decoder = FrameDecoder(Limits(max_tokens=100), KNOWN, with_tensors=False)
+    assert decoder.decode(frame_of(ENVELOPE)) == (ENVELOPE, [])
+    assert decoder.decode(encode_message("device-0", "cloud-0", request(), None)) == (ENVELOPE, [])
 
 
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
-        ("request.slice.session", "", "slice.session"),
-        ("request.slice.session", "x" * 65, "slice.session"),
-        ("request.slice.session", "a b", "slice.session"),
-        ("request.slice.session", "a\n", "slice.session"),
-        ("request.slice.tokens", [1, 2, 1000], "slice.tokens"),
-        ("request.slice.tokens", [1, 2, -1], "slice.tokens"),
-        ("request.slice.tokens", [1, 2], "slice.tokens"),
-        ("request.slice.num_tokens", 0, "slice.num_tokens"),
-        ("request.slice.start", 98, "slice.num_tokens"),
-        ("request.slice.start", 2**32 - 1, "slice.start"),
-        ("request.slice.num_drafts", 3, "slice.num_drafts"),
-        ("request.slice.rule", "maybe", "slice.rule"),
-        ("request.slice.rule", "sample", "slice.sampling"),
-        ("request.slice.rule", "", "slice.num_drafts"),
-        ("request.slice.sampling.temperature", float("nan"), "temperature"),
-        ("request.slice.sampling.temperature", float("inf"), "temperature"),
-        ("request.slice.sampling.top_p", 0.5, "temperature and top_p must be above 0"),
-        ("request.slice.parents.values", [0], "slice.parents"),
-        ("request.slice.parents.values", [-1, 0], "slice.parents"),
-        ("request.slice.kept_tree_nodes.values", [1, 1], "slice.kept_tree_nodes"),
-        ("request.slice.kept_tree_nodes.values", [-1], "slice.kept_tree_nodes"),
-        ("request.slice.hidden_states.id", "a b", "slice.hidden_states"),
-        ("request.slice.hidden_states.tensor.dtype", "fp32", "slice.hidden_states"),
-        ("request.slice.draft_probs", [pb.TensorRef(id="a")] * 2, "slice.draft_probs"),
-        ("request.hop_index", 1, "request.hop_index"),
-        ("request.path", [], "request.path"),
-        ("request.path", ["cloud-0"] * 17, "request.path"),
-        ("request.path", ["cloud-1"], "request.path"),
-        ("request.hops", [], "request.hops"),
-        ("request.hops", [pb.Hop(node="cloud", hidden_export="last")] * 17, "request.hops"),
-        ("request.hops", [pb.Hop(node="cloud", hidden_export="last")], "hops of this run's policy"),
-        ("request.hops", [pb.Hop(node="cloud", hidden_export="some")], "hops.hidden_export"),
+        ("message.slice.session", "", "slice.session"),
+        ("message.slice.session", "x" * 65, "slice.session"),
+        ("message.slice.session", "a b", "slice.session"),
+        ("message.slice.session", "a\n", "slice.session"),
+        ("message.slice.tokens", [1, 2, 1000], "slice.tokens"),
+        ("message.slice.tokens", [1, 2, -1], "slice.tokens"),
+        ("message.slice.tokens", [1, 2], "slice.tokens"),
+        ("message.slice.num_tokens", 0, "slice.num_tokens"),
+        ("message.slice.start", 98, "slice.num_tokens"),
+        ("message.slice.start", 2**32 - 1, "slice.start"),
+        ("message.slice.num_drafts", 3, "slice.num_drafts"),
+        ("message.slice.rule", "maybe", "slice.rule"),
+        ("message.slice.rule", "sample", "slice.sampling"),
+        ("message.slice.rule", "", "slice.num_drafts"),
+        ("message.slice.sampling", SamplingParams(float("nan"), 0, 0.5, 0), "temperature"),
+        ("message.slice.sampling", SamplingParams(INF, 0, 0.5, 0), "temperature"),
+        ("message.slice.sampling", SamplingParams(0.0, 0, 0.5, 0), "temperature and top_p must be above 0"),
+        ("message.slice.parents", [0], "slice.parents"),
+        ("message.slice.parents", [-1, 0], "slice.parents"),
+        ("message.slice.kept_tree_nodes", [1, 1], "slice.kept_tree_nodes"),
+        ("message.slice.kept_tree_nodes", [-1], "slice.kept_tree_nodes"),
+        ("message.slice.hidden_states", TensorRef("a b", 0), "slice.hidden_states"),
+        ("tensors", (TensorHeader("fp32", (3, 4)),), "slice.hidden_states"),
+        ("message.slice.draft_probs", (TensorRef("a", 0),) * 2, "slice.draft_probs"),
+        ("message.hop_index", 1, "Request.hop_index"),
+        ("message.path", [], "Request.path"),
+        ("message.path", ["cloud-0"] * 17, "Request.path"),
+        ("message.path", ["cloud-1"], "Request.path"),
+        ("message.hops", [], "Request.hops"),
+        ("message.hops", [Hop("cloud", Span(0, 0))] * 17, "Request.hops"),
+        ("message.hops", [Hop("cloud", Span(0, 0))], "hops of this run's policy"),
+        ("message.hops", [Hop("cloud", Span(0, 0), "some")], "hops[0].hidden_export"),
         (
-            "request.hops",
-            [pb.Hop(node="cloud", hidden_export="last", span=pb.Span(start_layer=3, end_layer=2))],
+            "message.hops",
+            [Hop("cloud", Span(3, 2))],
             "span.start_layer",
         ),
-        ("request.reply_to", "", "reply_to"),
-        ("request.budget", 0, "request.budget"),
-        ("request.budget", 101, "request.budget"),
-        ("request.slack_s", float("nan"), "request.slack_s"),
-        ("request.expected_tokens", float("inf"), "request.expected_tokens"),
-        ("request.expected_tokens", -1.0, "request.expected_tokens"),
-        ("request.requested_outputs", ["heads"] * 17, "request.requested_outputs"),
-        ("request.stop_tokens", [1] * 257, "request.stop_tokens"),
-        ("request.stop_tokens", [5000], "request.stop_tokens"),
-        ("request.attempt", 2**31, "request.attempt"),
-        ("release.session", "", "release.session"),
-        ("cache_miss.attempt", 1, "cache_miss.session"),
-        ("load_report.node", "cloud-0", "load_report.node"),
+        ("message.reply_to", "", "reply_to"),
+        ("message.budget", 0, "Request.budget"),
+        ("message.budget", 101, "Request.budget"),
+        ("message.slack_s", float("nan"), "Request.slack_s"),
+        ("message.expected_tokens", float("inf"), "Request.expected_tokens"),
+        ("message.expected_tokens", -1.0, "Request.expected_tokens"),
+        ("message.requested_outputs", ["heads"] * 17, "Request.requested_outputs"),
+        ("message.stop_tokens", [1] * 257, "Request.stop_tokens"),
+        ("message.stop_tokens", [5000], "Request.stop_tokens"),
+        ("message.attempt", 2**31, "Request.attempt"),
+        ("message", Release(""), "Release.session"),
+        ("message", CacheMiss("", 1, "cloud-0"), "CacheMiss.session"),
+        ("message", LoadReport("cloud-0", 0, 0, 0, 0), "LoadReport.node"),
     ],
 )
 def test_an_invalid_field_is_refused_by_name(path: str, value: object, field: str) -> None:
-    assert field in refused(put(path, value))
+    assert field in refused(frame_of(changed(ENVELOPE, path, value)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("sender", 3, "Envelope.sender: got 3, not a text"),
+        ("tensors", 3, "Envelope.tensors: got 3, not a list"),
+        ("message.slice", [], "Request.slice: SequenceSlice of 0 fields, must be 4 to"),
+        ("message.slice", "abcdefgh", "Request.slice: got 'abcdefgh', not a list"),
+        ("message.slice.session", None, "Request.slice.session: got None"),
+        ("message.slice.session", b"s", "Frame"),  # binary values are outside the header
+        ("message.slice.start", True, "Request.slice.start: got True"),
+        ("message.slice.start", 0.0, "Request.slice.start: got 0.0"),
+        ("message.slice.start", 2**64 - 1, "Request.slice.start: 18446744073709551615 is out of range"),
+        ("message.slice.start", -1, "Request.slice.start: -1 is out of range"),
+        ("message.slice.tokens", [1, "2", 3], "Request.slice.tokens[1]: got '2'"),
+        ("message.slice.tokens", [1, True, 3], "Request.slice.tokens[1]: got True"),
+        ("message.slice.tokens", list(range(101)), "Request.slice.tokens: 101 entries, must be 0 to 100"),
+        ("message.slice.rule", 1, "Request.slice.rule: got 1"),
+        ("message.slice.hidden_offset", 1, "Request.slice.hidden_offset"),
+        ("message.slice.parents", [-2], "Request.slice.parents"),
+        ("message.hops", [[[]]], "Request.hops[0]"),
+        ("message.hops", {"0": 1}, "Frame"),  # the header has no maps
+        ("message.budget", "1", "Request.budget: got '1'"),
+        ("message.slack_s", -INF, "Request.slack_s"),
+        ("message.sent_s", INF, "Request.sent_s"),
+        ("message.sent_s", float("nan"), "Request.sent_s"),
+        ("message.path", [["cloud-0"]], "Request.path[0]: got"),
+        ("message", LoadReport("device-0", float("nan"), 0, 0, 0), "LoadReport.queued_s"),
+        ("message", LoadReport("device-0", 0, 0, 0, float("nan")), "LoadReport.free_tokens"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(path: str, value: object, field: str) -> None:
+    assert field in refused(frame_of(changed(ENVELOPE, path, value)))
 
 
 def test_an_empty_envelope_is_refused() -> None:
-    assert "is missing" in refused(lambda envelope: envelope.ClearField("request"))
+    assert "Envelope of 2 fields, must be 3 to 4" in refused(frame_of(["Envelope", "device-0", "cloud-0"]))
+    assert "Envelope.message: got None, not one of Request" in refused(
+        frame_of(["Envelope", "device-0", "cloud-0", []])
+    )
+
+
+@pytest.mark.parametrize("name", ["Frame", "Span", "GenerationRequest", "os.system", "", 3, None, ["Request"]])
+def test_an_unknown_kind_is_refused(name: object) -> None:
+    assert "not one of Request, Reply" in refused(frame_of(["Envelope", "device-0", "cloud-0", [name, "s"]]))
+    assert "not one of Hello, Envelope, Goodbye" in refused(frame_of([name, "s"]))
+
+
+def test_a_field_too_many_or_too_few_is_refused() -> None:
+    for header in (row(ENVELOPE), row(Goodbye("bye"))):
+        assert "fields, must be" in refused(frame_of([*header, 0]))
+        assert "fields, must be" in refused(frame_of(header[:1]))
+    assert "Release of 2 fields, must be 1 to 1" in refused(frame_of([*row(ENVELOPE)[:3], ["Release", "s", "t"]]))
+
+
+VALID = frame_of(ENVELOPE)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\0\0\0",
+        VALID[:-1],  # truncated
+        (len(VALID) - 3).to_bytes(4, "little") + VALID[4:],  # a header longer than its frame
+        b"\xff\xff\xff\xff" + VALID[4:],
+        b"\0\0\0\0" + VALID[4:],
+        (len(VALID) - 5).to_bytes(4, "little") + VALID[4:],  # a header that ends early
+        VALID + b"x",  # bytes that belong to no tensor
+        frame_of(0),
+        b"\x01\0\0\0\xc1",  # no MessagePack
+        (5000).to_bytes(4, "little") + b"\x91" * 5000,  # lists in lists
+        (5).to_bytes(4, "little") + b"\xdd\xff\xff\xff\xff",  # a list that claims 4 G entries
+        (5).to_bytes(4, "little") + b"\xdb\xff\xff\xff\xff",  # a text that claims 4 GiB
+    ],
+    ids=range(12),
+)
+def test_bytes_that_are_no_frame_are_refused(frame: bytes) -> None:
+    assert "rame" in refused(frame)
+
+
+def test_a_header_above_its_limit_is_refused_before_it_is_parsed() -> None:
+    limits = Limits(max_tokens=100)
+    frame = frame_of([[]] * limits.header_nbytes)
+    tracemalloc.start()
+    try:
+        text = refused(frame)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "their header would end at" in text
+    assert most < 100_000
+
+
+def test_lists_that_claim_entries_allocate_no_more_than_the_limits_allow() -> None:
+    header = b"\xdd\x00\x01\xff\xff" * 200  # each list claims to hold 131,071 more
+    tracemalloc.start()
+    try:
+        refused(len(header).to_bytes(4, "little") + header)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -120,44 +215,37 @@ def test_an_empty_envelope_is_refused() -> None:
     ],
 )
 def test_a_verdict_out_of_bounds_is_refused(verdict: Verdict, field: str) -> None:
-    frame = parse_frame(encode.encode_message("c", "d", Reply("s", 0, 0, verdict, (), 0), None))
-    with pytest.raises(ProtocolError, match=field):
-        MessageDecoder(Limits(max_tokens=100), KNOWN, with_tensors=False).message(frame.envelope)
+    assert field in refused(frame_of(Envelope("c", "d", Reply("s", 0, 0, verdict, (), 0))))
 
 
 @pytest.mark.parametrize(
     ("tensor", "field"),
     [
         (None, "must travel"),
-        (pb.Tensor(dtype="fp64", shape=[3, 4], data=b"x" * 96), "dtype"),
-        (pb.Tensor(dtype="fp16", shape=[3, 4], data=b"x" * 23), "23 bytes"),
-        (pb.Tensor(dtype="fp16", shape=[2**31 - 1] * 4, data=b""), "0 bytes"),
-        (pb.Tensor(dtype="fp16", shape=[0], data=b""), "shape"),
-        (pb.Tensor(dtype="fp16", shape=[], data=b""), "shape"),
-        (pb.Tensor(dtype="fp16", shape=[12], data=b"x" * 24), "dimensions"),
-        (pb.Tensor(dtype="fp16", shape=[2, 4], data=b"x" * 16), "rows"),
-        (pb.Tensor(dtype="fp16", shape=[3, 5], data=b"x" * 30), "width"),
+        (packed("fp64", [3, 4], b"x" * 96), "dtype"),
+        (packed("fp16", [3, 4], b"x" * 23), "23 bytes"),
+        (packed("fp16", [2**31 - 1] * 4, b""), "0 bytes"),
+        (packed("fp16", [0], b""), "shape"),
+        (packed("fp16", [], b""), "shape"),
+        (packed("fp16", [12], b"x" * 24), "dimensions"),
+        (packed("fp16", [2, 4], b"x" * 16), "rows"),
+        (packed("fp16", [3, 5], b"x" * 30), "width"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_refused(tensor: pb.Tensor | None, field: str) -> None:
-    def change(envelope: pb.Envelope) -> None:
-        envelope.request.slice.hidden_states.CopyFrom(pb.TensorRef(id="h", nbytes=24, tensor=tensor))
-
-    assert field in refused(change, tensors=True)
+def test_a_tensor_that_does_not_fit_is_refused(tensor: PackedTensor | None, field: str) -> None:
+    envelope = changed(ENVELOPE, "message.slice.hidden_states", TensorRef("h", 24))
+    assert field in refused(frame_of(*with_tensors(envelope, *([tensor] if tensor else []))), tensors=True)
 
 
-def sparse(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
+def sparse(*entries: tuple[int, float], width: int = 4) -> PackedTensor:
     """A sparse distribution as `serving.engines.torch.sampling.encode_probs` packs it."""
     data = b"".join(struct.pack("<He" if width == 4 else "<Ie", *entry) for entry in entries)
-    return pb.Tensor(dtype="int8", shape=[len(entries), width], data=data)
+    return packed("int8", [len(entries), width], data)
 
 
-def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
-    def change(envelope: pb.Envelope) -> None:
-        del envelope.request.slice.draft_probs[:]
-        envelope.request.slice.draft_probs.append(pb.TensorRef(id="probs/s/1", nbytes=4, tensor=tensor))
-
-    return change
+def sends(tensor: PackedTensor) -> bytes:
+    envelope = changed(ENVELOPE, "message.slice.draft_probs", (TensorRef("probs/s/1", 4),))
+    return frame_of(*with_tensors(envelope, tensor))
 
 
 @pytest.mark.parametrize(
@@ -173,17 +261,17 @@ def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
         (sparse((3, 0.5), (4, float("inf"))), "finite"),
         (sparse((3, 0.0), (4, 0.0)), "at least one above"),
         (sparse(*((i, 0.5) for i in range(1001))), "tokens: 1001"),
-        (pb.Tensor(dtype="int8", shape=[4], data=b"\0\0\0\x3c"), "dimensions"),
-        (pb.Tensor(dtype="int8", shape=[1, 4, 1], data=b"\0\0\0\x3c"), "dimensions"),
-        (pb.Tensor(dtype="int8", shape=[1, 5], data=b"\0\0\0\x3c\0"), "5 bytes a token"),
-        (pb.Tensor(dtype="int8", shape=[2, 4], data=b"\0\0\0\x3c"), "4 bytes"),
-        (pb.Tensor(dtype="int8", shape=[0, 4], data=b""), "shape"),
-        (pb.Tensor(dtype="fp16", shape=[1, 2], data=b"\0" * 4), "dimensions"),
-        (pb.Tensor(dtype="fp16", shape=[1001], data=b"\0" * 2002), "slice.draft_probs: tokens"),
-        (pb.Tensor(dtype="fp64", shape=[1], data=b"\0" * 8), "dtype"),
+        (packed("int8", [4], b"\0\0\0\x3c"), "dimensions"),
+        (packed("int8", [1, 4, 1], b"\0\0\0\x3c"), "dimensions"),
+        (packed("int8", [1, 5], b"\0\0\0\x3c\0"), "5 bytes a token"),
+        (packed("int8", [2, 4], b"\0\0\0\x3c"), "4 bytes"),
+        (packed("int8", [0, 4], b""), "shape"),
+        (packed("fp16", [1, 2], b"\0" * 4), "dimensions"),
+        (packed("fp16", [1001], b"\0" * 2002), "slice.draft_probs: tokens"),
+        (packed("fp64", [1], b"\0" * 8), "dtype"),
     ],
 )
-def test_an_invalid_distribution_is_refused(tensor: pb.Tensor, field: str) -> None:
+def test_an_invalid_distribution_is_refused(tensor: PackedTensor, field: str) -> None:
     assert field in refused(sends(tensor), tensors=True)
 
 
@@ -195,31 +283,27 @@ def test_an_invalid_distribution_is_refused(tensor: pb.Tensor, field: str) -> No
         sparse((7, 0.25), (999, 0.75), width=6),
         sparse((7, 0.0), (8, 6e-8)),
         sparse(*((i, 0.5) for i in range(1000))),
-        pb.Tensor(dtype="fp16", shape=[1000], data=b"\0\x3c" * 1000),
-        pb.Tensor(dtype="fp32", shape=[7], data=b"\0\0\x80\x3f" * 7),
+        packed("fp16", [1000], b"\0\x3c" * 1000),
+        packed("fp32", [7], b"\0\0\x80\x3f" * 7),
     ],
 )
-def test_sparse_and_dense_distributions_are_accepted_without_sampling(tensor: pb.Tensor) -> None:
-    frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
-    sends(tensor)(frame.envelope)
-    message, packed = MessageDecoder(Limits(), KNOWN, with_tensors=True).message(frame.envelope)
-    assert isinstance(message, Request)
-    assert (message.slice.rule, message.slice.sampling) == ("greedy", None)
-    assert packed == [(TensorRef("@device-0/probs/s/1", 4), tensor)]
+def test_sparse_and_dense_distributions_are_accepted_without_sampling(tensor: PackedTensor) -> None:
+    frame, received = FrameDecoder(Limits(), KNOWN, with_tensors=True).decode(sends(tensor))
+    assert isinstance(frame, Envelope)
+    assert isinstance(frame.message, Request)
+    assert (frame.message.slice.rule, frame.message.slice.sampling) == ("greedy", None)
+    assert received == [(TensorRef("@device-0/probs/s/1", 4), tensor)]
 
 
 def test_with_an_unknown_vocabulary_token_ids_are_bounded_by_int32() -> None:
-    frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
-    sends(sparse((2**31 - 1, 1.0), width=6))(frame.envelope)
-    MessageDecoder(Limits(), PeerExpectations(), with_tensors=True).message(frame.envelope)
+    frame = sends(sparse((2**31 - 1, 1.0), width=6))
+    FrameDecoder(Limits(), PeerExpectations(), with_tensors=True).decode(frame)
     assert "tokens" in refused(sends(sparse((2**31, 1.0), width=6)), tensors=True, known=PeerExpectations())
 
 
 def test_a_hop_without_embedding_needs_hidden_states() -> None:
-    def change(envelope: pb.Envelope) -> None:
-        envelope.request.hops[0].span.embedding = False
-
-    assert "hidden states" in refused(change, known=PeerExpectations())
+    envelope = changed(ENVELOPE, "message.hops", (Hop("cloud", Span(0, 8, False, True)),))
+    assert "hidden states" in refused(frame_of(envelope), known=PeerExpectations())
 
 
 def test_hosts_of_different_runs_are_refused_with_the_difference() -> None:
@@ -247,5 +331,7 @@ def test_two_hosts_cannot_have_the_same_node() -> None:
 def test_unknown_hops_are_not_checked() -> None:
     other = request()
     other = type(other)(0, other.slice, (Hop("x", Span(0, 2, True, True)),), 0, ("cloud-0",), "device-0")
-    frame = parse_frame(encode.encode_message("device-0", "cloud-0", other, None))
-    assert MessageDecoder(Limits(), PeerExpectations(), with_tensors=False).message(frame.envelope) == (other, [])
+    frame, received = FrameDecoder(Limits(), PeerExpectations(), with_tensors=False).decode(
+        encode_message("device-0", "cloud-0", other, None)
+    )
+    assert (frame, received) == (Envelope("device-0", "cloud-0", other), [])

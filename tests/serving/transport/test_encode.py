@@ -22,11 +22,8 @@ from serving.messages import (
     TensorRef,
     Verdict,
 )
-from serving.transport import encode
-from serving.transport.decode import MessageDecoder
-from serving.transport.errors import parse_frame
-from serving.transport.limits import Limits
-from serving.transport.session_ownership import PeerExpectations
+from serving.transport.frame import Envelope, FrameDecoder, encode_message
+from serving.transport.limits import Limits, PeerExpectations
 
 names = st.from_regex(r"[A-Za-z0-9._:/-]{1,64}", fullmatch=True)
 ints = st.integers(0, 2**31 - 1)
@@ -88,11 +85,12 @@ others = st.one_of(
 
 def through(message: Message, sender: str = "cloud-0") -> Message:
     to = message.path[message.hop_index] if isinstance(message, Request) else "device-0"
-    wire = parse_frame(encode.encode_message(sender, to, message, None)).envelope
-    assert (wire.sender, wire.to) == (sender, to)
-    found, packed = MessageDecoder(Limits(), PeerExpectations(), with_tensors=False).message(wire)
-    assert not packed
-    return found
+    decoder = FrameDecoder(Limits(), PeerExpectations(), with_tensors=False)
+    found, received = decoder.decode(encode_message(sender, to, message, None))
+    assert isinstance(found, Envelope)
+    assert (found.sender, found.to) == (sender, to)
+    assert not received
+    return found.message
 
 
 def renamed(message: Request) -> Request:
@@ -131,4 +129,4 @@ def test_an_absent_list_stays_different_from_an_empty_one() -> None:
 
 def test_a_number_outside_the_schema_is_an_error_when_encoding() -> None:
     with pytest.raises(ValueError, match="range"):
-        encode.encode_message("a", "b", CacheMiss("s", -1, "a"), None)
+        encode_message("a", "b", CacheMiss("s", -1, "a"), None)

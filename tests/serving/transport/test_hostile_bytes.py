@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from serving.messages import LoadReport, Message, Release, Reply, Verdict
-from serving.transport import encode
+from serving.transport.frame import Envelope, encode_message
 from serving.transport.limits import Limits
 from tests.serving.transport.transport_peers import (
     FAST,
@@ -23,10 +23,11 @@ from tests.serving.transport.transport_peers import (
     serves,
     soon,
 )
+from tests.serving.transport.wire_rows import frame_of, row
 
 
 def told(message: Message, sender: str = "evil-0", to: str = "cloud-0") -> bytes:
-    return encode.encode_message(sender, to, message, None)
+    return encode_message(sender, to, message, None)
 
 
 def asked(session: str = "s", device: str = "evil-0") -> bytes:
@@ -39,15 +40,15 @@ def asked(session: str = "s", device: str = "evil-0") -> bytes:
         ([b""], "INVALID_ARGUMENT", "must be a Hello"),
         ([b"\xff\xff"], "INVALID_ARGUMENT", "no Frame"),
         ([asked()], "INVALID_ARGUMENT", "must be a Hello"),
-        ([hello("a b")], "INVALID_ARGUMENT", "hello.nodes"),
-        ([hello("x" * 65)], "INVALID_ARGUMENT", "hello.nodes"),
+        ([hello("a b")], "INVALID_ARGUMENT", "Hello.nodes"),
+        ([hello("x" * 65)], "INVALID_ARGUMENT", "Hello.nodes"),
         ([hello("cloud-0")], "INVALID_ARGUMENT", "both sides"),
         ([hello(), hello()], "INVALID_ARGUMENT", "after the Hello"),
         ([hello(), b"\x12"], "INVALID_ARGUMENT", "no Frame"),
-        ([hello(), asked(device="device-0")], "INVALID_ARGUMENT", "envelope.sender"),
+        ([hello(), asked(device="device-0")], "INVALID_ARGUMENT", "Envelope.sender"),
         ([hello(), told(request("s", "other-0"))], "INVALID_ARGUMENT", "reply_to"),
-        ([hello(), told(Release("s"), to="cloud-1")], "INVALID_ARGUMENT", "envelope.to"),
-        ([hello(), told(LoadReport("cloud-0", 0, 0, 0, 0))], "INVALID_ARGUMENT", "load_report.node"),
+        ([hello(), told(Release("s"), to="cloud-1")], "INVALID_ARGUMENT", "Envelope.to"),
+        ([hello(), told(LoadReport("cloud-0", 0, 0, 0, 0))], "INVALID_ARGUMENT", "LoadReport.node"),
         ([hello(), told(request("s", "evil-0", n=4000))], "RESOURCE_EXHAUSTED", "larger than max"),
     ],
 )
@@ -131,16 +132,31 @@ def _mutated(r: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
+def _with_another_value(r: random.Random, envelope: Envelope) -> bytes:
+    """A frame in which one value of the header is another, perhaps of another type."""
+    header = place = row(envelope)
+    at = r.randrange(len(place))
+    while isinstance(place[at], list) and place[at] and r.random() < 0.8:
+        place = place[at]
+        at = r.randrange(len(place))
+    place[at] = r.choice(
+        [None, True, -1, 0, 1, 2**40, 0.5, float("nan"), "", "x", "evil-1", [], [0], [[1]], [None] * 9]
+    )
+    return frame_of(header)
+
+
 def _attack(r: random.Random, i: int) -> list[bytes]:
     greeting = hello(f"evil-{i}")
     valid = asked(f"s{i}", f"evil-{i}")
-    match i % 4:
+    match i % 5:
         case 0:
             return [r.randbytes(r.randint(0, 300))]
         case 1:
             return [_mutated(r, greeting), valid]
         case 2:
             return [greeting, r.randbytes(r.randint(1, 300))]
+        case 3:
+            return [greeting, _with_another_value(r, Envelope(f"evil-{i}", "cloud-0", request(f"s{i}", f"evil-{i}")))]
         case _:
             return [greeting, *(_mutated(r, valid) for _ in range(3))]
 

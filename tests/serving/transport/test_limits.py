@@ -6,9 +6,8 @@ import pytest
 
 from serving.messages import LoadReport, Release
 from serving.transport.client import ReconnectBackoff
-from serving.transport.errors import ProtocolError
-from serving.transport.limits import Limits
-from serving.transport.session_ownership import SessionOwners
+from serving.transport.connection import SessionOwners
+from serving.transport.limits import Limits, ProtocolError
 from serving.transport.stream import Outbox
 from tests.serving.transport.transport_peers import request, run_scenario, soon
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
@@ -24,6 +25,9 @@ from serving.messages import (
     GenerationRequest,
     Message,
     Outcome,
+    Release,
+    Reply,
+    Request,
     RequestArrived,
     SequenceSlice,
     Span,
@@ -37,8 +41,9 @@ from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.payload import HiddenStatePayload
 from serving.policy.slots.placement import UShapedPlacement
 from serving.policy.slots.prefill import ChunkedPrefill
-from serving.transport import tandem_pb2 as pb
 from serving.transport.client import TransportClient
+from serving.transport.frame import Envelope, FrameDecoder
+from serving.transport.limits import Limits, PeerExpectations
 from serving.transport.server import TransportServer
 from tests.support.policies import policy
 from tests.support.tiny_models import save_checkpoint
@@ -66,9 +71,14 @@ class Overheard:
     text: list[int] = field(default_factory=list)
 
     @property
-    def envelopes(self) -> list[pb.Envelope]:
-        frames = [pb.Frame.FromString(data) for data in (*self.up, *self.down)]
-        return [frame.envelope for frame in frames if frame.WhichOneof("kind") == "envelope"]
+    def envelopes(self) -> list[Envelope]:
+        decoder = FrameDecoder(Limits(), PeerExpectations(), with_tensors=True)
+        frames = [decoder.decode(data)[0] for data in (*self.up, *self.down)]
+        return [frame for frame in frames if isinstance(frame, Envelope)]
+
+    @property
+    def requests(self) -> list[Request]:
+        return [each.message for each in self.envelopes if isinstance(each.message, Request)]
 
 
 class Context:
@@ -190,8 +200,8 @@ def overheard(model: DecomposedModel, name: str, number: Any = "fp32", **overrid
 
 
 def packed(tokens: tuple[int, ...]) -> bytes:
-    """As protobuf packs them, without tag and length."""
-    return bytes(pb.SequenceSlice(tokens=tokens).SerializeToString()[2:])
+    """As MessagePack writes them in a header."""
+    return b"".join(map(msgpack.packb, tokens))
 
 
 def traces(heard: Overheard, tokens: tuple[int, ...]) -> Iterator[bytes]:
@@ -218,15 +228,13 @@ def own_text(model: DecomposedModel) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", PRIVATE)
 def test_no_byte_on_the_wire_reveals_a_token(name: str, number: str, model: DecomposedModel) -> None:
     heard = overheard(model, name, number)
-    said = heard.envelopes
-    assert {envelope.WhichOneof("message") for envelope in said} == {"request", "release"}
-    for envelope in said:
-        piece = envelope.request.slice
-        assert not [*piece.tokens, *piece.draft_probs, *envelope.request.stop_tokens]
+    assert {type(envelope.message) for envelope in heard.envelopes} == {Request, Release}
+    for request in heard.requests:
+        assert not [*request.slice.tokens, *request.slice.draft_probs, *request.stop_tokens]
     assert list(traces(heard, (*PROMPT, *heard.text))) == []
     assert b"w130" not in b"".join(heard.up)
     for to, rows in (("cloud", len(PROMPT)), ("device", 1)):  # and yet all of it was computed
-        states = [e.request.slice.hidden_states.tensor.shape[0] for e in said if e.to == to and e.HasField("request")]
+        states = [e.tensors[0].shape[0] for e in heard.envelopes if e.to == to and isinstance(e.message, Request)]
         assert sum(states) >= rows + len(heard.text) // 5
     if number == "fp32":
         assert tuple(heard.text) == own_text(model)
@@ -234,10 +242,9 @@ def test_no_byte_on_the_wire_reveals_a_token(name: str, number: str, model: Deco
 
 def test_the_check_detects_tokens_that_are_sent(model: DecomposedModel) -> None:
     heard = overheard(model, "sled", kv_cache=PrefixCaching(), draft=WindowDraft(2))
-    said = heard.envelopes
-    assert any(envelope.request.slice.tokens for envelope in said)
-    assert any(envelope.request.stop_tokens for envelope in said)
-    assert any(envelope.HasField("reply") for envelope in said)
+    assert any(request.slice.tokens for request in heard.requests)
+    assert any(request.stop_tokens for request in heard.requests)
+    assert any(isinstance(envelope.message, Reply) for envelope in heard.envelopes)
     assert packed(PROMPT[:8]) in b"".join(heard.up)
     assert list(traces(heard, PROMPT))
     assert tuple(heard.text) == own_text(model)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from serving.transport.connection import Connection, ConnectionTable, ReceivedTensors
-from serving.transport.errors import ProtocolError
-from serving.transport.handshake import Hello
-from serving.transport.limits import Limits
+from serving.transport.frame import Hello
+from serving.transport.limits import Limits, ProtocolError
 from serving.transport.security import Security, is_loopback
 from serving.transport.server import TransportServer
 from serving.transport.stream import Outbox

@@ -8,12 +8,10 @@ import torch
 from serving.engines.torch.sampling import decode_probs, distribution, encode_probs
 from serving.engines.torch.tensor_store import TensorStore
 from serving.messages import Hop, Request, SamplingParams, Span, TensorRef
-from serving.transport import encode, tensors
-from serving.transport import tandem_pb2 as pb
+from serving.transport import tensors
 from serving.transport.connection import ReceivedTensors
-from serving.transport.errors import ProtocolError
-from serving.transport.handshake import Hello
-from serving.transport.session_ownership import PeerExpectations
+from serving.transport.frame import Hello, encode_message
+from serving.transport.limits import PeerExpectations, ProtocolError
 from tests.serving.transport.transport_peers import (
     FAST,
     FakeSink,
@@ -29,12 +27,18 @@ from tests.serving.transport.transport_peers import (
 MIDDLE = (Hop("cloud", Span(2, 6)),)
 
 
+def through_a_frame(tensor: torch.Tensor) -> tensors.PackedTensor:
+    packed = tensors.pack(tensor)
+    (found,) = tensors.split((packed.header,), memoryview(bytes(packed.data)))
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 1, 3), (1, 2, 3, 4)])
 def test_tensors_round_trip_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     made = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 50).to(dtype)
     for tensor in (made, made.transpose(0, -1)):
-        wire = pb.Tensor.FromString(tensors.pack(tensor).SerializeToString())
+        wire = through_a_frame(tensor)
         found = tensors.unpack("t", wire)
         assert found.dtype == dtype
         assert torch.equal(found, tensor)
@@ -63,7 +67,7 @@ def test_an_invalid_dense_distribution_is_refused(probs: list[float]) -> None:
 def test_a_sparse_distribution_is_accepted_as_packed(vocabulary: int) -> None:
     sampling = SamplingParams(1.0, 10, 1.0, 0)
     probs = encode_probs(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))
-    wire = pb.Tensor.FromString(tensors.pack(probs).SerializeToString())
+    wire = through_a_frame(probs)
     tensors.check_sparse_probs("t", wire, vocabulary)
     tensors.check_sparse_probs("t", wire, None)
     assert torch.equal(tensors.unpack("t", wire), probs)
@@ -144,8 +148,7 @@ def test_a_host_fills_only_its_own_share_of_the_store() -> None:
         async with listening(cloud, tensor_store=store, limits=limits) as (_, address):
             packs = (lambda ref: tensors.pack(torch.ones(1, 10_000)),) * 2
             frames = [
-                encode.encode_message("device-0", "cloud-0", hidden(TensorRef(f"flood/{i}", 1), 1), packs)
-                for i in range(20)
+                encode_message("device-0", "cloud-0", hidden(TensorRef(f"flood/{i}", 1), 1), packs) for i in range(20)
             ]
             async with raw(address, Hello(("device-0",), sends_tensors=True).encoded, *frames):
                 for _ in range(20):

@@ -9,7 +9,7 @@ import grpc.aio
 
 from serving.messages import Hop, Message, Release, Request, SequenceSlice, Span
 from serving.transport.client import TransportClient
-from serving.transport.handshake import Hello
+from serving.transport.frame import Hello
 from serving.transport.limits import Limits
 from serving.transport.server import TransportServer
 from serving.transport.stream import METHOD
