@@ -61,3 +61,14 @@ def test_thresholds_are_profiled_with_the_layers_that_are_skipped() -> None:
         }.items()
     }
     assert len(set(digests.values())) == 4
+
+
+def test_a_trace_depends_on_scorers_of_hidden_states_and_on_no_other() -> None:
+    """Scores of the logits are recorded anyway: policies with and without a predictor of these share a trace."""
+    traced = ("runtime=simulated", "runtime/outcomes=trace", "policy/kv_cache=reuse")
+    sled, wisp, routed = (stages(f"+policy={name}", *traced)["record_outcomes"] for name in ("sled", "wisp", "citer"))
+    assert sled.digest == wisp.digest
+    assert sled.args["scorers"] == []
+    (scorer,) = routed.args["scorers"]
+    assert scorer == {"_target_": "serving.learned.router.load", "path": {"_stage_": "router_3"}}
+    assert "router_3" in routed.inputs
