@@ -100,9 +100,7 @@ def _compile(kind: Any, bounds: Bounds | None, bound: Bound | None) -> Codec:
         return _one_of(args)
     if bounds and (bound is None or bound.max_len is None):
         raise TypeError(f"no bound on the entries of {kind!r}; give its field a max_len in the table of bounds")
-    if origin is tuple and args[-1] is not Ellipsis:
-        return _fixed_tuple([_compile(arg, bounds, bound) for arg in args])
-    if origin is tuple:
+    if origin is tuple and args[-1] is Ellipsis:
         return _integers(bound) if args[0] is int else _sequence(_compile(args[0], bounds, bound), bound)
     if isinstance(origin, type) and issubclass(origin, Mapping) and not bounds:
         return _mapping(_compile(args[1], None, None))
@@ -259,15 +257,6 @@ def _encode_sequence(item_codec: Codec) -> Callable[[Any], Any]:
     if encode is _encode_float:
         return lambda value: value if all(map(isfinite, value)) else [encode(x) for x in value]
     return lambda value: [encode(x) for x in value]
-
-
-def _fixed_tuple(item_codecs: list[Codec]) -> Codec:
-    def decode(data: Any) -> tuple[Any, ...]:
-        if len(_as_list(data)) != len(item_codecs):
-            raise _unexpected(data, f"a list of {len(item_codecs)}")
-        return tuple(part.decode(item) for part, item in zip(item_codecs, data, strict=True))
-
-    return Codec(lambda value: [part.encode(x) for part, x in zip(item_codecs, value, strict=True)], decode)
 
 
 def _mapping(item_codec: Codec) -> Codec:

@@ -1,6 +1,6 @@
 """The event log of one process: its entries, and the observer that writes them as JSON lines during the run.
 
-    {"event_log": 2, "offset_s": 0.0, "facts": {...}}                       the first line
+    {"event_log": 3, "offset_s": 0.0, "facts": {...}}                       the first line
     {"facts": {...}}                                                        facts that became known later
     {"created": node, "at_s": t}
     {"node": node, "at_s": t, "event": {...}, "commands": [...]}
@@ -35,7 +35,7 @@ from serving.messages import (
     WorkFinished,
 )
 
-VERSION = 2
+VERSION = 3
 MAX_PENDING = 1 << 16
 """Commands in progress that a log can refer to."""
 

@@ -145,7 +145,7 @@ GOOD = '{"event_log":2,"offset_s":0.0,"facts":{}}\n'
     ("text", "why"),
     [
         ("{}\n", "is no event log"),
-        ('{"event_log":7,"offset_s":0,"facts":{}}\n', "is version 7; this program reads event logs of version 2"),
+        ('{"event_log":7,"offset_s":0,"facts":{}}\n', "is version 7; this program reads event logs of version 3"),
         (GOOD + "what?\n", "line 2 is not JSON"),
         (GOOD + "3\n", "line 2: got 3, not an object"),
         (GOOD + '{"died":"a"}\n', "line 2: there is no 'created'"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving import messages
-from serving.core.codec import codec
+from serving.core.codec import Bound, Bounds, Codec, MalformedError, bounded_codec, codec
 from serving.messages import (
     INF,
     Command,
@@ -196,3 +196,65 @@ def test_an_unsupported_field_type_is_refused_when_the_codec_is_built() -> None:
         codec(set[int])
     with pytest.raises(TypeError, match="would be open"):
         codec(DraftStopRule | dict[str, int])
+
+
+# The form between hosts.
+
+
+@dataclasses.dataclass(frozen=True)
+class Shelf:
+    name: str
+    books: tuple[int, ...] = ()
+    height_m: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name == "none":
+            raise ValueError("a shelf needs a name")
+
+
+DEFAULTS = {int: Bound(0, 9), float: Bound(0, 2), str: Bound(pattern="[a-z]+")}
+
+
+def bounded(rows: dict[str, Bound], kind: Any = Shelf) -> Codec:
+    return bounded_codec(kind, Bounds(DEFAULTS, {Shelf: rows}, {}))
+
+
+def test_a_bounded_codec_writes_the_fields_in_their_order_without_trailing_defaults() -> None:
+    part = bounded({"books": Bound(0, 9, max_len=2)})
+    assert part.encode(Shelf("a")) == ["a"]
+    assert part.encode(Shelf("a", (), 1.5)) == ["a", (), 1.5]
+    assert part.decode(["a", [], 1.5]) == Shelf("a", (), 1.5)
+    either = bounded({"books": Bound(0, 9, max_len=2)}, Shelf | Span)
+    assert either.encode(Shelf("a")) == ["Shelf", "a"]
+    assert either.decode(["Span", 1, 2]) == Span(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ([], "Shelf of 0 fields, must be 1 to 3"),
+        (["a", [], 1.0, 4], "Shelf of 4 fields, must be 1 to 3"),
+        (["A"], r"name: got 'A', not a text of the form \[a-z\]\+"),
+        (["a", [1, 2, 3]], "books: 3 entries, must be 0 to 2"),
+        (["a", [10]], "books: values 10 to 10 are out of range, must be 0 to 9"),
+        (["a", [], 2.5], "height_m: 2.5 must be a finite number of 0 to 2"),
+        (["a", [], float("nan")], "height_m: nan must be a finite number"),
+        (["none"], "a shelf needs a name"),
+        ({"name": "a"}, "not a list"),
+    ],
+)
+def test_data_out_of_bounds_are_refused_with_their_place(data: Any, why: str) -> None:
+    with pytest.raises(MalformedError, match=why):
+        bounded({"books": Bound(0, 9, max_len=2)}).decode(data)
+
+
+def test_a_whole_number_out_of_bounds_is_refused_when_encoding() -> None:
+    with pytest.raises(ValueError, match=r"out of range, must be 0 to 9"):
+        bounded({"books": Bound(0, 9, max_len=2)}).encode(Shelf("a", (10,)))
+
+
+def test_a_table_of_bounds_names_all_sequences_and_only_fields_that_exist() -> None:
+    with pytest.raises(TypeError, match=r"Shelf\.books: no bound on the entries"):
+        bounded({})
+    with pytest.raises(TypeError, match="Shelf has no pages, but a bound for it"):
+        bounded({"books": Bound(0, 9, max_len=2), "pages": Bound(0, 9)})
