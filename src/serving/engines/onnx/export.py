@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -163,7 +163,7 @@ def _export_scorer(name: str, logit: nn.Module, num_features: int, folder: Path)
     program.save(folder / scorer_file(name), external_data=False)
 
 
-def _example_inputs(header: OnnxHeader) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _example_inputs(header: OnnxHeader) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Tensors to trace with, without sizes 0 and 1, and their dynamic dimensions."""
     batch, length, n, past = (torch.export.Dim(name) for name in ("batch", "length", "n", "past"))
     cached = [torch.zeros(2, header.kv_heads, 3, header.head_size) for _ in header.past_names]
@@ -173,7 +173,7 @@ def _example_inputs(header: OnnxHeader) -> tuple[tuple[Any, ...], Mapping[str, A
 
 
 def _export_program(
-    module: nn.Module, example: tuple[Any, ...], shapes: Mapping[str, Any] | tuple[Any, ...], inputs: tuple[str, ...],
+    module: nn.Module, example: tuple[Any, ...], shapes: dict[str, Any] | tuple[Any, ...], inputs: tuple[str, ...],
     outputs: tuple[str, ...],
 ) -> Any:  # fmt: skip
     with torch.no_grad():
