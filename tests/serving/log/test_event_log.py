@@ -138,7 +138,7 @@ def test_the_start_of_a_session_is_flushed_at_once(tmp_path: Path) -> None:
     event_log.close()
 
 
-GOOD = '{"event_log":2,"offset_s":0.0,"facts":{}}\n'
+GOOD = '{"event_log":3,"offset_s":0.0,"facts":{}}\n'
 
 
 @pytest.mark.parametrize(
