@@ -210,8 +210,4 @@ def _tradeoff_point(row: ComparisonRow, quality: ConfidenceInterval) -> Tradeoff
     given = [value for name, value in row.choices.items() if name != "policy" and value != "-"]
     group = ", ".join([row.result.policy, *(value for value in given if not _is_number(value))])
     label = ", ".join(filter(_is_number, given))
-    metrics = row.result.metrics
-    return TradeoffPoint(
-        group, label, quality.mean, quality.low, quality.high, metrics.get("offloading/token_share"),
-        metrics.get("latency/tbt_s/mean"), metrics.get("cost/verified_s"),
-    )  # fmt: skip
+    return TradeoffPoint(group, label, quality.mean, quality.low, quality.high, row.result.metrics)

@@ -1,16 +1,17 @@
-"""Figures: their common look, the latency and time line of a job, and the trade-off between the jobs of a sweep.
+"""Figures: their common look, latency and time line of a job, and the trade-off between the jobs of a sweep.
 
-Figures are saved as PNG; the same content always gives the same bytes.
+They are saved as PNG; the same content always gives the same bytes.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.report.records import Records, RequestRecord, TimelineSpan
 from pipeline.report.statistics import percentile
+from serving.metrics import definitions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +47,30 @@ def save_figure(figure: "Figure", path: Path, title: str) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class PlotPoint:
+    """A point between `low` and `high`, with `label` beside it; `x` is a number or the name of a category."""
+
+    x: float | str
+    y: float
+    low: float
+    high: float
+    label: str = ""
+
+
+def draw_points(
+    axes: "Axes", xs: Sequence[float], points: Sequence[PlotPoint], colour: str, name: str,
+    markersize: float = 4.5, linewidth: float = 1.4,
+) -> None:  # fmt: skip
+    """Points at `xs` with error bars and labels, connected by a line."""
+    ys = [point.y for point in points]
+    spans = [[max(0.0, point.y - point.low) for point in points], [max(0.0, point.high - point.y) for point in points]]
+    axes.errorbar(xs, ys, yerr=spans, color=colour, ecolor=colour, elinewidth=1.0, marker="o", markersize=markersize,
+                  linewidth=linewidth, capsize=2, label=name)  # fmt: skip
+    for x, point in zip(xs, points, strict=True):
+        axes.annotate(point.label, (x, point.y), (6, -11), textcoords="offset points", fontsize=8, color=TEXT_COLOUR)
+
+
 LANES = {
     "draft": ("device drafts", "#3366cc"),
     "uplink": ("uplink", "#c79a1b"),
@@ -63,9 +88,11 @@ _MARKED_PERCENTILES = (0.5, 0.9, 0.99)
 def draw_latency(records: Records, path: Path) -> Path:
     """Distributions of TTFT and of TBT: the share of requests at or below each time."""
     figure = create_figure(9.0, 3.4)
-    ttfts, tbts = ([getattr(request, name) for request in records.requests] for name in ("ttft_s", "mean_tbt_s"))
-    _draw_ecdf(figure.add_subplot(1, 2, 1), ttfts, "time to first token", COLOURS[0])
-    _draw_ecdf(figure.add_subplot(1, 2, 2), tbts, "time between tokens, mean of a request", COLOURS[1])
+    for place, name in enumerate(("ttft_s", "tbt_s"), 1):
+        metric = definitions.metric(f"latency/{name}")
+        assert isinstance(metric.formula, definitions.Percentiles)
+        values_s = [getattr(request, metric.formula.attribute) for request in records.requests]
+        _draw_ecdf(figure.add_subplot(1, 2, place), values_s, metric.name, COLOURS[place - 1])
     return save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
 
 
@@ -89,7 +116,7 @@ def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colou
 
 
 def draw_timeline(records: Records, path: Path) -> Path:
-    """The time line of one typical request: drafting, link, queue, verification, and when the user saw each token."""
+    """The time line of a typical request: drafting, link, queue, verification, and when the user saw each token."""
     request = typical_request(records)
     pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_start_order)
     until_s = _end_of_axis(pieces, request)
@@ -108,7 +135,7 @@ def draw_timeline(records: Records, path: Path) -> Path:
 
 
 def typical_request(records: Records) -> RequestRecord:
-    """Among the complete requests that used the cloud (else all complete ones, else all), the median end to end."""
+    """The median end to end of the complete requests that used the cloud; else of all complete ones, else of all."""
     used = {piece.request for piece in records.timeline if piece.lane in ("prefill", "verify", "decode")}
     complete = [request for request in records.requests if request.complete]
     chosen = [request for request in complete if request.request in used] or complete or list(records.requests)
@@ -121,7 +148,7 @@ def _start_order(piece: TimelineSpan) -> tuple[float, str]:
 
 
 def _end_of_axis(pieces: Sequence[TimelineSpan], request: RequestRecord) -> float:
-    """The end, or where a long story has shown enough rounds with the cloud (without any: drafts) to be read."""
+    """The request's end, or the end of its first `_MAX_ROUNDS` rounds with the cloud (without a cloud: drafts)."""
     ends_s = [*(piece.end_s for piece in pieces), *request.token_times_s]
     ends_s.append(request.ended_s or request.arrived_s)
     lane = "downlink" if any(piece.lane == "downlink" for piece in pieces) else "draft"
@@ -169,61 +196,51 @@ def _timeline_title(records: Records, request: RequestRecord, until_s: float) ->
 
 @dataclass(frozen=True)
 class TradeoffPoint:
-    """One job of a sweep; `low` and `high` bound its mean quality. Jobs of one `group` are one line."""
+    """One complete job of a sweep: its mean quality between `low` and `high`, and its metrics by key.
+
+    Jobs of one `group` are one line.
+    """
 
     group: str
     label: str
     quality: float
-    low: float | None = None
-    high: float | None = None
-    token_share: float | None = None
-    tbt_s: float | None = None
-    cost_s: float | None = None
+    low: float
+    high: float
+    metrics: Mapping[str, float]
 
 
-_AXES = (
-    ("token_share", 100.0, "tokens that the cloud judged or wrote, %"),
-    ("tbt_s", 1000.0, "mean time between tokens, ms"),
-    ("cost_s", 1000.0, "cloud cost per token, ms (W = tokens verified)"),
-)
+_TRADEOFF_AXES = {
+    "offloading/token_share": "tokens that the cloud judged or wrote, %",
+    "latency/tbt_s/mean": "mean time between tokens, ms",
+    "cost/verified_s": "cloud cost per token, ms (W = tokens verified)",
+}
 
 
 def draw_tradeoff(points: Sequence[TradeoffPoint], path: Path, metric: str = "quality") -> Path:
-    """Quality against the share offloaded, the time between tokens and the cloud's cost; an axis without data is left
-    out. Raises ValueError without any point.
+    """Quality against offloaded share, time between tokens and cloud cost; an axis without data is left out.
+
+    Raises ValueError without any point.
     """
     if not points:
         raise ValueError("a trade-off needs one complete job with a quality at least.")
-    axes = [axis for axis in _AXES if any(getattr(point, axis[0]) is not None for point in points)] or [_AXES[0]]
-    figure = create_figure(4.4 * len(axes), 4.0)
+    keys = [key for key in _TRADEOFF_AXES if any(key in point.metrics for point in points)] or [*_TRADEOFF_AXES][:1]
+    figure = create_figure(4.4 * len(keys), 4.0)
     first = None
-    for column, (name, scale, title) in enumerate(axes):
-        first = panel = figure.add_subplot(1, len(axes), column + 1, sharey=first)
-        _draw_quality_against(panel, points, name, scale)
-        style_axes(panel, title, metric if column == 0 else "")
+    for column, key in enumerate(keys):
+        first = panel = figure.add_subplot(1, len(keys), column + 1, sharey=first)
+        _draw_quality_against(panel, points, key)
+        style_axes(panel, _TRADEOFF_AXES[key], metric if column == 0 else "")
         panel.margins(x=0.12, y=0.12)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(labels)), frameon=False, fontsize=9)
     return save_figure(figure, path, f"{metric} and what it costs (bars: 95 % intervals)")
 
 
-def _draw_quality_against(axes: "Axes", points: Sequence[TradeoffPoint], name: str, scale: float) -> None:
-    groups = list(dict.fromkeys(point.group for point in points))
-    for group, colour in zip(groups, COLOURS * (1 + len(groups) // len(COLOURS)), strict=False):
-        known = [point for point in points if point.group == group and getattr(point, name) is not None]
-        xs, ys = [scale * getattr(point, name) for point in known], [point.quality for point in known]
-        spans = [[_error_below(point) for point in known], [_error_above(point) for point in known]]
-        axes.errorbar(xs, ys, yerr=spans, color=colour, ecolor=colour, elinewidth=1.0, marker="o", markersize=5.5,
-                      linewidth=1.4, capsize=2, label=group)  # fmt: skip
-        for x, point in zip(xs, known, strict=True):
-            axes.annotate(
-                point.label, (x, point.quality), (6, -11), textcoords="offset points", fontsize=8, color=TEXT_COLOUR
-            )
-
-
-def _error_below(point: TradeoffPoint) -> float:
-    return 0.0 if point.low is None else max(0.0, point.quality - point.low)
-
-
-def _error_above(point: TradeoffPoint) -> float:
-    return 0.0 if point.high is None else max(0.0, point.high - point.quality)
+def _draw_quality_against(axes: "Axes", points: Sequence[TradeoffPoint], key: str) -> None:
+    metric = definitions.find(key)
+    assert metric is not None
+    for number, group in enumerate(dict.fromkeys(point.group for point in points)):
+        known = [point for point in points if point.group == group and key in point.metrics]
+        xs = [metric.scale * point.metrics[key] for point in known]
+        marks = [PlotPoint(x, one.quality, one.low, one.high, one.label) for x, one in zip(xs, known, strict=True)]
+        draw_points(axes, xs, marks, COLOURS[number % len(COLOURS)], group, markersize=5.5)

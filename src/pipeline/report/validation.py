@@ -1,34 +1,30 @@
-"""How far a simulation is off: the same workload served for real, several times, and simulated."""
+"""The error of a simulation: the same workload is served for real, several times, and simulated."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from pipeline.report import figures
-from pipeline.report.records import Records, RequestRecord
-from pipeline.report.statistics import Percentiles
+from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, format_percent, plain_lines
+from serving.metrics import definitions
+from serving.metrics.definitions import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_METRICS: Mapping[str, Callable[[RequestRecord], float | None]] = {
-    "TTFT": lambda request: request.ttft_s,
-    "TBT": lambda request: request.mean_tbt_s,
-    "end to end": lambda request: request.end_to_end_s,
-}
-_STATISTICS = ("mean", "median", "p90", "p99")
+_METRICS = ("latency/ttft_s", "latency/tbt_s", "latency/end_to_end_s")
 _TARGET_ERRORS = {"TTFT": 0.10, "TBT": 0.05, "end to end": 0.07}
-"""Of the mean: what a simulation should come within."""
+"""The aimed relative errors of the means."""
 
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One statistic: what each real run had, and what the simulation says. Seconds, or tokens a second."""
+    """One statistic of each real run and of the simulation; seconds, or tokens a second."""
 
     metric: str
     statistic: str
@@ -42,7 +38,7 @@ class ErrorRow:
 
     @property
     def real_spread(self) -> float:
-        """The largest distance of a real run from their mean, as a share of it: what no simulation can beat."""
+        """The largest distance of a real run from their mean, as a share of it; no simulation can be better."""
         return max(abs(value / mean(self.real) - 1) for value in self.real)
 
 
@@ -74,14 +70,14 @@ def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mappin
 
 
 def _error_rows(runs: Sequence[Records], model: Records) -> Iterator[ErrorRow]:
-    for measure, value in _METRICS.items():
-        spreads = [Percentiles.of(value(request) for request in run.requests) for run in (*runs, model)]
-        if not all(spreads):
-            continue
-        for statistic in _STATISTICS:
-            *real, simulated = (getattr(spread, statistic) for spread in spreads)
-            yield ErrorRow(measure, statistic, tuple(real), simulated)
-    speeds = [summarise(run).values["throughput/tokens_per_s"] for run in (*runs, model)]
+    summaries = [summarise(run) for run in (*runs, model)]
+    for metric in map(definitions.metric, _METRICS):
+        for statistic in definitions.STATISTICS:
+            key = f"{metric.key}/{statistic}"
+            if all(key in summary.values for summary in summaries):
+                *real, simulated = (summary.values[key] for summary in summaries)
+                yield ErrorRow(metric.label, statistic, tuple(real), simulated)
+    speeds = [summary.values["throughput/tokens_per_s"] for summary in summaries]
     yield ErrorRow("tokens/s", "mean", tuple(speeds[:-1]), speeds[-1])
 
 
@@ -119,15 +115,17 @@ def _same_text(run: Records, model: Records) -> int:
 def _draw(name: str, runs: Sequence[Records], model: Records, path: Path) -> None:
     """Distributions, the real runs pale and the simulation dark."""
     figure = figures.create_figure(10.0, 3.2)
-    for place, (measure, value) in enumerate(_METRICS.items(), 1):
+    for place, metric in enumerate(map(definitions.metric, _METRICS), 1):
         axes = figure.add_subplot(1, len(_METRICS), place)
-        figures.style_axes(axes, f"{measure}, ms", "share of requests")
+        figures.style_axes(axes, f"{metric.label}, ms", "share of requests")
         for run in runs:
-            _draw_ecdf(axes, [value(request) for request in run.requests], figures.MUTED_COLOUR, "real")
-        _draw_ecdf(axes, [value(request) for request in model.requests], figures.COLOURS[0], "simulated")
+            _draw_ecdf(axes, metric, run, figures.MUTED_COLOUR, "real")
+        _draw_ecdf(axes, metric, model, figures.COLOURS[0], "simulated")
     figures.save_figure(figure, path, f"{name} (grey) and its simulation (blue)")
 
 
-def _draw_ecdf(axes: "Axes", values: Sequence[float | None], colour: str, label: str) -> None:
+def _draw_ecdf(axes: "Axes", metric: Metric, run: Records, colour: str, label: str) -> None:
+    assert isinstance(metric.formula, definitions.Percentiles)
+    values = (getattr(request, metric.formula.attribute) for request in run.requests)
     ranked = sorted(1e3 * value for value in values if value is not None)
     axes.step(ranked, [(i + 1) / len(ranked) for i in range(len(ranked))], where="post", color=colour, label=label)

@@ -215,7 +215,8 @@ METRICS: tuple[Metric, ...] = (
            "higher"),
     Metric("throughput/verifications_per_s", "1/s", "Verifications a second.", Rate("chunks_offloaded")),
     Metric("throughput/goodput_tokens_per_s", "tokens/s", "Tokens a second of complete requests that met their SLO "
-           "class; without classes, of complete requests.", Rate("num_good_tokens"), "higher", heading="goodput\ntokens/s"),
+           "class; without classes, of complete requests.", Rate("num_good_tokens"), "higher",
+           heading="goodput\ntokens/s"),
     Metric("throughput/slo_violation_rate", "share", "Violated requests over requests with an SLO class.",
            Mean("slo_violated"), "lower"),
     Metric("throughput/busy_period_s", "s", "Mean length of the periods in which any request was under way.",

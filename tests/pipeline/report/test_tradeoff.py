@@ -5,8 +5,9 @@ from pipeline.report.figures import TradeoffPoint
 
 
 def test_a_tradeoff_draws_lines_intervals_and_only_known_axes(tmp_path):
-    points = [TradeoffPoint("synera", f"{x}", x, x - 0.1, x + 0.1, x, 0.01, None) for x in (0.1, 0.4)]
-    points.append(TradeoffPoint("edge_centric", "", 0.2, None, None, 0.0, 0.02, None))
+    share, tbt = "offloading/token_share", "latency/tbt_s/mean"
+    points = [TradeoffPoint("synera", f"{x}", x, x - 0.1, x + 0.1, {share: x, tbt: 0.01}) for x in (0.1, 0.4)]
+    points.append(TradeoffPoint("edge_centric", "", 0.2, 0.2, 0.2, {share: 0.0, tbt: 0.02}))
     path = figures.draw_tradeoff(points, tmp_path / "tradeoff.png", "exact match")
     assert path.read_bytes().startswith(b"\x89PNG")
     width, height = (int.from_bytes(path.read_bytes()[at : at + 4], "big") for at in (16, 20))

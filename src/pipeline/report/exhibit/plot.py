@@ -1,7 +1,4 @@
-"""An exhibit's figure: ours as lines with intervals, reported as hollow markers.
-
-From the rows of an exhibit to the points of its figure: ours and what the paper reports.
-"""
+"""Draws an exhibit's figure: measured points as lines with intervals, reported points as hollow markers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from pipeline.report import figures
 from pipeline.report.exhibit.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit, fill_template, template_fields
 from pipeline.report.exhibit.schema import ExhibitFigure
-from pipeline.report.figures import COLOURS, TEXT_COLOUR
+from pipeline.report.figures import COLOURS, PlotPoint
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -20,19 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlotPoint:
-    """A point; `x` is a number, or the name of a category; `low` and `high` bound `y`; `label` stands beside it."""
-
-    x: float | str
-    y: float
-    low: float
-    high: float
-    label: str = ""
-
-
-@dataclass(frozen=True)
 class Panel:
-    """One `y` against x: points by the name of their line, in the rows' order."""
+    """One column `y` against x: the points of each line by the line's name, in the order of the rows."""
 
     y: str
     measured: Mapping[str, list[PlotPoint]]
@@ -40,67 +26,67 @@ class Panel:
 
     @property
     def categories(self) -> list[str] | None:
-        """The names on the x axis in their order; None where x is a number everywhere."""
-        marks = [mark for marks in (*self.measured.values(), *self.reported.values()) for mark in marks]
-        if all(isinstance(mark.x, float | int) for mark in marks):
+        """The names on the x axis in their order; None if every x is a number."""
+        points = [point for line in (*self.measured.values(), *self.reported.values()) for point in line]
+        if all(isinstance(point.x, float | int) for point in points):
             return None
-        return list(dict.fromkeys(str(mark.x) for mark in marks))
+        return list(dict.fromkeys(str(point.x) for point in points))
 
 
 def build_panels(shown: RenderedExhibit, figure: ExhibitFigure) -> list[Panel]:
-    """A panel for each y of which something of ours is known."""
+    """A panel for each y that has a measured point."""
     found = [_build_panel(shown, figure, y) for y in figure.panels]
     return [panel for panel in found if panel.measured]
 
 
 def _build_panel(shown: RenderedExhibit, figure: ExhibitFigure, y: str) -> Panel:
-    ours: dict[str, list[PlotPoint]] = {}
-    theirs: dict[str, list[PlotPoint]] = {}
-    for line in shown.rows:
-        name, x = _series_name(shown, figure, line), _x_value(shown, figure, line)
-        if (mark := _measured_point(shown, figure, line, y, x)) is not None:
-            ours.setdefault(name, []).append(mark)
-        if (mark := _reported_point(shown, figure, line, y, x)) is not None:
-            theirs.setdefault(name, []).append(mark)
-    return Panel(y, ours, theirs)
+    measured: dict[str, list[PlotPoint]] = {}
+    reported: dict[str, list[PlotPoint]] = {}
+    for row in shown.rows:
+        name, x = _series_name(shown, figure, row), _x_value(shown, figure, row)
+        if point := _measured_point(shown, figure, row, y, x):
+            measured.setdefault(name, []).append(point)
+        if point := _reported_point(shown, figure, row, y, x):
+            reported.setdefault(name, []).append(point)
+    return Panel(y, measured, reported)
 
 
 def _measured_point(
-    shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow, y: str, x: float | str | None
+    shown: RenderedExhibit, figure: ExhibitFigure, row: ExhibitRow, y: str, x: float | str | None
 ) -> PlotPoint | None:
-    cell = shown.measured_cell(line, shown.exhibit.column(y))
+    cell = shown.measured_cell(row, shown.exhibit.column(y))
     if not isinstance(cell, Estimate) or x is None:
         return None
     interval = cell.interval
     low, high = (interval.low, interval.high) if interval else cell.seed_range or (cell.value, cell.value)
-    return PlotPoint(x, cell.value, low, high, fill_template(figure.point_labels, _choices(line)))
+    return PlotPoint(x, cell.value, low, high, fill_template(figure.point_labels, _choices(row)))
 
 
 def _reported_point(
-    shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow, y: str, measured_x: float | str | None
+    shown: RenderedExhibit, figure: ExhibitFigure, row: ExhibitRow, y: str, measured_x: float | str | None
 ) -> PlotPoint | None:
-    """Numbers alone; a text ("about 20") has no place on an axis of numbers."""
-    value, x = shown.reported_value(line, y), measured_x if "{" in figure.x else shown.reported_value(line, figure.x)
+    """None for a text such as "about 20", which has no place on an axis of numbers."""
+    value, x = shown.reported_value(row, y), measured_x if "{" in figure.x else shown.reported_value(row, figure.x)
     if isinstance(value, str) or value is None or x is None or (isinstance(x, str) and not isinstance(measured_x, str)):
         return None
     return PlotPoint(x, value, value, value)
 
 
-def _x_value(shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow) -> float | str | None:
+def _x_value(shown: RenderedExhibit, figure: ExhibitFigure, row: ExhibitRow) -> float | str | None:
     if "{" in figure.x:
-        known = _choices(line).keys() >= set(template_fields(figure.x))
-        return _number(fill_template(figure.x, _choices(line))) if known else None
-    return _cell_value(shown.measured_cell(line, shown.exhibit.column(figure.x)))
+        known = _choices(row).keys() >= set(template_fields(figure.x))
+        return _number(fill_template(figure.x, _choices(row))) if known else None
+    return _cell_value(shown.measured_cell(row, shown.exhibit.column(figure.x)))
 
 
-def _series_name(shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow) -> str:
+def _series_name(shown: RenderedExhibit, figure: ExhibitFigure, row: ExhibitRow) -> str:
     if "{" in figure.series:
-        return fill_template(figure.series, _choices(line)) or "ours"
-    return str(_cell_value(shown.measured_cell(line, shown.exhibit.column(figure.series))))
+        return fill_template(figure.series, _choices(row)) or "ours"
+    return str(_cell_value(shown.measured_cell(row, shown.exhibit.column(figure.series))))
 
 
-def _choices(line: ExhibitRow) -> Mapping[str, str]:
-    return {**line.choices, "row": line.label, "group": line.group}
+def _choices(row: ExhibitRow) -> Mapping[str, str]:
+    return {**row.choices, "row": row.label, "group": row.group}
 
 
 def _cell_value(cell: Cell) -> float | str | None:
@@ -115,7 +101,7 @@ def _number(text: str) -> float | str:
 
 
 def draw_exhibit(shown: RenderedExhibit, path: Path) -> Path | None:
-    """The figure; None where the exhibit declares none, or nothing of ours is known."""
+    """Saves the figure; None if the exhibit declares none, or has no measured point."""
     figure = shown.exhibit.figure
     found = build_panels(shown, figure) if figure else []
     if figure is None or not found:
@@ -132,43 +118,30 @@ def draw_exhibit(shown: RenderedExhibit, path: Path) -> Path | None:
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> None:
-    places = panel.categories
+    """Points of categories are not connected."""
+    categories = panel.categories
     for number, name in enumerate(dict.fromkeys([*panel.measured, *panel.reported])):
         colour = COLOURS[number % len(COLOURS)]
-        _draw_measured(axes, panel.measured.get(name, ()), places, colour, name)
-        _draw_reported(axes, panel.reported.get(name, ()), places, colour, name)
-    if places is not None:
-        axes.set_xticks(range(len(places)), places, rotation=20, ha="right")
+        measured, reported = panel.measured.get(name, ()), panel.reported.get(name, ())
+        line = 1.4 if categories is None else 0.0
+        figures.draw_points(axes, _x_positions(measured, categories), measured, colour, name, linewidth=line)
+        if reported:
+            axes.plot(_x_positions(reported, categories), [point.y for point in reported], "o", markerfacecolor="none",
+                      markersize=7, markeredgecolor=colour, label=f"{name}, reported")  # fmt: skip
+    if categories is not None:
+        axes.set_xticks(range(len(categories)), categories, rotation=20, ha="right")
     axes.margins(x=0.08, y=0.12)
 
 
-def _draw_measured(
-    axes: "Axes", marks: Sequence[PlotPoint], places: Sequence[str] | None, colour: str, name: str
-) -> None:
-    """Without a line between places that have no distance."""
-    xs, ys = _x_positions(marks, places), [mark.y for mark in marks]
-    spans = [[max(0.0, mark.y - mark.low) for mark in marks], [max(0.0, mark.high - mark.y) for mark in marks]]
-    axes.errorbar(xs, ys, yerr=spans, color=colour, ecolor=colour, elinewidth=1.0, marker="o", markersize=4.5,
-                  linewidth=1.4 if places is None else 0.0, capsize=2, label=name)  # fmt: skip
-    for x, mark in zip(xs, marks, strict=True):
-        axes.annotate(mark.label, (x, mark.y), (6, -11), textcoords="offset points", fontsize=8, color=TEXT_COLOUR)
-
-
-def _draw_reported(
-    axes: "Axes", marks: Sequence[PlotPoint], places: Sequence[str] | None, colour: str, name: str
-) -> None:
-    if marks:
-        axes.plot(_x_positions(marks, places), [mark.y for mark in marks], "o", markerfacecolor="none", markersize=7,
-                  markeredgecolor=colour, label=f"{name}, reported")  # fmt: skip
-
-
-def _x_positions(marks: Sequence[PlotPoint], places: Sequence[str] | None) -> list[float]:
-    return [float(mark.x) if places is None else float(places.index(str(mark.x))) for mark in marks]
+def _x_positions(points: Sequence[PlotPoint], categories: Sequence[str] | None) -> list[float]:
+    return [float(point.x) if categories is None else float(categories.index(str(point.x))) for point in points]
 
 
 def _set_log_scales(axes: "Axes", figure: ExhibitFigure, panel: Panel) -> None:
     if figure.log_x and panel.categories is None:
-        least = min((abs(float(mark.x)) for marks in panel.measured.values() for mark in marks if mark.x), default=1.0)
+        least = min(
+            (abs(float(point.x)) for points in panel.measured.values() for point in points if point.x), default=1.0
+        )
         axes.set_xscale("symlog", linthresh=least) if axes.dataLim.x0 <= 0 else axes.set_xscale("log")
     if figure.log_y:
         axes.set_yscale("log")
