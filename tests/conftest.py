@@ -3,6 +3,7 @@ import os
 import pytest
 
 os.environ.setdefault("TANDEM_FROZEN", "1")  # before anything imports the messages
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; test workers with two threads each slow each other down
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import yaml
-from serving.transport.limits import PeerExpectations
 
 from pipeline import api
 from pipeline.config.plan import build_arguments
@@ -53,6 +52,7 @@ from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
 from serving.stages import record_outcomes
 from serving.transport.client import TransportClient
+from serving.transport.limits import PeerExpectations
 from serving.transport.server import TransportServer
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +24,7 @@ def run(artifact: Path, outputs: Path, policies: str, *words: str) -> subprocess
         f"outputs={outputs}",
         *words,
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(tracking, tmp_path):

@@ -47,7 +47,7 @@ class Process:
     """A service with its output; `said` waits for a line."""
 
     def __init__(self, name: str, *words: str) -> None:
-        environment = os.environ | {"TANDEM_TOKEN": TOKEN, "TANDEM_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"TANDEM_TOKEN": TOKEN, "TANDEM_API_KEY": KEY}
         self.output = ""
         self._run = subprocess.Popen(
             [sys.executable, "-m", f"serving.{name}", *words],

@@ -12,8 +12,6 @@ from serving.messages import GenerationRequest
 from serving.workload.prompt import Prompt
 from tests.support.fake_setup import Words
 
-torch.set_num_threads(1)
-
 VOCABULARY, LAYERS, LIMIT = 61, 2, 20
 ENDS = (7,)
 

@@ -233,7 +233,6 @@ def test_requests_wait_for_a_cloud_whose_driver_has_not_started() -> None:
 
 def test_hostile_clients_do_not_affect_other_devices() -> None:
     from serving.transport.frame import Hello
-
     from tests.serving.transport.test_hostile_bytes import _attack, told
     from tests.serving.transport.transport_peers import hello, raw, request
 

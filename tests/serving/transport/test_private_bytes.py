@@ -8,7 +8,6 @@ from typing import Any
 
 import msgpack
 import pytest
-import torch
 
 from serving.drivers.clock import ScriptedClock
 from serving.drivers.real_time import RealTimeDriver
@@ -139,7 +138,6 @@ class OnChip:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> DecomposedModel:
-    torch.set_num_threads(1)
     path: Path = tmp_path_factory.mktemp("private")
     return load_model(save_checkpoint(path, " ".join(f"w{i}" for i in range(300)), LAYERS))
 

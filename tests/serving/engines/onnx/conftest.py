@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from filelock import FileLock
 
 from serving.engines.models import Checkpoint
@@ -19,11 +18,6 @@ from tests.support.tiny_models import VOCABULARY, build_model
 from tests.support.tiny_tokenizers import tokenizer_json
 
 WORDS = " ".join(f"w{i}" for i in range(VOCABULARY - 2))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def saved(variant: str, folder: Path, **settings: object) -> Path:

@@ -64,7 +64,6 @@ def brain(pair: tuple[Path, Path]) -> Callable[[tuple[int, ...]], int]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(pair[1], dtype=torch.float32).eval()
     known: dict[tuple[int, ...], int] = {}
 

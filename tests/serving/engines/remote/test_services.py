@@ -28,7 +28,7 @@ class Process:
         self.output = ""
         self.run = subprocess.Popen(
             [sys.executable, "-m", f"serving.{name}", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=environ | {"OMP_NUM_THREADS": "1", "TANDEM_LLM_KEY": KEY},
+            text=True, env=environ | {"TANDEM_LLM_KEY": KEY},
         )  # fmt: skip
 
     def said(self, pattern: str) -> str:

@@ -10,11 +10,6 @@ import torch
 from tests.support.tiny_models import VOCABULARY, build_model
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def causal() -> Callable[..., Any]:
     """A fresh `transformers` model: causal(variant, seed=0, **settings)."""

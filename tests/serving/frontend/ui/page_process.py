@@ -68,7 +68,7 @@ class Process:
         self.output = ""
         self._run = subprocess.Popen(
             [sys.executable, "-m", f"serving.{name}", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            text=True, env=os.environ | environment,
         )  # fmt: skip
 
     def said(self, pattern: str) -> str:

@@ -51,20 +51,19 @@ def test_sessions_add_caches_and_logits_and_leave_one_request_s_flops():
     assert (many.flops, many.weights_nbytes) == (one.flops, one.weights_nbytes)
 
 
-@pytest.mark.parametrize("name", names("model/architecture"))
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
-def test_costs_of_blocks_sum_to_the_whole_model(name, precision):
-    shape = architecture(name)
-    made = block_costs(shape, precision, 96, 33, sessions=3)
-    shared = shape.head_nbytes(precision) if shape.tied_embeddings else 0
-    assert sum(made.weights_nbytes) == pytest.approx(shape.weights_nbytes(precision) + shared, abs=1)
-    assert sum(made.kv_nbytes) == 3 * 129 * shape.kv_nbytes_per_token(precision)
-    rows, interactions = 96 + 32, 96 * 96 + sum(range(97, 129))
-    body = 2 * shape.matmul_parameters * rows + shape.flops_per_interaction() * interactions
-    assert sum(made.flops) == pytest.approx(body + 33 * 2 * shape.head_parameters, rel=1e-12)
-    assert sum(block_costs(shape, precision, 96, 33, include_embed_head=False).weights_nbytes) == shape.blocks_nbytes(
-        precision
-    )
+def test_costs_of_blocks_sum_to_the_whole_model(precision):
+    for name in names("model/architecture"):
+        shape = architecture(name)
+        made = block_costs(shape, precision, 96, 33, sessions=3)
+        shared = shape.head_nbytes(precision) if shape.tied_embeddings else 0
+        assert sum(made.weights_nbytes) == pytest.approx(shape.weights_nbytes(precision) + shared, abs=1), name
+        assert sum(made.kv_nbytes) == 3 * 129 * shape.kv_nbytes_per_token(precision), name
+        tokens, interactions = 96 + 32, 96 * 96 + sum(range(97, 129))
+        body = 2 * shape.matmul_parameters * tokens + shape.flops_per_interaction() * interactions
+        assert sum(made.flops) == pytest.approx(body + 33 * 2 * shape.head_parameters, rel=1e-12), name
+        inner = block_costs(shape, precision, 96, 33, include_embed_head=False)
+        assert sum(inner.weights_nbytes) == shape.blocks_nbytes(precision), name
 
 
 def test_requests_are_counted_as_in_the_latency_model():

@@ -118,17 +118,17 @@ def test_the_last_chunk_of_a_prefill_holds_the_drafts() -> None:
     assert sum(sizes) == 104
 
 
-@pytest.mark.parametrize("left", range(1, 45))
-@pytest.mark.parametrize("check", [0, 4])
-@pytest.mark.parametrize("chunk", [1, 5, 32])
-def test_chunks_never_split_the_drafts(left: int, check: int, chunk: int) -> None:
-    one = item("a", max(left, check + 1), check)
-    while one.remaining_tokens:
-        n = one.chunk_size(chunk)
-        assert 1 <= n <= one.remaining_tokens
-        rest = one.remaining_tokens - n
-        assert rest == 0 or rest > check, "the row before the drafts went without them"
-        one.done_tokens, one.remaining_tokens = one.done_tokens + n, rest
+@pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 32])
+def test_chunks_never_split_the_drafts(num_drafts: int, chunk_tokens: int) -> None:
+    for num_tokens in range(num_drafts + 1, 45):
+        one = item("a", num_tokens, num_drafts)
+        while one.remaining_tokens:
+            n = one.chunk_size(chunk_tokens)
+            assert 1 <= n <= one.remaining_tokens
+            rest = one.remaining_tokens - n
+            assert rest == 0 or rest > num_drafts, "the token before the drafts was sent without them"
+            one.done_tokens, one.remaining_tokens = one.done_tokens + n, rest
 
 
 def test_hidden_states_are_narrowed_like_tokens() -> None:
