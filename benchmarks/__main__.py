@@ -5,7 +5,7 @@
 
 import sys
 
-from benchmarks import compression, job, lossless, overhead, partition, plan, scheduler, simulation
+from benchmarks import compression, job, lossless, overhead, partition, plan, scheduler, simulation, transport
 from benchmarks import engine as engine_speed
 from benchmarks import onnx as onnx_speed
 from benchmarks.pair import artifacts
@@ -25,6 +25,7 @@ def main() -> int:
         simulation.main(),
         overhead.main(),
         compression.main(),
+        transport.main(),
         scheduler.main(),
         partition.main(),
         onnx_speed.main(small, corpus),

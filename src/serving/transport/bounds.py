@@ -4,8 +4,9 @@ A new field of a message needs a row here only if it is a sequence, or if the de
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from serving.core.codec import Bound, Bounds, MalformedError
 from serving.messages import (
@@ -79,7 +80,7 @@ def message_bounds(limits: Limits, expectations: PeerExpectations) -> Bounds:
         },
         LoadReport: {"free_tokens": Bound(-_MAX_FLOAT, _MAX_FLOAT, or_infinite=True)},
     }
-    checks = {
+    checks: dict[type, Callable[[Any], None]] = {
         Span: _check_span,
         SamplingParams: _check_sampling,
         SequenceSlice: partial(_check_slice, most),

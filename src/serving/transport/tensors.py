@@ -59,7 +59,7 @@ def pack(tensor: "torch.Tensor") -> PackedTensor:
     if name is None:
         raise TypeError(f"a tensor of {kind} cannot travel; convert it to one of {', '.join(DTYPE_NAMES.values())}")
     values = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
-    return PackedTensor(TensorHeader(name, tuple(tensor.shape)), memoryview(values))
+    return PackedTensor(TensorHeader(name, tuple(tensor.shape)), values.data)
 
 
 def unpack(field: str, packed: PackedTensor) -> "torch.Tensor":
