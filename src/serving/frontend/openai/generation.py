@@ -8,12 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.openai.admission import ClientStalledError, cancel_on_disconnect, with_send_timeout
-from serving.frontend.openai.http import read_body
+from serving.frontend.openai.admission import ClientStalledError
 from serving.frontend.openai.metrics import RequestStats
 from serving.frontend.openai.request_handlers import Choice, ParsedRequest, RequestHandler
 from serving.frontend.openai.service import EndpointService, TextDelta, as_api_error
@@ -28,19 +26,10 @@ class GenerationEndpoint:
         self.service, self.handler = service, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        options, stats = self.service.options, RequestStats(self.service.clock())
-        client = _ClientStream(scope, receive, with_send_timeout(send, options.stall_timeout_s), stats)
-        try:
-            raw = await read_body(Request(scope, receive), options.max_body_nbytes, options.body_timeout_s)
-            await cancel_on_disconnect(receive, self._answer(raw, client))
-        except ClientDisconnect:
-            pass  # the request is cancelled, and there is no client to answer
-        except ClientStalledError:
-            stats.outcome = "stalled"  # the server closes the connection, since the response is not complete
-        except Exception as error:
-            await client.send_error(error)
-        finally:
-            self.service.metrics.record(self.handler.name, stats)
+        async def answer(raw: bytes, send_in_time: Send, stats: RequestStats) -> None:
+            await self._answer(raw, _ClientStream(scope, receive, send_in_time, stats))
+
+        await self.service.serve(self.handler.name, scope, receive, send, answer)
 
     async def _answer(self, raw: bytes, client: "_ClientStream") -> None:
         parsed, job = await self.service.parse_request(self.handler, raw)
@@ -126,12 +115,6 @@ class _ClientStream:
     async def send_full(self, body: dict[str, Any]) -> None:
         self.stats.outcome = body["choices"][-1]["finish_reason"]
         await JSONResponse(body)(self._scope, self._receive, self._send)
-
-    async def send_error(self, error: Exception) -> None:
-        """Sends an error response; nothing may have been sent before."""
-        refusal = as_api_error(error)
-        self.stats.outcome = refusal.code or "error"
-        await refusal.response()(self._scope, self._receive, self._send)
 
     async def start(self, delta: TextDelta, response: ResponseBuilder) -> None:
         """Sends status 200 and the first text; from here on an error can only be an event."""

@@ -3,15 +3,26 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
 
 from serving.core.keyed_random import key
-from serving.frontend.openai.admission import AdmissionQueue, RunningRequests
+from serving.frontend.openai.admission import (
+    AdmissionQueue,
+    ClientStalledError,
+    RunningRequests,
+    cancel_on_disconnect,
+    with_send_timeout,
+)
 from serving.frontend.openai.detokenizer import AnswerWriter
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.gateway import Gateway, PrefixIndex, UnsupportedRequestError
+from serving.frontend.openai.http import read_body
 from serving.frontend.openai.metrics import EndpointMetrics, RequestStats
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.request_handlers import FinishReason, ParsedRequest, RequestHandler
@@ -112,6 +123,24 @@ class EndpointService:
             return "this device's models are not loaded yet"
         return "the cloud cannot be reached, and this device's policy does not answer without it"
 
+    async def serve(self, endpoint: str, scope: Scope, receive: Receive, send: Send, answer: "Answer") -> None:
+        """Reads a request's body, answers until the client disconnects or stalls, and records how the request ended."""
+        options, stats = self.options, RequestStats(self.clock())
+        send = with_send_timeout(send, options.stall_timeout_s)
+        try:
+            raw = await read_body(Request(scope, receive), options.max_body_nbytes, options.body_timeout_s)
+            await cancel_on_disconnect(receive, answer(raw, send, stats))
+        except ClientDisconnect:
+            pass  # the request is cancelled, and there is no client to answer
+        except ClientStalledError:
+            stats.outcome = "stalled"  # the server closes the connection, since the response is not complete
+        except Exception as error:
+            refusal = as_api_error(error)
+            stats.outcome = refusal.code or "error"
+            await refusal.response()(scope, receive, send)
+        finally:
+            self.metrics.record(endpoint, stats)
+
     def check_model(self, model: str) -> None:
         """Raises ApiError (404) for a model that is not served here."""
         if model != self.model_name:
@@ -138,6 +167,10 @@ class EndpointService:
             param = parsed.params.max_tokens_field if prompt_len < context_len else "prompt"
             raise ApiError.too_long(context_len, prompt_len, wanted, param)
         return wanted or min(handler.default_max_tokens or context_len, context_len - prompt_len)
+
+
+Answer: TypeAlias = Callable[[bytes, Send, RequestStats], Coroutine[Any, Any, None]]
+"""Answers a request with this body. An error before the first byte is sent may be raised."""
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route as UrlRoute
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.openai.admission import ClientStalledError, cancel_on_disconnect, with_send_timeout
 from serving.frontend.openai.detokenizer import AnswerWriter
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.gateway import Conversation
-from serving.frontend.openai.http import CLIENT_SCOPE_KEY, read_body
+from serving.frontend.openai.http import CLIENT_SCOPE_KEY
 from serving.frontend.openai.metrics import RequestStats
 from serving.frontend.openai.options import RoutingLimits
 from serving.frontend.openai.request_handlers import FinishReason
-from serving.frontend.openai.service import EndpointService, as_api_error
+from serving.frontend.openai.service import EndpointService
 from serving.frontend.routing_api.schema import Route, RoutingRequest, RoutingResponse, parse_request
 from serving.frontend.routing_api.sessions import RoutingSessions, StateHandles
 from serving.messages import Origin, RoutingOptions, TokenIds
@@ -129,27 +127,12 @@ class RoutingEndpoint:
         self.sessions = RoutingSessions(service.options.routing.cached_sessions, service.gateway.release)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        options, stats = self.service.options, RequestStats(self.service.clock())
-        send = with_send_timeout(send, options.stall_timeout_s)
-
-        async def answer() -> None:
+        async def answer(raw: bytes, send_in_time: Send, stats: RequestStats) -> None:
             response = await self._respond(raw, scope.get(CLIENT_SCOPE_KEY, ""), stats)
             stats.outcome = response.route.lower()
-            await JSONResponse(dict(response.body))(scope, receive, send)
+            await JSONResponse(dict(response.body))(scope, receive, send_in_time)
 
-        try:
-            raw = await read_body(Request(scope, receive), options.max_body_nbytes, options.body_timeout_s)
-            await cancel_on_disconnect(receive, answer())
-        except ClientDisconnect:
-            pass
-        except ClientStalledError:
-            stats.outcome = "stalled"
-        except Exception as error:
-            refusal = as_api_error(error)
-            stats.outcome = refusal.code or "error"
-            await refusal.response()(scope, receive, send)
-        finally:
-            self.service.metrics.record("route", stats)
+        await self.service.serve("route", scope, receive, send, answer)
 
     async def _respond(self, raw: bytes, client: str, stats: RequestStats) -> RoutingResponse:
         service, routed = self.service, self._routed_offload()
