@@ -1,4 +1,4 @@
-"""Jobs of a sweep side by side: what differs between them, what came of it, and how sure their differences are."""
+"""Compares the jobs of a sweep: their choices, their metrics, and the intervals of quality and its differences."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ NO_RESULT = "no result: the job was killed or is still running"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One job: what sets it apart (`choices`), its mean quality, and that minus the first job's on the same prompts."""
+    """One job: the `choices` in which jobs differ, its mean quality, and the paired `difference` from the first job."""
 
     result: JobResult
     choices: Mapping[str, str]
@@ -32,7 +32,7 @@ class ComparisonRow:
 
     @property
     def problem(self) -> str | None:
-        """Why there is no result, on one line; None where there is one."""
+        """Why there is no result, on one line; None if there is one."""
         if self.result.status == "complete":
             return None
         words = " ".join((self.result.error or "").split())
@@ -40,7 +40,7 @@ class ComparisonRow:
 
 
 def compare_jobs(sweep: Path) -> list[ComparisonRow]:
-    """A row for each job that ever started below the folder of a multirun, in the jobs' order."""
+    """A row for each started job below the folder of a multirun, in the jobs' order."""
     found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := job_result.read_result(folder))]
     found.sort(key=lambda one: (one.number is None, one.number or 0))
     choices = differing_overrides([one.overrides for one in found])
@@ -53,7 +53,7 @@ def compare_jobs(sweep: Path) -> list[ComparisonRow]:
 
 
 def differing_overrides(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Per job the overrides in which the jobs differ, under the shortest names that tell them apart."""
+    """The overrides of each job in which the jobs differ, under the shortest names that tell them apart."""
     given = [dict(_split(one) for one in job) for job in overrides]
     keys = dict.fromkeys(key for job in given for key in job)
     differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
@@ -66,7 +66,7 @@ def _split(override: str) -> tuple[str, str]:
 
 
 def _shortest_names(keys: Sequence[str]) -> dict[str, str]:
-    """As few of a key's last parts as no other key ends with."""
+    """The shortest suffix of each key that no other key has."""
     return {key: next(name for name in _suffixes(key) if name == key or _is_unique(name, keys)) for key in keys}
 
 
@@ -80,7 +80,7 @@ def _is_unique(name: str, keys: Sequence[str]) -> bool:
 
 
 def _quality_by_prompt(one: JobResult) -> dict[str, float]:
-    """Mean quality by prompt; of nothing where the records are gone, which the caller then lacks an interval for."""
+    """Mean quality by prompt; empty if the records are gone."""
     if one.status != "complete" or not one.artifact:
         return {}
     try:
@@ -99,7 +99,7 @@ def _interval(scores: Mapping[str, float]) -> ConfidenceInterval | None:
 
 
 def _paired_interval(ours: Mapping[str, float], baseline: Mapping[str, float]) -> ConfidenceInterval | None:
-    """None unless both served the same prompts: only those can be matched."""
+    """None unless both served the same prompts."""
     if not ours or ours.keys() != baseline.keys():
         return None
     return statistics.paired_interval(list(ours.values()), list(baseline.values()), seed=BOOTSTRAP_SEED)
@@ -114,7 +114,7 @@ def _is_number(text: str) -> bool:
 
 
 def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
-    """What is printed: the table, and what its columns mean."""
+    """The printed table and the meaning of its columns."""
     metrics = {row.result.quality_metric for row in rows if row.quality}
     quality = metrics.pop() if len(metrics) == 1 else "quality"
     names = list(rows[0].choices) if rows else []
@@ -171,14 +171,14 @@ def _format_interval(interval: ConfidenceInterval | None, sign: str) -> str:
 
 
 def print_table(sweep: Path, file: TextIO) -> list[ComparisonRow]:
-    """Print the comparison of the jobs below `sweep`, also of one that was interrupted; its rows."""
+    """Prints the comparison of the jobs below `sweep`, which may have been interrupted; its rows."""
     rows = compare_jobs(sweep)
     print_parts(comparison_parts(rows), file)
     return rows
 
 
 def write_csv(rows: Sequence[ComparisonRow], path: Path) -> Path:
-    """comparison.csv: a row a job with its status, choices, intervals and every metric."""
+    """Writes comparison.csv: for each job its status, choices, intervals and every metric."""
     records = [_record(row) for row in rows]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
@@ -201,7 +201,7 @@ def _record(row: ComparisonRow) -> dict[str, object]:
 def tradeoff_points(rows: Sequence[ComparisonRow]) -> list[TradeoffPoint]:
     """The complete jobs that have a quality, for the trade-off figure.
 
-    Choices that are numbers (a budget) are points on one line, all others (a policy, a link) are lines of their own.
+    Choices that are numbers (a budget) are points of one line; any other (a policy, a link) makes a new line.
     """
     return [_tradeoff_point(row, row.quality) for row in rows if row.quality]
 

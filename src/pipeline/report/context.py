@@ -1,4 +1,4 @@
-"""What a report knows of its job besides the records: overrides, stages, versions, machine.
+"""The context of a reported job: overrides, stages, versions, machine.
 
 The artifact of a stage may hold metrics.json, `{name: number}`, and figures/*.png. Every job that uses the stage logs
 them.
@@ -29,8 +29,8 @@ class StageRun:
 
 @dataclass(frozen=True)
 class JobContext:
-    """One job. `folder` is Hydra's folder of the job, `sweep` that of the multirun (None: a job of its own), `config`
-    the resolved configuration as plain data, `choices` what Hydra chose in each group.
+    """One job: Hydra's `folder` of it, `sweep` of its multirun (None for a single job), the resolved `config` as plain
+    data, and the `choices` of each group.
     """
 
     folder: Path
@@ -45,14 +45,15 @@ class JobContext:
     machine: Mapping[str, str | int | float] = field(default_factory=dict)
     number: int | None = None
     sweep: Path | None = None
+    report: str = "full"
+    """What is printed of the job: "full", "line" or "quiet"."""
 
     @property
     def policy(self) -> str:
-        """The policy's name."""
         return str(self.config.get("policy", {}).get("name", "job"))
 
     def config_value(self, path: str) -> Any:
-        """The value at a dotted place of the configuration, or None."""
+        """The value at a dotted path of the configuration, or None."""
         node: Any = self.config
         for key in path.split("."):
             node = node.get(key) if isinstance(node, Mapping) else None
@@ -63,7 +64,7 @@ METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"
 
 
 def stage_metrics(stage: StageRun) -> dict[str, float]:
-    """`STAGE/NAME` of each number; none where the file is missing or is no such thing."""
+    """`STAGE/NAME` of each number; empty if the file is missing or unreadable."""
     try:
         found = json.loads((stage.path / METRICS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -73,7 +74,6 @@ def stage_metrics(stage: StageRun) -> dict[str, float]:
 
 
 def stage_figures(stage: StageRun) -> list[Path]:
-    """In the order of their names."""
     return sorted((stage.path / FIGURES_FOLDER).glob("*.png"))
 
 

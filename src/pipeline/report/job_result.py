@@ -1,4 +1,4 @@
-"""job.json: what became of a job. It is all that connects the jobs of a sweep, which may run in other processes."""
+"""job.json: status and result of a job, for the sweep that it is part of, which may run in another process."""
 
 import json
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ class JobResult:
     lossless: bool = False
     quality_metric: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """`JobSummary.metrics`."""
+    """By the keys of `serving.metrics.definitions`."""
     run_id: str | None = None
-    """Of MLflow."""
+    """The MLflow run."""
     error: str | None = None
 
     def write(self, folder: Path) -> None:
@@ -36,13 +36,13 @@ class JobResult:
 
 
 def running_result(context: JobContext) -> JobResult:
-    """The outcome of a job that has just started."""
+    """The result of a job that has just started."""
     overrides = tuple(map(mask_override, context.overrides))
     return JobResult("running", context.number, context.policy, overrides, context.digest)
 
 
 def read_result(folder: Path) -> JobResult | None:
-    """What became of the job of this folder; None where no job ever started."""
+    """The result of the job of this folder; None if none ever started."""
     try:
         found: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
         return JobResult(**found | {"overrides": tuple(found["overrides"])})
@@ -51,7 +51,7 @@ def read_result(folder: Path) -> JobResult | None:
 
 
 def _from_hydra(folder: Path) -> JobResult | None:
-    """A job that was killed before it wrote anything, from what Hydra notes before it calls a job."""
+    """A job that was killed before it wrote anything, from the overrides that Hydra notes before it starts a job."""
     import yaml
 
     try:

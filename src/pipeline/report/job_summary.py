@@ -24,11 +24,11 @@ from pipeline.report.table import (
 from serving.metrics import definitions
 
 BOOTSTRAP_SEED = 0
-"""Of bootstrap resampling: the same records give the same interval."""
+"""The seed of bootstrap resampling: the same records give the same interval."""
 
 
 def summary_parts(records: Records, summary: JobSummary, context: JobContext) -> list[ReportPart]:
-    """All that is said of a job, in reading order."""
+    """The printed report of a job, in reading order."""
     return [
         " | ".join([records.meta.policy, *_group_choices(context), _text(summary, "{requests} requests")]),
         LabelledTexts(tuple(_setup_facts(records, context))),
@@ -60,7 +60,7 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
 
 
 def _side_facts(records: Records, context: JobContext, side: str) -> str:
-    """Model, chip with its mode, and which latency coefficients make the time."""
+    """Model, chip with its mode, and source of the latency coefficients."""
     model = _name(context.config_value(f"model.{side}.timed_architecture"))
     chip = _device_chips(records) if side == "device" else _name(context.config_value("hardware.cloud.chip"))
     timing = records.meta.timing.get(side)
@@ -69,7 +69,7 @@ def _side_facts(records: Records, context: JobContext, side: str) -> str:
 
 
 def _device_chips(records: Records) -> str:
-    """How many devices of each chip, with the modes that they served in."""
+    """The number of devices of each chip, with their modes."""
     modes: dict[str, set[str]] = defaultdict(set)
     chips = {request.device: request.chip for request in records.requests}
     for request in records.requests:
@@ -92,13 +92,13 @@ _WORKLOAD_PHRASES = {
 
 
 def _format_numbers(node: Any, phrases: Mapping[str, str]) -> str:
-    """What numbers a configuration node has, each in its phrase."""
+    """The numbers of a configuration node, each in its phrase."""
     known = {name: node.get(name) for name in phrases} if isinstance(node, Mapping) else {}
     return ", ".join(phrases[name].format(value) for name, value in known.items() if isinstance(value, int | float))
 
 
 def _policy_slots(context: JobContext) -> str:
-    """Every slot with its choice and the numbers that it was given."""
+    """Every slot with its choice and its options."""
     policy = context.config_value("policy") or {}
     found = {slot: node for slot, node in policy.items() if isinstance(node, Mapping) and "_target_" in node}
     return ", ".join(f"{slot} {_slot_choice(context, slot, node)}" for slot, node in found.items())
@@ -213,7 +213,7 @@ def _origin_shares(summary: JobSummary) -> Iterator[str]:
 
 
 def _tier(figures: Mapping[str, float]) -> str:
-    """Of a tier's nodes, while anything was under way."""
+    """Blocks, use and memory of a tier's nodes."""
     parts = [f"{figures['blocks']:g} blocks on each of {figures['nodes']:g}"]
     parts += [f"{format_percent(figures[name])} {what}" for name, what in _TIER_PHRASES.items() if name in figures]
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""What MLflow is told: a run for a sweep, in it one for each job, in that one for each stage."""
+"""Logs to MLflow: a run for a sweep, nested in it one for each job, nested in that one for each stage."""
 
 import json
 import time
@@ -42,8 +42,8 @@ class MlflowLogger:
         run = self.client.create_run(self.experiment_id, run_name=name, tags={**known, **nesting})
         return str(run.info.run_id)
 
-    def end_run(self, run_id: str, failed: bool = False) -> None:
-        self.client.set_terminated(run_id, "FAILED" if failed else "FINISHED")
+    def end_run(self, run_id: str, failed: bool = False, killed: bool = False) -> None:
+        self.client.set_terminated(run_id, "KILLED" if killed else "FAILED" if failed else "FINISHED")
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -69,7 +69,7 @@ class MlflowLogger:
 
 
 def log_job(logger: MlflowLogger, context: JobContext, parent: str | None, error: str | None = None) -> str:
-    """A job's run with its configuration, environment and nested stage runs, still open; its id."""
+    """The id of a job's run, still open, with its configuration, environment and nested stage runs."""
     import yaml
 
     tags = {"kind": "job", "digest": context.digest, "revision": context.revision, "error": error}
@@ -89,7 +89,7 @@ def _run_name(context: JobContext) -> str:
 
 
 def _environment(context: JobContext) -> dict[str, Any]:
-    """Revision, versions and machine as the caller names them; never the process's environment variables."""
+    """Revision, versions, machine and seeds; never the process's environment variables."""
     seeds = {place: context.config_value(place) for place in ("seed", "training.seed", "workload.seed")}
     return {"revision": context.revision, "versions": context.versions, "machine": context.machine, "seeds": seeds}
 
@@ -117,12 +117,12 @@ def _lineage_tags(stage: StageRun, found: manifest.Manifest | None) -> dict[str,
 
 
 def _prefix_tags(tags: Mapping[str, str | None]) -> dict[str, str | None]:
-    """MLflow shows them beside its own tags."""
+    """MLflow lists them beside its own tags."""
     return {f"tandem.{key}": value for key, value in tags.items()}
 
 
 def _small_files(folder: Path) -> list[Path]:
-    """Reports, plots and settings of what was there already; its weights are in the run that built it."""
+    """Reports, plots and settings of a cached artifact; its weights are in the run that built it."""
     return [
         path
         for path in _artifact_files(folder)
@@ -131,7 +131,7 @@ def _small_files(folder: Path) -> list[Path]:
 
 
 def _artifact_files(folder: Path) -> list[Path]:
-    """All that a stage made, trained models too, but for what is too large to be kept twice."""
+    """All files of an artifact, trained models included, except those that are too large to be kept twice."""
     found = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != manifest.MANIFEST_FILE)
     return [path for path in found if path.stat().st_size <= _MAX_LOGGED_NBYTES]
 

@@ -1,6 +1,6 @@
-"""Where MLflow keeps what was run: SQLite below `outputs` by default, or a server or another database.
+"""The MLflow store: SQLite below `outputs` by default, or a server or another database.
 
-Configuration as MLflow takes it: flat, within its limits, and with secrets masked.
+Configuration is logged flat, within MLflow's limits, and with secrets masked.
 """
 
 import json
@@ -34,7 +34,7 @@ _FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
 
 
 def mask_secrets(node: Any, key: str = "") -> Any:
-    """The same plain data, with values whose key looks like a secret, and logins in addresses, replaced by `***`."""
+    """The same plain data with `***` for values under keys that look like secrets, and for logins in addresses."""
     if node is not None and not isinstance(node, bool) and _SECRET_KEY.search(key.lower()):
         return MASK
     if isinstance(node, Mapping):
@@ -45,13 +45,13 @@ def mask_secrets(node: Any, key: str = "") -> Any:
 
 
 def mask_override(override: str) -> str:
-    """`key=value` with the value masked as `masked` does."""
+    """`key=value` with the value masked as `mask_secrets` does."""
     key, equals, value = override.partition("=")
     return f"{key}{equals}{mask_secrets(value, key.rpartition('.')[2])}" if equals else override
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, str]:
-    """Masked leaves by dotted key; lists of plain values stay whole, and what is too long for MLflow is cut."""
+    """Masked leaves by dotted key; lists of plain values stay whole, long keys and values are cut."""
     return dict(_flat_items(mask_secrets(config), ""))
 
 
@@ -76,7 +76,7 @@ _SQLITE = "sqlite:///"
 _SERVERS = ("http://", "https://")
 _SCHEMES = (_SQLITE, *_SERVERS, "postgresql", "mysql", "mssql")
 _MAX_COMPARED_RUNS = 24
-"""Runs that one address names; a longer one is refused by browsers and terminals."""
+"""Runs that one address can name: browsers and terminals refuse longer ones."""
 
 _MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -90,7 +90,7 @@ _MLFLOW_ENVIRONMENT = {
 class Tracking:
     """An MLflow store and the experiment in it. `uri`: null is mlflow.db below `outputs`; `none` logs nothing.
 
-    Raises ValueError for an address that MLflow has no store for, and for an experiment without a name.
+    Raises ValueError for an address without a store and for an experiment without a name.
     """
 
     uri: str | None = None
@@ -113,18 +113,18 @@ class Tracking:
 
     @property
     def address(self) -> str:
-        """What MLflow is given; the path of a SQLite file is made absolute."""
+        """The address for MLflow, with an absolute path of a SQLite file."""
         uri = self.uri or f"{_SQLITE}{self.outputs}/mlflow.db"
         return _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute()) if uri.startswith(_SQLITE) else uri
 
     @property
     def database(self) -> Path | None:
-        """The SQLite file, if it is one."""
+        """The SQLite file, if the store is one."""
         return Path(self.address.removeprefix(_SQLITE)) if self.address.startswith(_SQLITE) else None
 
     def connect(self) -> "tuple[MlflowClient, str]":
-        """A client and the experiment's id. Creates what is missing, one process at a time: a database that several
-        processes migrate at once is left broken.
+        """A client and the experiment's id. Creates what is missing, one process at a time: concurrent migrations leave
+        a database broken.
         """
         with _silence_mlflow(), self._database_lock():
             from mlflow.tracking import MlflowClient
@@ -156,7 +156,7 @@ class Tracking:
         return FileLock(f"{self.database}.lock")
 
     def ui_hint(self, experiment_id: str, run_ids: Sequence[str]) -> str:
-        """The line that tells how to open the MLflow UI on exactly these runs."""
+        """A line that tells how to open the MLflow UI on exactly these runs."""
         place = f"/#/experiments/{experiment_id}/runs"
         if len(run_ids) == 1:
             place += f"/{run_ids[0]}"
@@ -171,7 +171,7 @@ class Tracking:
 
 @contextmanager
 def tolerate_mlflow_errors(tracking: Tracking, report: Callable[[str], None]) -> Iterator[None]:
-    """Run what logs to MLflow without its chatter. What goes wrong is said once and loses nothing but the logging."""
+    """Runs a block that logs to MLflow, silently. An error is reported once and ends only the logging."""
     with _silence_mlflow():
         try:
             yield
@@ -187,7 +187,7 @@ def tolerate_mlflow_errors(tracking: Tracking, report: Callable[[str], None]) ->
 
 @contextmanager
 def _silence_mlflow() -> Iterator[None]:
-    """MLflow's settings, unless the user has set them, and none of the warnings of what it is built on."""
+    """Applies MLflow's settings, unless the user has set them, and hides the warnings of its libraries."""
     for name, value in _MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
@@ -200,7 +200,7 @@ def _url_list(names: Sequence[str]) -> str:
 
 
 def _mlflow_command() -> str:
-    """The command beside this Python, which need not be on the PATH."""
+    """The command of this Python, which may be missing on the PATH."""
     beside = Path(sys.executable).with_name("mlflow")
     if not beside.exists():
         return "mlflow"

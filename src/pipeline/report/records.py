@@ -1,9 +1,9 @@
-"""Reads a `serve` artifact: the requests of a job, their time lines and drafts, and the metadata of the run.
+"""Reads a `serve` artifact: requests, time lines, drafts, and the metadata of the run.
 
 requests.parquet   one row a request        -> RequestRecord
 timeline.parquet   one row a span of work   -> TimelineSpan
 chunks.parquet     one row a draft          -> ChunkRecord
-meta.json          what they stand for      -> RunMetadata
+meta.json          about the run            -> RunMetadata
 """
 
 import json
@@ -216,7 +216,7 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True)
 class PackingFactor:
-    """How many such models a GPU cluster runs at once with at most 10 % added latency, Llama-2-70B being 1."""
+    """The number of such models that a GPU cluster runs at once with 10 % added latency; Llama-2-70B is 1."""
 
     value: float
     source: str
@@ -224,7 +224,7 @@ class PackingFactor:
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """What the records stand for. `timing` says for each side which latency coefficients made the time."""
+    """Metadata of a run. `timing` names the source of each side's latency coefficients."""
 
     policy: str
     lossless: bool
@@ -233,11 +233,11 @@ class RunMetadata:
     timing: Mapping[str, str] = field(default_factory=dict)
     packing_factor: PackingFactor | None = None
     overhead: Mapping[str, float] = field(default_factory=dict)
-    """What deciding took, where a clock could tell: ms a token on the device, its share in the cloud."""
+    """The time of decisions on a wall clock; empty if not measured."""
     estimator: Mapping[str, float] = field(default_factory=dict)
-    """How the cloud's batches took beside what its scheduler expects; empty if not measured."""
+    """The errors of the scheduler's estimates of batch times; empty if not measured."""
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """How busy and how full the nodes of each tier were; empty where a testbed has none."""
+    """Use and memory of each tier's nodes; empty without tiers."""
     seed: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""
@@ -254,7 +254,7 @@ class Records:
 
     @classmethod
     def read(cls, artifact: Path) -> "Records":
-        """Raises RecordsError where a file is missing, unreadable, empty of requests, or lacks a column."""
+        """Raises RecordsError if a file is missing, unreadable, without requests, or lacks a column."""
         requests = tuple(read_requests(artifact))
         if not requests:
             raise RecordsError(f"{artifact} holds no request: nothing was served, so there is nothing to report.")

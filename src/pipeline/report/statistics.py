@@ -1,7 +1,4 @@
-"""How sure a mean is: percentile bootstrap intervals of a mean and of a paired difference.
-
-How values spread: mean, median, p90, p99.
-"""
+"""Bootstrap intervals of a mean and of a paired difference; mean, median, p90 and p99 of values."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _INDICES_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class ConfidenceInterval:
-    """A mean and the bounds between which it lies with the asked confidence."""
+    """A mean and the bounds of its confidence interval."""
 
     mean: float
     low: float
@@ -44,7 +41,7 @@ def mean_interval(
 def paired_interval(
     ours: Sequence[float], baseline: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000
 ) -> ConfidenceInterval:
-    """The mean of `ours - theirs`, matched prompt by prompt: pairs are resampled, not the two sides alone."""
+    """The mean of `ours - baseline`, matched prompt by prompt: pairs are resampled, not each side alone."""
     if len(ours) != len(baseline):
         raise ValueError(
             f"a paired difference needs the same prompts on both sides, got {len(ours)} and {len(baseline)}"
@@ -86,7 +83,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Percentiles | None:
-        """Of the values that are there; None if there are none."""
+        """The percentiles of the known values; None without any."""
         ranked = sorted(value for value in values if value is not None)
         if not ranked:
             return None

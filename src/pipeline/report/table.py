@@ -1,4 +1,4 @@
-"""What is printed: titles, tables and labelled facts, as plain lines in a file and with rich on a terminal."""
+"""Prints titles, tables and labelled facts: as plain lines in a file, with rich on a terminal."""
 
 import shutil
 import textwrap
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 100
-"""Columns of a line where no terminal says how wide it is."""
+"""Columns of a line without a terminal."""
 _GAP = "  "
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below headings, which may have two lines; the first `num_label_columns` columns say what a row is.
+    """Rows of cells below headings of one or two lines; the first `num_label_columns` columns label a row.
 
-    A row with one cell behind its labels has a remark there instead of values.
+    A row with a single cell behind its labels has a remark there instead of values.
     """
 
     headings: tuple[str, ...]
@@ -28,7 +28,7 @@ class Table:
     num_label_columns: int = 1
 
     def split_to_width(self, width: int) -> list["Table"]:
-        """The same table in as many as are needed so that each fits into `width`, with the labels in all of them."""
+        """As many tables as are needed for each to fit into `width`, all with the labels; the first has the remarks."""
         widths = [self._width(column) + len(_GAP) for column in range(len(self.headings))]
         left = width + len(_GAP) - sum(widths[: self.num_label_columns])
         groups: list[list[int]] = [[]]
@@ -37,14 +37,14 @@ class Table:
                 groups.append([])
             groups[-1].append(column)
         whole = [row for row in self.rows if not self._is_remark(row)]
-        rest = replace(self, rows=tuple(whole))  # a remark is made once
+        rest = replace(self, rows=tuple(whole))
         return [
             (rest if group is not groups[0] else self)._select_columns([*range(self.num_label_columns), *group])
             for group in groups
         ]
 
     def lines(self, width: int) -> list[str]:
-        """Labels and remarks to the left, all else to the right; remarks are cut at `width`."""
+        """Labels and remarks are aligned left, values right; remarks are cut at `width`."""
         widths = [self._width(column) for column in range(len(self.headings))]
         depth = max(heading.count("\n") + 1 for heading in self.headings)
         heads = [("\n" * (depth - 1 - heading.count("\n")) + heading).split("\n") for heading in self.headings]
@@ -72,7 +72,7 @@ def _cut(line: str, width: int) -> str:
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Labelled texts, wrapped."""
+    """Pairs of label and text; the texts are wrapped."""
 
     pairs: tuple[tuple[str, str], ...]
 
@@ -92,7 +92,7 @@ ReportPart: TypeAlias = str | Table | LabelledTexts
 
 
 def print_parts(parts: Sequence[ReportPart], file: TextIO) -> None:
-    """Print to `file`: plain lines, or with rich where it is a terminal."""
+    """Prints plain lines to `file`, or with rich if it is a terminal."""
     if file.isatty():
         _show_rich(parts, file)
     else:
@@ -100,7 +100,7 @@ def print_parts(parts: Sequence[ReportPart], file: TextIO) -> None:
 
 
 def plain_lines(parts: Sequence[ReportPart], width: int = WIDTH) -> list[str]:
-    """Lines of at most `width` columns, as far as words and columns allow."""
+    """Lines of at most `width` columns, if words and columns allow it."""
     lines: list[str] = []
     for part in parts:
         lines += ["", part, "=" * len(part)] if isinstance(part, str) else _part_lines(part, width)
@@ -149,7 +149,7 @@ def _show_table(table: Table, console: "Console", width: int) -> None:
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits, never an exponent; a dash for what is not known."""
+    """Three significant digits, never an exponent; a dash for None."""
     if value is None:
         return "-"
     if value == 0:
@@ -159,7 +159,7 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def format_percent(share: float | None) -> str:
-    """A share as a percentage with one digit behind the point."""
+    """A share as a percentage with one decimal."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
@@ -172,7 +172,7 @@ def format_nbytes(nbytes: float) -> str:
 
 
 def format_metric(metric: Metric, value: float | None) -> str:
-    """A value of the metric as its definition has it printed, without the unit of ms and of plain numbers."""
+    """A value of the metric in its printed style; the unit is part of it for % and bytes only."""
     if value is None:
         return "-"
     match metric.style:

@@ -1,7 +1,8 @@
-"""Whether the numbers support a claim: its interval lies inside what is wanted, outside, or on both sides."""
+"""Decides claims: a claim holds if its interval lies inside the allowed range, and does not if it lies outside."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,7 @@ ClaimStatus = Literal["holds", "does not hold", "inconclusive", "not evaluated"]
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """`difference`: of the row from the other, or from the value. `basis` says what bounds it, or what is missing."""
+    """`difference` of the row from the baseline or the value; `basis` names what bounds it, or what is missing."""
 
     claim: Claim
     group: str
@@ -26,23 +27,21 @@ class ClaimResult:
 
 
 def evaluate_claims(shown: RenderedExhibit) -> list[ClaimResult]:
-    """Of each claim, in each group in which it is made."""
-    return [result for claim in shown.exhibit.claims for result in _claim_results(shown, claim)]
-
-
-def _claim_results(shown: RenderedExhibit, claim: Claim) -> Iterator[ClaimResult]:
-    for group in shown.groups:
-        if claim.group in ("", group):
-            yield _claim_result(shown, claim, group)
+    """The result of each claim in each of its groups."""
+    return [
+        _claim_result(shown, claim, group)
+        for claim in shown.exhibit.claims
+        for group in shown.groups
+        if claim.group in ("", group)
+    ]
 
 
 def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResult:
     own = _cell(shown, claim, group, claim.row)
     other = claim.value if claim.baseline is None else _cell(shown, claim, group, claim.baseline)
-    missing = [
-        row for row, cell in ((claim.row, own), (claim.baseline, other)) if not isinstance(cell, Estimate | float)
-    ]
     if not isinstance(own, Estimate) or not isinstance(other, Estimate | float):
+        cells = {claim.row: own, claim.baseline: other}
+        missing = [row for row, cell in cells.items() if not isinstance(cell, Estimate | float)]
         return ClaimResult(claim, group, "not evaluated", f"no number of {' and '.join(map(repr, missing))}")
     difference = own.paired_difference(other) if isinstance(other, Estimate) else own.subtract(other)
     if difference is None:
@@ -66,7 +65,7 @@ def _difference_bounds(difference: Estimate) -> tuple[float, float, str]:
 
 
 def claim_status(claim: Claim, low: float, high: float) -> ClaimStatus:
-    """Of a difference between `low` and `high`."""
+    """The status of a difference between `low` and `high`."""
     least, most, strict = _allowed_range(claim)
     if strict:
         inside, outside = low > least and high < most, high <= least or low >= most
@@ -76,7 +75,7 @@ def claim_status(claim: Claim, low: float, high: float) -> ClaimStatus:
 
 
 def _allowed_range(claim: Claim) -> tuple[float, float, bool]:
-    """The differences that the claim allows, and whether without their bounds."""
+    """(least, greatest) allowed difference; True if the bounds themselves are not allowed."""
     margin = claim.margin
     return {
         "above": (margin, math.inf, True),
@@ -88,6 +87,5 @@ def _allowed_range(claim: Claim) -> tuple[float, float, bool]:
 
 
 def count_statuses(found: Sequence[ClaimResult]) -> dict[ClaimStatus, int]:
-    """How many there are of each result."""
-    results = [result.status for result in found]
-    return {result: results.count(result) for result in dict.fromkeys(results)}
+    """The number of results of each status."""
+    return dict(Counter(result.status for result in found))

@@ -1,8 +1,8 @@
-"""A number of a row with how sure it is: its value in each replicate, and resamples of it that pair with other rows'.
+"""A number of a row with its uncertainty: its value in each replicate, and bootstrap resamples.
 
-Replicates (seeds) are strata: prompts are resampled within each, and what is shown is the mean over them. All rows see
-the same resamples of a replicate's prompts, so that the difference of two rows, resample by resample, is a paired
-bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
+Replicates (seeds) are strata: prompts are resampled within each, and the mean over replicates is shown. All rows share
+the resamples of a replicate's prompts, so that the difference of two rows, resample by resample, is a paired bootstrap
+(Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Resamples:
-    """Resamples of one replicate's value; two pair where their `prompts` are the same."""
+    """Resamples of one replicate's value; two of them pair if their `prompts` are the same."""
 
     values: NDArray[np.float64]
     prompts: tuple[str, ...]
@@ -35,7 +35,7 @@ class Resamples:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`values` by replicate; `resamples` for each of them, or none where the metric has no value a request."""
+    """`values` by replicate, with `resamples` of each, or none if the metric cannot be resampled."""
 
     values: Mapping[str, float]
     resamples: Mapping[str, Resamples] = field(default_factory=dict)
@@ -47,12 +47,12 @@ class Estimate:
 
     @property
     def seed_range(self) -> tuple[float, float] | None:
-        """The least and the greatest replicate's value; None for one."""
+        """The least and the greatest value of a replicate; None for a single replicate."""
         return (min(self.values.values()), max(self.values.values())) if len(self.values) > 1 else None
 
     @property
     def interval(self) -> ConfidenceInterval | None:
-        """95 % percentile interval of the mean over replicates; None without draws of each."""
+        """95 % percentile interval of the mean over replicates; None if one has no resamples."""
         import numpy as np
 
         if not self.resamples or self.resamples.keys() != self.values.keys():
@@ -93,7 +93,7 @@ class Estimate:
     def _combine_resamples(
         self, other: Estimate, common: Sequence[str], combine: Callable[[Any, Any], Any]
     ) -> dict[str, Resamples]:
-        """None at all where one replicate's prompts are not the same: half an interval would mislead."""
+        """Empty if the prompts of one replicate differ: an interval of the others would mislead."""
         import numpy as np
 
         pairs = [(key, self.resamples.get(key), other.resamples.get(key)) for key in common]
@@ -107,7 +107,7 @@ class Estimate:
 
 
 def pool(estimates: Sequence[Estimate]) -> Estimate | None:
-    """One estimate of the replicates of several; None of none."""
+    """One estimate with the replicates of all; None without any."""
     if not estimates:
         return None
     values = {key: value for one in estimates for key, value in one.values.items()}

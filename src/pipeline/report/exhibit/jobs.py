@@ -1,4 +1,4 @@
-"""From the jobs of a sweep to rows: labels, seeds pooled, metrics with what can be resampled."""
+"""Makes the rows of an exhibit from the jobs of a sweep: labels, pooled seeds, metrics with resamples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowKey:
-    """Where a job belongs: its row, and which replicate of it the job is."""
+    """The row of a job, and the replicate of that row that it is."""
 
     group: str
     label: str
@@ -28,7 +28,7 @@ class RowKey:
 
 
 def choices_of(overrides: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
-    """What a job chose: its overrides, and what it left as the configuration has it."""
+    """The choices of a job: its overrides over the configuration's."""
     return {**base, **dict(map(parse_override, overrides))}
 
 
@@ -39,7 +39,7 @@ def row_key(rows: RowTemplate, choices: Mapping[str, str]) -> RowKey:
 
 
 def rows_of_jobs(exhibit: Exhibit, jobs: Sequence[ComparisonRow], base: Mapping[str, str]) -> list[ExhibitRow]:
-    """A line for each row that a job belongs to, in the order of the jobs."""
+    """The rows of the jobs, in their order."""
     assert exhibit.rows is not None
     found: dict[tuple[str, str], list[tuple[RowKey, ComparisonRow]]] = {}
     for job in jobs:
@@ -68,7 +68,7 @@ def _row(
 
 
 def _problem(jobs: Sequence[ComparisonRow]) -> str | None:
-    """What kept some of the row's jobs from a result."""
+    """Why some of the row's jobs have no result."""
     lost = [f"job {job.result.number} {job.problem}" for job in jobs if job.problem]
     return "; ".join(lost) or None
 
@@ -84,9 +84,9 @@ def _estimates(job: ComparisonRow, replicate: str, metrics: Sequence[str]) -> di
 
 
 def _requests_by_prompt(artifact: str | None) -> dict[str, list[RequestRecord]]:
-    """The requests of each prompt; of none where the records are gone, which intervals then lack.
+    """The requests of each prompt; empty if the records are gone: there are no intervals then.
 
-    Where all ask one blank prompt each is its own: they differ in when they came.
+    If all requests have the same prompt (a blank one), each is one of its own: they differ in their arrival.
     """
     try:
         requests = read_requests(Path(artifact)) if artifact else []
@@ -102,7 +102,7 @@ def _requests_by_prompt(artifact: str | None) -> dict[str, list[RequestRecord]]:
 def _resample(
     metric: str, value: float, replicate: str, by_prompt: Mapping[str, Sequence[RequestRecord]]
 ) -> Resamples | None:
-    """Resamples of the metric, brought to the job's own value."""
+    """Resamples of the metric, scaled to the job's own value."""
     import numpy as np
 
     found = smooth_metric(metric)

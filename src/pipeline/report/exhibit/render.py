@@ -1,4 +1,4 @@
-"""Renders an exhibit with its rows: as text, exhibit.json, exhibit.csv, a figure, and metrics for MLflow."""
+"""Renders an exhibit as text, exhibit.json, exhibit.csv, a figure, and metrics for MLflow."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ _LEGEND = (
 def exhibit_parts(
     shown: RenderedExhibit, results: Sequence[ClaimResult], notes: Sequence[str] = ()
 ) -> list[ReportPart]:
-    """What is printed, in its order."""
+    """Title, table, legend, claims and notes, as they are printed."""
     exhibit = shown.exhibit
     said = tuple((result.status, _claim_sentence(result)) for result in results)
     rest = [
@@ -39,7 +39,7 @@ def exhibit_parts(
 
 
 def _missing_jobs(shown: RenderedExhibit) -> Iterator[str]:
-    """What is missing of rows that are pooled from several jobs, and thus not empty."""
+    """The missing jobs of rows that other jobs have filled."""
     for line in shown.rows:
         if line.problem and any(cell is not None for cell in line.measured.values()):
             yield f"{line.label}: {line.problem}"
@@ -59,7 +59,7 @@ def _table(shown: RenderedExhibit) -> Table:
 
 
 def _row(shown: RenderedExhibit, line: ExhibitRow, labels: tuple[str, ...], cells: Sequence[str]) -> tuple[str, ...]:
-    """Where there is nothing of either side, the reason."""
+    """The row's cells, or the reason why it has neither measured nor reported values."""
     empty = not any(cell is not None for cell in line.measured.values()) and not shown.exhibit.reported_rows().get(
         (line.group, line.label)
     )
@@ -67,7 +67,7 @@ def _row(shown: RenderedExhibit, line: ExhibitRow, labels: tuple[str, ...], cell
 
 
 def _column_cells(shown: RenderedExhibit, column: ExhibitColumn) -> list[str]:
-    """`reported | ours` as heading and of each line, with the bars below one another."""
+    """`reported | ours` as heading and for each row, with aligned bars."""
     ours = [
         (format_reported(shown, line, column), format_cell(shown.measured_cell(line, column))) for line in shown.rows
     ]
@@ -82,7 +82,7 @@ def format_reported(shown: RenderedExhibit, line: ExhibitRow, column: ExhibitCol
 
 
 def format_cell(cell: Cell) -> str:
-    """A number with its interval and the spread of the seeds, all with as many digits."""
+    """A number with its interval and the range of the seeds, in equally many digits."""
     if not isinstance(cell, Estimate):
         return "-" if cell is None else cell
     interval, spread = cell.interval, cell.seed_range
@@ -93,7 +93,7 @@ def format_cell(cell: Cell) -> str:
 
 
 def _decimals(values: Sequence[float]) -> int:
-    """Three significant digits of the greatest."""
+    """Decimals that show three significant digits of the greatest value."""
     greatest = max((abs(value) for value in values if isfinite(value)), default=0.0)
     return min(6, max(0, 2 - floor(log10(greatest)))) if greatest else 0
 
@@ -113,7 +113,7 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
 def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: Path) -> list[Path]:
-    """Both files; their paths."""
+    """Writes exhibit.json and exhibit.csv; their paths."""
     node = {
         "title": shown.exhibit.title,
         "rows": [_row_json(shown, line) for line in shown.rows],
@@ -127,7 +127,7 @@ def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: 
 
 
 def exhibit_metrics(shown: RenderedExhibit, results: Sequence[ClaimResult]) -> dict[str, float]:
-    """`exhibit/ROW/COLUMN` of every number of ours, and how many claims hold."""
+    """`exhibit/ROW/COLUMN` of every measured number, and the number of claims of each status."""
     found = {f"exhibit/claims {status}": float(n) for status, n in count_statuses(results).items()}
     for line, column, cell in _all_cells(shown):
         if isinstance(cell, Estimate):
@@ -198,7 +198,7 @@ def _csv_record(shown: RenderedExhibit, line: ExhibitRow) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class ExhibitOutput:
-    """What to print, the files that hold it, and the numbers for MLflow."""
+    """The text, the written files, and the numbers for MLflow."""
 
     parts: list[ReportPart]
     files: list[Path]

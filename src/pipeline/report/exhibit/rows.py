@@ -1,7 +1,4 @@
-"""The rows of an exhibit as they are shown: what came of each, column by column.
-
-Templates over what was chosen: `budget {policy.offload.budget}`.
-"""
+"""The rows of an exhibit with their cells, and templates over choices: `budget {policy.offload.budget}`."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +12,7 @@ Cell = Estimate | str | None
 
 @dataclass(frozen=True)
 class ExhibitRow:
-    """One row. `measured` are its numbers as they are, by the metrics' names; `problem` says why there are none."""
+    """One row: `measured` values by metric, unscaled; `problem` says why there are none."""
 
     group: str
     label: str
@@ -26,7 +23,7 @@ class ExhibitRow:
 
 @dataclass(frozen=True)
 class RenderedExhibit:
-    """An exhibit with its rows, in their order, and those after them that only the paper reports."""
+    """An exhibit with its measured rows, followed by those that only the paper reports."""
 
     exhibit: Exhibit
     rows: Sequence[ExhibitRow]
@@ -49,7 +46,7 @@ class RenderedExhibit:
         return self.exhibit.reported_rows().get((line.group, line.label), {}).get(column)
 
     def measured_cell(self, line: ExhibitRow, column: ExhibitColumn) -> Cell:
-        """In the column's unit, or as it compares with the row that the column names; None where that is not known."""
+        """The cell in the column's unit, or relative to the row that the column names; None if not known."""
         own = line.measured.get(column.metric_name)
         if not isinstance(own, Estimate):
             return own
@@ -67,17 +64,17 @@ _FIELD = re.compile(r"\{([^{}]+)\}")
 
 
 def template_fields(*templates: str) -> list[str]:
-    """The names in braces, each once."""
+    """The distinct names in braces."""
     return list(dict.fromkeys(name for template in templates for name in _FIELD.findall(template)))
 
 
 def fill_template(template: str, choices: Mapping[str, str]) -> str:
-    """The template with every name replaced by what was chosen; a dash where that is not known."""
+    """The template with every name replaced by its choice; a dash for an unknown one."""
     return _FIELD.sub(lambda found: choices.get(found[1], "-"), template)
 
 
 def parse_override(override: str) -> tuple[str, str]:
-    """The name and value of `+name=value`, without the marks that only Hydra needs."""
+    """The name and value of `+name=value`, without Hydra's marks and quotes."""
     name, _, value = override.lstrip("+~").partition("=")
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return name, value[1:-1] if quoted else value

@@ -1,4 +1,4 @@
-"""What an exhibit declares: columns, rows, what the paper reports, a figure, claims, and what differs in our set-up.
+"""The declaration of an exhibit: columns, rows, reported values, a figure, claims, and deviations from the paper.
 
     exhibit:
       _target_: pipeline.report.exhibit.Exhibit
@@ -6,7 +6,7 @@
       columns: [{name: "TBT, ms", metric: latency/tbt_s/mean, scale: 1000}]
       rows: {label: "{policy}", group: "{model}", pool_over: training.seed}
 
-`{name}` in a template stands for what was chosen: `{policy}`, `{policy.offload.budget}`, `{policy/lookahead}`.
+`{name}` in a template stands for a choice: `{policy}`, `{policy.offload.budget}`, `{policy/lookahead}`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ Relation = Literal["above", "below", "equal", "at_most", "at_least"]
 
 @dataclass(frozen=True)
 class RelativeTo:
-    """To the row `row` of the same group; `comparison`: ours over that row's, or minus it."""
+    """Relative to the row `row` of the same group: the value over that row's, or minus it."""
 
     row: str
     comparison: Literal["ratio", "difference"] = "ratio"
@@ -30,7 +30,7 @@ class ExhibitColumn:
     """One number of each row: `metric` (by default `name`) times `scale`, which makes its unit.
 
     metric      a key of `serving.metrics.definitions`, or `quality`, short for its mean
-    relative    what is shown is the comparison with another row
+    relative    show the comparison with another row instead
     """
 
     name: str
@@ -54,10 +54,7 @@ class ExhibitColumn:
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """How jobs become rows: templates of a row's label and of its group, and the choice whose values are pooled.
-
-    pool_over  a choice such as `training.seed`: jobs that differ in it alone are one row
-    """
+    """Templates of a row's label and group; jobs that differ only in the choice `pool_over` (a seed) are one row."""
 
     label: str
     group: str = ""
@@ -76,9 +73,8 @@ class RowTemplate:
 class ExhibitFigure:
     """A panel for each `y` (names of columns) against `x` (a column, or a template), a line for each of `series`.
 
-    Values of `x` that are not all numbers are places on the axis in the rows' order. In templates `{row}` and `{group}`
-    stand for a row's label and group; without `series` every group is a line. Lines follow the rows' order;
-    `point_labels` is a template of what stands beside a point.
+    Values of `x` that are not all numbers are categories in the rows' order. Templates may name `{row}` and `{group}`,
+    the labels of a row and its group; by default every group is a line. `point_labels` is a template, too.
     """
 
     x: str
@@ -95,11 +91,11 @@ class ExhibitFigure:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that the numbers support or not: `row` against the row `baseline` of its group, or against a `value`.
+    """A statement that the numbers can support: `row` against the row `baseline` of its group, or against a `value`.
 
-    metric    a column's name (then in its unit, and relative where the column is) or a metric's
+    metric    a column's name (in its unit, and relative if the column is), or a metric's
     relation  above | below: by more than `margin`; at_most | at_least: not worse by more than it; equal: within it
-    group     the only group to look at; by default each
+    group     the group of the claim; by default each
     """
 
     statement: str
@@ -124,11 +120,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One table or figure. Raises ValueError for names that no column has, and for a shape of `reported` that is none.
+    """One table or figure. Raises ValueError for unknown column names and a malformed `reported`.
 
-    rows        needed where the exhibit is a sweep's; a stage brings rows of its own
-    reported    row label -> column name -> number or short text, or group -> that; what is left out is a dash
-    deviations  sentences: what is not as in the paper
+    rows        needed for the exhibit of a sweep; a stage brings its own rows
+    reported    row label -> column name -> number or short text, or group -> that; a dash stands for the rest
+    deviations  sentences on what differs from the paper
     """
 
     title: str
@@ -148,11 +144,11 @@ class Exhibit:
                 raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(repr, names))}")
 
     def column(self, metric: str) -> ExhibitColumn:
-        """The column of this name, or one for a metric that no column shows."""
+        """The column of this name, or one for a metric without a column."""
         return next((column for column in self.columns if column.name == metric), ExhibitColumn(metric))
 
     def reported_rows(self) -> dict[tuple[str, str], Mapping[str, float | str]]:
-        """What the paper reports, by (group, row); the group is "" where there is none."""
+        """The reported values by (group, row); the group is "" without groups."""
         grouped = _is_grouped(self.reported)
         groups = self.reported if grouped else {"": self.reported}
         return {(group, row): values for group, rows in groups.items() for row, values in rows.items()}

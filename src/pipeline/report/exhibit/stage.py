@@ -1,4 +1,4 @@
-"""An exhibit of one run: a report stage whose rows another stage computed.
+"""The exhibit of one run: a report stage that shows the rows of another stage.
 
     stages:
       hits: {_target_: ..., _kind_: profile, ...}     # writes rows.json
@@ -10,8 +10,8 @@
     goal: figure
 
 rows.json is `{row: {metric: cell}}`, or `{group: {row: {metric: cell}}}`, with the metrics of the exhibit's columns. A
-cell is a number, a text, null, or a list with a number for each prompt, which gets an interval and pairs with other
-rows' lists of that length.
+cell is a number, a text, null, or a list with a number for each prompt, which gets an interval and pairs with lists of
+the same length.
 """
 
 import json
@@ -46,7 +46,7 @@ def report_exhibit(out: Path, *, exhibit: Exhibit, table: Path) -> None:
 
 
 def read_rows(artifact: Path) -> Iterator[ExhibitRow]:
-    """The rows that a stage computed."""
+    """The rows of a stage's rows.json. Raises TableError."""
     path = artifact / ROWS_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def _cell(value: Any, where: str) -> Cell:
 
 
 def _missing_metric_notes(exhibit: Exhibit, lines: list[ExhibitRow]) -> Iterator[str]:
-    """What the exhibit names and the table has not: often a slip of the pen."""
+    """Metrics of columns that no row has, often by a spelling mistake."""
     known = {metric for line in lines for metric in line.measured}
     for column in exhibit.columns:
         if column.metric_name not in known:

@@ -1,6 +1,6 @@
-"""The exhibit of a sweep: checked before its first job runs, shown after its last.
+"""The exhibit of a sweep: checked before the first job, shown after the last.
 
-The labels of all rows follow from the sweep's parameters, so a row that no job will run is found before the first job.
+The labels of all rows follow from the sweep's parameters, so a row without a job is found before the first job.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ CONFIG_KEY = "exhibit"
 
 @dataclass(frozen=True)
 class SweepExhibit:
-    """A sweep's exhibit; `base_choices` is what its jobs choose where they do not say. Raises ConfigError as `check`
-    does.
-    """
+    """A sweep's exhibit; `base_choices` are the choices of the configuration that a job may override."""
 
     exhibit: Exhibit
     base_choices: Mapping[str, str] = field(default_factory=dict)
@@ -41,14 +39,14 @@ class SweepExhibit:
 
 
 def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
-    """The exhibit that a multirun declares, checked; None where it declares none.
+    """The checked exhibit of a multirun; None if it declares none, or one that a stage shows.
 
-    Raises ConfigError for what its classes refuse, unknown metrics and choices, rows that share a label, and rows that
-    `reported`, `claims` or a column name and that the experiment does not run.
+    Raises ConfigError for invalid fields, unknown metrics and choices, rows that share a label, and rows that
+    `reported`, `claims` or a column name although no job of the experiment is one.
     """
     exhibit = _build_exhibit(config)
     if exhibit is None or (exhibit.rows is None and str(config.get("goal", "serve")) != "serve"):
-        return None  # a stage shows it
+        return None
     if exhibit.rows is None:
         raise ConfigError("exhibit.rows is missing: it says how a job gets its row, as in rows: {label: '{policy}'}.")
     _check_metrics(exhibit)
@@ -90,7 +88,7 @@ def _check_metrics(exhibit: Exhibit) -> None:
 
 
 def _job_overrides(config: DictConfig, words: Sequence[str]) -> list[list[str]]:
-    """The overrides of each job of the sweep with these words on the command line; none where that is not known."""
+    """The overrides of each job of the sweep with these words on the command line; empty for a search."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -106,7 +104,7 @@ def _job_overrides(config: DictConfig, words: Sequence[str]) -> list[list[str]]:
 def _base_choices(
     config: DictConfig, exhibit: Exhibit, rows: RowTemplate, jobs: Sequence[Sequence[str]]
 ) -> dict[str, str]:
-    """What the templates name, as the configuration has it before any job changes it."""
+    """The choices that the templates name, as the configuration has them before any job changes them."""
     swept = {name: "-" for job in jobs for name, _ in map(parse_override, job)}
     found: dict[str, str] = {}
     for name in _template_names(exhibit, rows):
@@ -181,7 +179,7 @@ def _unknown_row_error(where: str, label: str, rows: set[tuple[str, str]]) -> Co
 
 
 def _missing_metric_notes(exhibit: Exhibit, jobs: Sequence[ComparisonRow]) -> Iterator[str]:
-    """Metrics of stages are known after the jobs alone."""
+    """Columns whose metric no job has: those of stages are known only after the jobs."""
     known = {metric for job in jobs for metric in job.result.metrics}
     for column in exhibit.columns:
         if known and column.metric_name not in known:
