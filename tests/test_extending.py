@@ -50,11 +50,17 @@ def run(lab: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_users_trained_score_is_recorded_and_replayed(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The quickest run that trains the score, records it by name and reads it again; the pair may be another test's."""
+def in_shared_outputs(command: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Where the toy pair may be another test's."""
     outputs = tmp_path_factory.getbasetemp().parent / "experiments"
+    return f"{command} outputs={outputs} trainer.threads=1 tracking.uri=none", outputs
+
+
+def test_a_users_trained_score_is_recorded_and_replayed(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The quickest run that trains the score, records it by name and reads it again."""
     (simulated,) = (command for command in scored_commands() if "runtime=simulated" in command)
-    done = run(lab, f"{simulated} outputs={outputs} trainer.threads=1 tracking.uri=none")
+    command, outputs = in_shared_outputs(simulated, tmp_path_factory)
+    done = run(lab, command)
     assert done.returncode == 0, done.stderr
     assert "quality is that of policy doubtful's own recorded text" in done.stdout
     traces = [json.loads(file.read_text()) for file in outputs.glob("artifacts/record_outcomes/*/trace.json")]
@@ -66,8 +72,10 @@ def scored_commands() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_users_trained_score_decides_the_same_in_every_runtime(lab: Path) -> None:
-    runs = [run(lab, command) for command in scored_commands()]
+def test_a_users_trained_score_decides_the_same_in_every_runtime(
+    lab: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    runs = [run(lab, in_shared_outputs(command, tmp_path_factory)[0]) for command in scored_commands()]
     assert len(runs) == 3
     drafted = [re.search(r"^drafts .*?^wasted", done.stdout, re.MULTILINE | re.DOTALL) for done in runs]
     assert all(drafted), [done.stderr for done in runs]

@@ -1,32 +1,25 @@
 """A token router as an artifact: a trained network over the device model's last hidden state (CITER, Co-LLM)."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from serving.core.scores import THRESHOLD_SIDES, ThresholdSide, check_threshold
-from serving.learned.artifact import ArtifactFormat, Floats, check_digest
-from serving.learned.mlp import NumpyMLP, layers_from
+from serving.learned.artifact import ArtifactFormat
+from serving.learned.mlp_scorer import MLPScorer
 
 HEADER, WEIGHTS = "router.json", "router.safetensors"
-FORMAT = ArtifactFormat("router", HEADER, WEIGHTS, "policy.offload.scorer.path")
-VERSION = 1
 ROUTE = "route"
-"""The score: which model should write the token that a hidden state predicts."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TokenRouter(NumpyMLP):
+class TokenRouter(MLPScorer):
     """Scores the next token by the hidden state that the device model predicts it from; the threshold decides which
     model writes the token.
 
     Raises ValueError for layers that do not fit each other, a threshold outside 0 to 1, or an unknown side.
     """
 
-    threshold: float = 0.5
     side: ThresholdSide = "below"
     """Tokens with scores on this side of the threshold go to the cloud. CITER's score is the probability that the
     device's token is preferred, so `below`; Co-LLM's is P(Z_t = 1), the probability that it defers, so `above`.
@@ -34,10 +27,9 @@ class TokenRouter(NumpyMLP):
     family: str = "citer"
     heldout_scores: tuple[float, ...] = ()
     """Sorted scores of held-out states; they give the share that a threshold routes."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    made_from: Mapping[str, str] = field(default_factory=dict)
     name: ClassVar[str] = ROUTE
     feature_kind: ClassVar[Literal["hidden"]] = "hidden"
+    files: ClassVar[ArtifactFormat] = ArtifactFormat("router", HEADER, WEIGHTS, "policy.offload.scorer.path")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,46 +57,10 @@ class TokenRouter(NumpyMLP):
             return route_all if share else route_none
         return self.heldout_scores[k if self.side == "below" else n - k - 1]
 
-    def save(self, folder: Path) -> None:
-        """Writes router.json and router.safetensors."""
-        header = {
-            "version": VERSION,
-            "family": self.family,
-            "features": {"hidden": self.num_features},
-            "layers": [len(bias) for _, bias in self.layers],
-            "sha256": self.digest,
-            "threshold": self.threshold,
-            "side": self.side,
-            "heldout_scores": list(self.heldout_scores),
-            "metrics": dict(self.metrics),
-            "made_from": dict(self.made_from),
-        }
-        FORMAT.save(folder, header, self.arrays())
-
 
 def load(path: Path) -> TokenRouter:
     """Reads the artifact that `training.routing.stages` wrote.
 
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
     """
-    header, saved = FORMAT.read_header(path), FORMAT.read_weights(path)
-    with FORMAT.parsing(path):
-        return _from_header(header, saved)
-
-
-def _from_header(header: Mapping[str, Any], saved: dict[str, Floats]) -> TokenRouter:
-    if header["version"] != VERSION:
-        raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
-    found = TokenRouter(
-        layers_from(saved, len(header["layers"])),
-        saved["mean"],
-        saved["std"],
-        threshold=float(header["threshold"]),
-        side=header["side"],
-        family=str(header["family"]),
-        heldout_scores=tuple(header["heldout_scores"]),
-        metrics=dict(header["metrics"]),
-        made_from=dict(header["made_from"]),
-    )
-    check_digest(header["sha256"], found.digest)
-    return found
+    return TokenRouter.load(path)

@@ -20,7 +20,10 @@ def made(*hidden: int, threshold: float = 0.5) -> RejectionPredictor:
         for a, b in pairwise(widths)
     ]
     mean, deviation = np.array([0.9, 0.8, 0.4, 2.0], np.float32), np.array([0.1, 0.2, 0.5, 0.4], np.float32)
-    return RejectionPredictor(tuple(layers), mean, deviation, threshold, 0.75, "a rule", {"fpr": 0.1}, {"k": "8"})
+    return RejectionPredictor(
+        tuple(layers), mean, deviation, threshold, metrics={"fpr": 0.1}, made_from={"k": "8"}, acceptance=0.75,
+        threshold_rule="a rule",
+    )  # fmt: skip
 
 
 def test_a_probability_is_the_output_of_the_layers() -> None:
