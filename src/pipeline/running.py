@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from pipeline.artifacts import environment
-from pipeline.artifacts.progress_display import ProgressCallback, StageObserver, display_for
+from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, StageObserver, display_for
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.report.job import JobReport
 
 STOP_POINTS = ("all", "plan", "train", "profile")
+REPORTS = ("auto", "full", "line", "quiet")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,23 @@ def create_job(cfg: DictConfig) -> Job:
     from hydra.core.global_hydra import GlobalHydra
 
     loader: Any = GlobalHydra.instance().config_loader()
-    return Job(resolve(cfg), ConfigLibrary(loader, cfg.named_configs), display_for(sys.stderr))
+    report = _report_mode(str(cfg.report))
+    observer = NullObserver() if report == "quiet" else display_for(sys.stderr, brief=report == "line")
+    return Job(resolve(cfg), ConfigLibrary(loader, cfg.named_configs), observer)
+
+
+def _report_mode(wanted: str) -> str:
+    """What is printed of a job; raises ConfigError for a mode that there is not."""
+    if wanted not in REPORTS:
+        raise ConfigError(f"report is {wanted!r}; allowed are {', '.join(REPORTS)}.")
+    return wanted if wanted != "auto" else "line" if _is_swept() else "full"
+
+
+def _is_swept() -> bool:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def run(cfg: DictConfig) -> "JobReport | None":
@@ -165,17 +182,17 @@ def _with_serving_versions(context: JobContext, job: Job, plan: Plan) -> JobCont
 
 def _job_context(job: Job) -> JobContext:
     from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     tracking = _tracking(job)
     common = JobContext(
         folder=Path(job.config["outputs"]).absolute(), tracking=tracking, config=job.config,
         versions=environment.versions(), machine=environment.machine(), revision=environment.revision(),
+        report=_report_mode(str(job.config["report"])),
     )  # fmt: skip
     if not HydraConfig.initialized():
         return common
     hydra = HydraConfig.get()
-    swept = hydra.mode == RunMode.MULTIRUN
+    swept = _is_swept()
     return replace(
         common,
         folder=Path(hydra.runtime.output_dir),

@@ -1,4 +1,6 @@
-"""`run_sweep.py ARTIFACT -m ...`: a Hydra application whose jobs report; policy=bad fails, killed says nothing."""
+"""`run_sweep.py ARTIFACT -m ...`: a Hydra application whose jobs report; policy=bad fails, killed says nothing, and at
+policy=interrupted a person presses Ctrl-C.
+"""
 
 import os
 import sys
@@ -9,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from pipeline.command.main import report_interrupted_sweep
 from pipeline.report import job as report
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
@@ -35,6 +38,8 @@ def main(cfg: DictConfig) -> None:
         tuple(job.overrides.task), number=job.job.num, sweep=Path(job.sweep.dir),
     )  # fmt: skip
     report.report_started(context)
+    if cfg.policy == "interrupted":
+        raise KeyboardInterrupt
     if cfg.policy == "bad":
         report.report_failure(ValueError("there is no such thing"), context)
     elif cfg.policy != "killed":
@@ -43,4 +48,7 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        report_interrupted_sweep()

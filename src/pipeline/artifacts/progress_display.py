@@ -76,16 +76,27 @@ def format_duration(seconds: float) -> str:
 
 
 class LineDisplay:
-    """Plain lines: begin and end of each stage, its first progress, and further progress every `interval_s` seconds."""
+    """Plain lines: begin and end of each stage, its first progress, and further progress every `interval_s` seconds.
 
-    def __init__(self, file: TextIO, interval_s: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
-        self._file, self._interval_s, self._now = file, interval_s, now
+    `brief`: only progress, and only of stages that take longer than `interval_s`.
+    """
+
+    def __init__(
+        self,
+        file: TextIO,
+        interval_s: float = 10.0,
+        now: Callable[[], float] = time.monotonic,
+        brief: bool = False,
+    ) -> None:
+        self._file, self._interval_s, self._now, self._brief = file, interval_s, now, brief
         self._rate: ProgressRate | None = None
         self._printed_s, self._stage_name = 0.0, ""
 
     def stage_started(self, stage: Stage) -> None:
-        self._rate, self._printed_s, self._stage_name = None, -math.inf, stage.name
-        self.note(f"{stage.name}: started ({stage.key})")
+        self._rate, self._stage_name = None, stage.name
+        self._printed_s = self._now() if self._brief else -math.inf
+        if not self._brief:
+            self.note(f"{stage.name}: started ({stage.key})")
 
     def progress(self, done: int, total: int, note: str) -> None:
         now_s = self._now()
@@ -95,7 +106,8 @@ class LineDisplay:
             self.note(f"{self._stage_name}: {self._rate.describe(done, total, note, now_s)}")
 
     def stage_finished(self, stage: Stage, seconds: float) -> None:
-        self.note(f"{stage.name}: done in {format_duration(seconds)} ({stage.key})")
+        if not self._brief:
+            self.note(f"{stage.name}: done in {format_duration(seconds)} ({stage.key})")
 
     def stage_failed(self, stage: Stage, message: str) -> None:
         self.note(f"{stage.name}: {message}")
@@ -110,8 +122,19 @@ class LineDisplay:
 class BarDisplay:
     """One live line on a terminal, and plain lines for what stays. It starts no thread, so that workers can fork."""
 
-    def __init__(self, file: TextIO, interval_s: float = 0.1, now: Callable[[], float] = time.monotonic) -> None:
-        self._line_display, self._file, self._interval_s, self._now = LineDisplay(file), file, interval_s, now
+    def __init__(
+        self,
+        file: TextIO,
+        interval_s: float = 0.1,
+        now: Callable[[], float] = time.monotonic,
+        brief: bool = False,
+    ) -> None:
+        self._line_display, self._file, self._interval_s, self._now = (
+            LineDisplay(file, brief=brief),
+            file,
+            interval_s,
+            now,
+        )
         self._rate: ProgressRate | None = None
         self._updated_s = 0.0
         self._bar: RichProgress | None = None
@@ -157,7 +180,9 @@ class BarDisplay:
         self._bar = None
 
 
-def display_for(file: TextIO | None = None) -> StageObserver:
-    """A bar if `file` (standard error by default) is a terminal, else lines."""
+def display_for(file: TextIO | None = None, brief: bool = False) -> StageObserver:
+    """A bar if `file` (standard error by default) is a terminal, else lines; `brief`: no line for a stage's begin or
+    end.
+    """
     file = file or sys.stderr
-    return BarDisplay(file) if file.isatty() else LineDisplay(file)
+    return BarDisplay(file, brief=brief) if file.isatty() else LineDisplay(file, brief=brief)

@@ -70,10 +70,19 @@ def _run_hydra(argv: list[str]) -> None:
         with as_config_errors():
             job()
     except KeyboardInterrupt:
+        report_interrupted_sweep()
         sys.exit(INTERRUPTED)
     except UserError as problem:
         sys.exit(_print_error(problem))
     sys.exit(failed[0] if failed else 0)
+
+
+def report_interrupted_sweep() -> None:
+    """Ends the sweep of this process, if there is one, with what its complete jobs left."""
+    from pipeline.report.sweep import SweepCallback
+
+    if SweepCallback.running:
+        SweepCallback.running.interrupt()
 
 
 def _run_job(cfg: "DictConfig") -> int:

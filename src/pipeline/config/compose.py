@@ -27,8 +27,8 @@ HOISTED_SECTIONS = {"workload": "profiling"}
 
 
 def register_resolvers() -> None:
-    """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: its machine;
-    `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
+    """`${stage:NAME}`: the artifact of a stage; `${process:}`: the number of the command's process; `${machine:}`: its
+    machine; `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
     `device_graph` where a model runs from a graph, else null; `${hidden_scorers:}`: the policy's trained scorers that
     read hidden states, which what records or exports a draft model needs to know.
     """
@@ -43,7 +43,9 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("trained_here", lambda *paths: all(_is_stage(p) for p in paths), replace=True)
     OmegaConf.register_new_resolver("device_graph", _device_graph, replace=True)
     OmegaConf.register_new_resolver("hidden_scorers", _hidden_scorers, replace=True)
-    OmegaConf.register_new_resolver("process", os.getpid, replace=True)
+    # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
+    command = os.environ.setdefault("TANDEM_PROCESS", str(os.getpid()))
+    OmegaConf.register_new_resolver("process", lambda: command, replace=True)
     OmegaConf.register_new_resolver("machine", facts, replace=True)
 
 

@@ -1,10 +1,11 @@
-"""A job is over: print its table, draw its figures, log it to MLflow, and leave job.json for its sweep."""
+"""Reports a job that ended: prints its table, draws its figures, logs it to MLflow, and writes job.json."""
 
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+from pipeline.artifacts import fingerprint
 from pipeline.report import figures, job_result, mlflow_logger, sweep
 from pipeline.report.context import JobContext, stage_metrics
 from pipeline.report.job_result import JobResult
@@ -13,14 +14,16 @@ from pipeline.report.mlflow_logger import MlflowLogger
 from pipeline.report.mlflow_store import mask_secrets, tolerate_mlflow_errors
 from pipeline.report.records import Records
 from pipeline.report.summary import JobSummary, summarise
-from pipeline.report.table import plain_lines, print_parts
+from pipeline.report.table import format_metric, plain_lines, print_parts
+from serving.metrics import definitions
 
+REPORT_FILE = "report.txt"
 _RECORD_FILES = ("requests.parquet", "timeline.parquet", "chunks.parquet", "meta.json")
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a job has to show; `ui_hint` opens MLflow on its run (None where it was not logged)."""
+    """The report of a job; `ui_hint` opens MLflow on its run (None if it was not logged)."""
 
     records: Records
     summary: JobSummary
@@ -31,22 +34,24 @@ class JobReport:
 
 
 def report_started(context: JobContext) -> None:
-    """Say in job.json that the job runs: a job of a sweep that says so at the end was killed."""
+    """Marks the job in job.json as running: a job of an ended sweep that is still marked so was killed."""
     job_result.running_result(context).write(context.folder)
 
 
 def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) -> JobReport:
-    """Report the job that left `artifact`; raises RecordsError where that cannot be read. MLflow may fail and be told.
+    """Reports the job that left `artifact`. Raises RecordsError if it cannot be read; a failure of MLflow is printed.
 
-    The last line says how to open MLflow on the run, unless the sweep around the job will say it for all its runs.
+    The last line tells how to open MLflow on the run, unless the job is part of a sweep, which prints it for all runs.
     """
     file = file or sys.stdout
     records = Records.read(artifact)
     summary = summarise(records)
     parts = summary_parts(records, summary, context)
-    print_parts(parts, file)
+    if context.report == "full":
+        print_parts(parts, file)
     drawn = _draw_figures(records, context.folder / "figures")
     text = "\n".join(plain_lines(parts)) + "\n"
+    fingerprint.write_atomic(context.folder / REPORT_FILE, text)
     run_id, link = _log_to_mlflow(artifact, context, summary, text, drawn, file)
     result = replace(
         job_result.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
@@ -54,15 +59,38 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
         metrics=summary.metrics() | _stage_metrics(context),
     )  # fmt: skip
     result.write(context.folder)
+    if context.report == "line":
+        print(describe_briefly(result, context), file=file, flush=True)
     if link and context.sweep is None:
         print(f"\n{link}", file=file, flush=True)
     return JobReport(records, summary, text, drawn, result, link)
 
 
+_BRIEF = (("quality/mean", "quality"), ("latency/ttft_s/median", "TTFT"), ("latency/tbt_s/mean", "TBT"),
+          ("throughput/goodput_tokens_per_s", ""), ("speculation/acceptance_rate", "accepted"))  # fmt: skip
+"""The metrics of a job's one line, and their names there."""
+
+
+def describe_briefly(result: JobResult, context: JobContext) -> str:
+    """One line: `job 3, sled: quality 0.41, TTFT 0.2 s, ...; 12.0 s to build serve; report.txt in FOLDER`."""
+    name = f"job {result.number}, {result.policy}" if result.number is not None else result.policy
+    values = [_brief_value(key, label, result.metrics.get(key)) for key, label in _BRIEF]
+    built = [one for one in context.stages if not one.cached]
+    seconds, stages = sum(one.seconds for one in built), ", ".join(one.name for one in built)
+    work = f"{seconds:.1f} s to build {stages}" if built else "cached"
+    return f"{name}: {', '.join(filter(None, values))}; {work}; {context.folder / REPORT_FILE}"
+
+
+def _brief_value(key: str, label: str, value: float | None) -> str:
+    metric = definitions.find(key)
+    if metric is None or value is None:
+        return ""
+    unit = {"ms": " ms", "number": f" {metric.unit}"}.get(metric.style, "") if metric.unit != "score" else ""
+    return f"{label} {format_metric(metric, value)}{unit}".strip()
+
+
 def report_stage(context: JobContext, file: TextIO | None = None) -> None:
-    """Log a job that ended with a stage that is a report itself: its numbers and figures, and all it was made from; its
-    sweep, if there is one, gets the numbers.
-    """
+    """Logs a job whose last stage is a report itself: numbers, figures and inputs; its sweep gets the numbers."""
     file = file or sys.stdout
     if context.sweep:
         found = _stage_metrics(context)
@@ -76,7 +104,7 @@ def report_stage(context: JobContext, file: TextIO | None = None) -> None:
 
 
 def report_failure(error: BaseException, context: JobContext, file: TextIO | None = None) -> JobResult:
-    """Note in job.json and in MLflow that the job failed, and why; printing the error is the caller's."""
+    """Notes in job.json and in MLflow that the job failed, and why; the caller prints the error."""
     reason = mask_secrets(str(error) or type(error).__name__)
     result = replace(job_result.running_result(context), status="failed", error=reason)
     result.write(context.folder)
@@ -91,7 +119,7 @@ def report_failure(error: BaseException, context: JobContext, file: TextIO | Non
 
 
 def _stage_metrics(context: JobContext) -> dict[str, float]:
-    """`stage/NAME/METRIC` of what the job was made from."""
+    """`stage/NAME/METRIC` of the job's stages."""
     return {f"stage/{name}": value for one in context.stages for name, value in stage_metrics(one).items()}
 
 
@@ -104,7 +132,7 @@ def _draw_figures(records: Records, folder: Path) -> tuple[Path, ...]:
 def _log_to_mlflow(
     artifact: Path, context: JobContext, summary: JobSummary, text: str, drawn: tuple[Path, ...], file: TextIO
 ) -> tuple[str | None, str | None]:
-    """The run's id and the line that opens it; None for both where it could not be logged."""
+    """The run's id and the line that opens it; None for both if it could not be logged."""
     run_id = link = None
     with tolerate_mlflow_errors(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):

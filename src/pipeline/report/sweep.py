@@ -1,10 +1,9 @@
-"""A Hydra callback around the jobs of a multirun: an MLflow run above theirs, and one table at the end.
+"""A Hydra callback around the jobs of a multirun: an MLflow run that contains theirs, and a table at the end.
 
     hydra.callbacks.sweep: {_target_: pipeline.report.sweep.SweepCallback, tracking: ${tracking}}
 
 The jobs may run in other processes and on other hosts (joblib, submitit): sweep.json and their job.json connect them.
-
-The result of a search, search.json, is reported as a table and to MLflow.
+The result of a search is printed and logged, too:
 
 search.json: {metrics, directions, best: [number], trials: [{number, label, state, values, params}]}
 """
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from hydra.experimental.callback import Callback
 
@@ -33,18 +32,18 @@ if TYPE_CHECKING:
 
 SWEEP_FILE = "sweep.json"
 JOB_FAILED = 1
-"""Exit status of a sweep of which a job has no result."""
+"""Exit status of a sweep if a job has no result."""
 BAD_EXHIBIT = 2
-"""Exit status of a sweep whose exhibit cannot be: no job runs."""
+"""Exit status of a sweep with an invalid exhibit: no job runs."""
 
 
 def parent_run(context: JobContext) -> str | None:
-    """The MLflow run of the sweep that the job is in, if there is one."""
+    """The MLflow run of the job's sweep, if there is one."""
     return _read_note(context.sweep).get("run_id") if context.sweep else None
 
 
 def is_tracked(context: JobContext) -> bool:
-    """Whether the job should log to MLflow: not where the sweep's own run failed, which was said for all its jobs."""
+    """True if the job should log to MLflow; False after a failure of its sweep's run, which was reported once."""
     gave_up = context.sweep is not None and _read_note(context.sweep).get("run_id", "") is None
     return context.tracking.enabled and not gave_up
 
@@ -58,16 +57,20 @@ def _read_note(folder: Path) -> dict[str, Any]:
 
 
 class SweepCallback(Callback):
-    """Begins and ends what a sweep's jobs have in common."""
+    """Starts and finishes a sweep."""
+
+    running: "ClassVar[SweepCallback | None]" = None
+    """The sweep of this process that has begun and not ended: Hydra does not tell callbacks of Ctrl-C."""
 
     def __init__(self, tracking: Tracking, file: TextIO | None = None) -> None:
         self.tracking, self.file = tracking, file
         self.exhibit: SweepExhibit | None = None
+        self.folder = Path()
 
     def on_multirun_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
-        """Check the exhibit; create the store once, before any job could, and the run that the jobs' are nested in.
+        """Checks the exhibit; creates the store, before any job could, and the run that contains the jobs' runs.
 
-        Raises SystemExit where the exhibit cannot be: an exception would be no more than a warning of Hydra's.
+        Raises SystemExit for an invalid exhibit: Hydra would turn an exception into a warning.
         """
         from pipeline.report.exhibit.sweep import prepare_exhibit
 
@@ -79,14 +82,30 @@ class SweepCallback(Callback):
             sys.exit(BAD_EXHIBIT)
         if config.get("stage", "all") == "all":
             overrides = [mask_override(one) for one in config.hydra.overrides.task]
-            start_sweep(Path(config.hydra.sweep.dir), overrides, self.tracking, self._out)
+            self.folder = Path(config.hydra.sweep.dir).absolute()
+            start_sweep(self.folder, overrides, self.tracking, self._out)
+            SweepCallback.running = self
 
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
-        """Print and log the comparison. Raises SystemExit where a job has no result."""
+        """Print and log the comparison. Raises SystemExit where a job has no result, or where there is no job."""
         if config.get("stage", "all") == "all":
-            rows = finish_sweep(Path(config.hydra.sweep.dir), self.tracking, self._out, self.exhibit)
-            if any(row.problem for row in rows):
+            SweepCallback.running = None
+            rows = finish_sweep(self.folder, self.tracking, self._out, self.exhibit)
+            if not rows:
+                print(f"error: no job of this sweep left anything in {self.folder}.", file=sys.stderr)
+            if not rows or any(row.problem for row in rows):
                 sys.exit(JOB_FAILED)
+
+    def interrupt(self) -> None:
+        """Print and log what is there after Ctrl-C."""
+        SweepCallback.running = None
+        rows = finish_sweep(self.folder, self.tracking, self._out, None, interrupted=True)
+        complete = sum(row.problem is None for row in rows)
+        print(
+            f"\ninterrupted: {complete} jobs are complete. The same command goes on: what was built is kept.",
+            file=self._out,
+            flush=True,
+        )
 
     @property
     def _out(self) -> TextIO:
@@ -94,10 +113,10 @@ class SweepCallback(Callback):
 
 
 def _experiment_first(config: "DictConfig") -> None:
-    """Let every job name its experiment before what the sweep adds to it.
+    """Puts the experiment before the sweep's parameters in every job.
 
-    Of two files that choose for one group, Hydra obeys the one that was added last, and a sweep's own parameters are
-    added before the command line's: `+variant` would lose against the experiment that it varies.
+    Of two files that choose for one group, Hydra obeys the last, and a sweep's own parameters come before the command
+    line's: `+variant` would lose against the experiment that it varies.
     """
     from omegaconf import OmegaConf, open_dict, read_write
 
@@ -109,7 +128,7 @@ def _experiment_first(config: "DictConfig") -> None:
 
 
 def start_sweep(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) -> str | None:
-    """Note the sweep in `folder` and in MLflow; its run's id."""
+    """Notes the sweep in `folder` and in MLflow; the id of its run."""
     from pipeline.report.mlflow_logger import MlflowLogger
 
     run_id = None
@@ -125,11 +144,13 @@ def start_sweep(folder: Path, overrides: list[str], tracking: Tracking, file: Te
 
 
 def finish_sweep(
-    folder: Path, tracking: Tracking, file: TextIO, exhibit: "SweepExhibit | None" = None
+    folder: Path,
+    tracking: Tracking,
+    file: TextIO,
+    exhibit: "SweepExhibit | None" = None,
+    interrupted: bool = False,
 ) -> "list[ComparisonRow]":
-    """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, the exhibit, MLflow, and the line that
-    opens it.
-    """
+    """Compares the jobs below `folder`: table, comparison.csv, trade-off figure, exhibit, MLflow, and its address."""
     from pipeline.report import comparison, figures
 
     rows = comparison.print_table(folder, file)
@@ -148,7 +169,7 @@ def finish_sweep(
         made += shown.files
     print(f"\nwritten: {', '.join(map(str, made))}", file=file, flush=True)
     with tolerate_mlflow_errors(tracking, lambda text: print(text, file=file, flush=True)):
-        _log_to_mlflow(folder, rows, made, shown, search, tracking, file)
+        _log_to_mlflow(folder, rows, made, shown, search, tracking, file, interrupted)
     return rows
 
 
@@ -160,6 +181,7 @@ def _log_to_mlflow(
     search: "SearchResult | None",
     tracking: Tracking,
     file: TextIO,
+    interrupted: bool,
 ) -> None:
     from pipeline.report.mlflow_logger import MlflowLogger
 
@@ -175,7 +197,7 @@ def _log_to_mlflow(
         book.log_params(run_id, search.best_params())
     if shown:
         book.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
-    book.end_run(run_id, failed=complete < len(rows))
+    book.end_run(run_id, failed=complete < len(rows) or not rows, killed=interrupted)
     runs = [row.result.run_id for row in rows if row.result.run_id]
     print(tracking.ui_hint(book.experiment_id, runs or [run_id]), file=file, flush=True)
 
@@ -185,7 +207,7 @@ SEARCH_FILE = "search.json"
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The trials of a search, earlier commands' too."""
+    """The trials of a search, those of earlier commands included."""
 
     metrics: Sequence[str]
     directions: Sequence[str]
@@ -194,11 +216,10 @@ class SearchResult:
 
     @property
     def best_trial(self) -> Mapping[str, Any] | None:
-        """The best trial; with several metrics there is no such thing."""
+        """The best trial; None with several metrics."""
         return next((one for one in self.trials if [one["number"]] == list(self.best)), None)
 
     def parts(self) -> list[ReportPart]:
-        """What is printed."""
         complete = sum(one["state"] == "complete" for one in self.trials)
         facts = [("searched", f"{', '.join(self.metrics)}; {complete} of {len(self.trials)} trials complete")]
         for one in (trial for trial in self.trials if trial["number"] in self.best):
@@ -207,7 +228,7 @@ class SearchResult:
         return [LabelledTexts(tuple(facts))]
 
     def best_metrics(self) -> dict[str, float]:
-        """`search/METRIC` of the best trial, and how many there were."""
+        """`search/METRIC` of the best trial, and the number of trials."""
         own = dict(zip(self.metrics, self.best_trial["values"], strict=True)) if self.best_trial else {}
         return {"search/trials": float(len(self.trials)), **{f"search/{name}": value for name, value in own.items()}}
 
@@ -218,7 +239,7 @@ class SearchResult:
 
 
 def read_search(folder: Path) -> SearchResult | None:
-    """What was searched in a sweep's folder; None where nothing was."""
+    """The search of a sweep's folder; None without one."""
     try:
         found = json.loads((folder / SEARCH_FILE).read_text(encoding="utf-8"))
         return SearchResult(**found)

@@ -64,6 +64,16 @@ def test_progress_lines_are_rate_limited() -> None:
     ]
 
 
+def test_a_brief_display_has_only_the_progress_of_stages_that_take_long() -> None:
+    file, time = io.StringIO(), ticks()
+    run(LineDisplay(file, interval_s=10.0, now=lambda: next(time), brief=True))
+    assert [line.partition(",")[0] for line in file.getvalue().splitlines()] == [
+        "model: 3/6 (50 %)",
+        "model: 6/6 (100 %)",
+        f"waiting for {STAGE.key}",
+    ]
+
+
 class Tty(io.StringIO):
     def isatty(self) -> bool:
         return True

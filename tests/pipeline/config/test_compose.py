@@ -1,5 +1,8 @@
 """From a composed configuration to plain data with all stages in one place."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -58,3 +61,15 @@ def test_resolve_does_not_change_its_argument() -> None:
     resolve(cfg)
     assert "stages" in cfg.model
     assert "artifacts" in cfg.policy
+
+
+def test_worker_processes_of_a_launcher_resolve_the_number_of_the_commands_process() -> None:
+    """Else each would make a folder of its own for the jobs of one sweep."""
+    program = (
+        "import os, subprocess, sys; from omegaconf import OmegaConf; from pipeline.config.compose import "
+        "register_resolvers; register_resolvers(); print(OmegaConf.create({'a': '${process:}'}).a, flush=True); "
+        "sys.argv[1:] and subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "TANDEM_PROCESS"}
+    done = subprocess.run([sys.executable, "-c", program, program], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.split() == [done.stdout.split()[0]] * 2

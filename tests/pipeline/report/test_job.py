@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,21 @@ def test_without_mlflow_table_figures_and_result_are_written(artifact, tmp_path)
     assert done.result.metrics["quality/mean"] == pytest.approx(2 / 3)
     assert [path.name for path in done.figures if path.exists()] == ["latency.png", "timeline.png"]
     assert not list(tmp_path.rglob("*.db"))
+
+
+@pytest.mark.parametrize(("mode", "num_lines"), [("line", 1), ("quiet", 0)])
+def test_a_job_of_a_sweep_prints_one_line_and_leaves_its_report_in_a_file(artifact, tmp_path, mode, num_lines):
+    file = io.StringIO()
+    stage = replace(trained(tmp_path / "device_model"), cached=False)
+    sweep = tmp_path / "sweep"
+    asked = context(tmp_path, OFF, number=3, sweep=sweep, report=mode, stages=(stage,))
+    done = report.report_job(artifact, asked, file)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == num_lines
+    assert (tmp_path / "job" / "report.txt").read_text() == done.text
+    for line in lines:
+        assert line.startswith("job 3, synera: quality 0.667, TTFT ")
+        assert line.endswith(f"; 12.5 s to build device_model; {tmp_path / 'job' / 'report.txt'}")
 
 
 def test_mlflow_gets_the_run_with_everything_but_secrets(artifact, tmp_path, tracking):

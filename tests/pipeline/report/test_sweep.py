@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from omegaconf import OmegaConf
+
 from pipeline.report import sweep
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
@@ -39,6 +42,24 @@ def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(tracking, tmp_path)
     assert "/#/compare-runs?runs=" in lines[-1]
     assert (tmp_path / "sweep" / "comparison.csv").exists()
     check_runs(tracking, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"], lines[-1])
+
+
+def test_an_interrupted_sweep_compares_what_is_there_and_ends_its_run(tracking, tmp_path):
+    done = run(drawn(tmp_path / "serve"), tmp_path, "synera,interrupted,sled")
+    lines = done.stdout.splitlines()
+    assert "1 of 2 jobs complete" in lines
+    assert lines[-1] == "interrupted: 1 jobs are complete. The same command goes on: what was built is kept."
+    client, _ = tracking.connect()
+    parent = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"]
+    assert client.get_run(parent).info.status == "KILLED"
+
+
+def test_a_sweep_whose_jobs_left_nothing_fails(tmp_path, capsys):
+    callback = sweep.SweepCallback(Tracking(uri="none", outputs=str(tmp_path)), io.StringIO())
+    callback.folder = tmp_path
+    with pytest.raises(SystemExit, match=str(sweep.JOB_FAILED)):
+        callback.on_multirun_end(OmegaConf.create({"stage": "all"}))
+    assert f"no job of this sweep left anything in {tmp_path}" in capsys.readouterr().err
 
 
 EXHIBIT = (
