@@ -1,6 +1,9 @@
 """Every message round trips: the decoded message equals the encoded one."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +16,7 @@ from serving.messages import (
     Hop,
     LoadReport,
     Message,
+    PathStats,
     Release,
     Reply,
     Request,
@@ -24,6 +28,7 @@ from serving.messages import (
 )
 from serving.transport.frame import Envelope, FrameDecoder, encode_message
 from serving.transport.limits import Limits, PeerExpectations
+from tests.serving.transport.wire_rows import frame_of
 
 names = st.from_regex(r"[A-Za-z0-9._:/-]{1,64}", fullmatch=True)
 ints = st.integers(0, 2**31 - 1)
@@ -35,6 +40,7 @@ samplings = st.builds(
     SamplingParams, st.floats(1e-6, 100), ints, st.floats(1e-6, 1), st.integers(-(2**63), 2**63 - 1)
 )  # fmt: skip
 spans = st.tuples(few, few, st.booleans(), st.booleans()).map(lambda s: Span(min(s[:2]), max(s[:2]), *s[2:]))
+stats = st.builds(PathStats, positive, st.floats(0, 1e9), st.floats(0, 1e9), st.integers(1, 16), positive)
 hops = st.builds(Hop, names, spans, st.sampled_from(("last", "all")))
 
 
@@ -65,6 +71,7 @@ def requests(draw: st.DrawFn) -> Request:
         draw(ints), draw(slices(path_hops[index].span.embedding)), path_hops, index, path, draw(names),
         draw(st.integers(1, 99)), draw(st.floats(-1e9, 1e9) | st.just(INF)), draw(st.floats(0, 1000)),
         draw(st.lists(names, max_size=3).map(tuple)), draw(tokens), draw(st.floats(0, 1e6)), draw(st.floats(0, 1e9)),
+        draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)), draw(st.none() | stats),
     )  # fmt: skip
 
 
@@ -75,7 +82,10 @@ def verdicts(draw: st.DrawFn) -> Verdict:
     return Verdict(draw(few), draw(ints), draw(keeps), next_tree)
 
 
-replies = st.builds(Reply, names, ints, few, verdicts(), st.lists(names, max_size=16).map(tuple), few)
+replies = st.builds(
+    Reply, names, ints, few, verdicts(), st.lists(names, max_size=16).map(tuple), few, st.floats(0, 1e9),
+    st.none() | stats,
+)  # fmt: skip
 others = st.one_of(
     st.builds(CacheMiss, names, ints, names),
     st.builds(Release, names),
@@ -130,3 +140,12 @@ def test_an_absent_list_stays_different_from_an_empty_one() -> None:
 def test_a_number_outside_the_schema_is_an_error_when_encoding() -> None:
     with pytest.raises(ValueError, match="range"):
         encode_message("a", "b", CacheMiss("s", -1, "a"), None)
+
+
+def test_the_reply_in_the_documentation_is_what_is_sent() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "transport.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r'^    (\["Envelope", "cloud-0".*\])$', text, re.MULTILINE)
+    reply = Reply("s", 3, 100, Verdict(3, 12345), ("cloud-0",), 0, 0.0123456)
+    frame = encode_message("cloud-0", "device-0", reply, None)
+    assert frame == frame_of(json.loads(example))
+    assert len(frame) == 66
