@@ -146,7 +146,7 @@ def marks(policy: str, slow: bool = False) -> list[pytest.MarkDecorator]:
 
 @dataclass
 class Log:
-    """Who heard what when, and what it said."""
+    """The events of all nodes with their times and commands."""
 
     entries: list[EventHandled] = field(default_factory=list)
 
@@ -435,7 +435,7 @@ def once(first_start_s: float, duration_s: float) -> str:
 
 @pytest.mark.slow
 def test_processes_of_tiers_are_killed_and_started_again(outputs: Path, tmp_path: Path) -> None:
-    """Nobody else is in their tiers; the one that is started first finds the other still dead."""
+    """Each is alone in its tier; the one that starts first finds the other still down."""
     alone = "policy=cloud_centric", "workload.num_prompts=6"
     OTHER_TIERS["killed"] = (
         "policy=hyperion", "hardware=hyperion_2_tiers", "workload.num_prompts=6", "hardware.tiers.nx.nodes.count=1",

@@ -1,4 +1,4 @@
-"""A pair without models: the next token is a function of the whole prefix that a cache really holds, so that a mistake
+"""A pair without models: the next token is a function of the prefix that the cache holds, so that a mistake
 in the bookkeeping becomes a wrong token, and a hole in a cache an error.
 """
 

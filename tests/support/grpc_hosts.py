@@ -1,4 +1,4 @@
-"""Hosts of one process that really talk gRPC over loopback, with the fake pair for models; parts can be killed."""
+"""Hosts in one process that talk gRPC over loopback, with the fake pair as models; each can be stopped."""
 
 import asyncio
 import threading
@@ -23,26 +23,26 @@ from tests.support.tcp_proxy import Proxy
 LIMITS = Limits(backoff_s=0.02, backoff_max_s=0.1)
 
 
-class Gate(FakePair):
-    """The fake pair with controls to hold its next work, and to fail."""
+class ControlledPair(FakePair):
+    """The fake pair with controls to hold its next work and to fail."""
 
     def __init__(self, engine: Any = None) -> None:
         super().__init__()
         self.engine = engine
-        """A real one, which answers instead."""
-        self.ill: set[str] = set()
+        """A real engine, which runs the work instead of the fake pair."""
+        self.failing_sessions: set[str] = set()
         """Sessions whose work fails."""
-        self.hold, self.go, self.held, self.broken = False, threading.Event(), threading.Event(), 0
+        self.hold, self.resume, self.held, self.num_failures = False, threading.Event(), threading.Event(), 0
 
     def execute(self, work: Work) -> Any:
-        if self.broken:
-            self.broken -= 1
-            raise RuntimeError("the chip is on fire")
-        if isinstance(work, ForwardWork) and not self.ill.isdisjoint(rows.session for rows in work.slices):
-            raise RuntimeError("this one is poison")
+        if self.num_failures:
+            self.num_failures -= 1
+            raise RuntimeError("the chip fails")
+        if isinstance(work, ForwardWork) and not self.failing_sessions.isdisjoint(seq.session for seq in work.slices):
+            raise RuntimeError("work of this session fails")
         if self.hold:
             self.held.set()
-            self.go.wait(20)
+            self.resume.wait(20)
         return (self.engine.execute(work)[0], 0.0) if self.engine else super().execute(work)
 
     def drop(self, session: str, first: int | None) -> None:
@@ -50,7 +50,7 @@ class Gate(FakePair):
 
 
 class Hidden(dict[str, Any]):
-    """The fake pair's hidden states, of all parties: their names alone travel, and get the sender's before them."""
+    """The fake pair's hidden states on all hosts: only ids are sent, and receivers prefix them with the sender."""
 
     def __missing__(self, name: str) -> Any:
         if not name.startswith("@"):
@@ -59,12 +59,12 @@ class Hidden(dict[str, Any]):
 
 
 @dataclass
-class Party:
-    """A host with its driver, running."""
+class RunningHost:
+    """A running host with its driver."""
 
     host: NodeHost
-    live: RealTimeDriver
-    chip: Gate
+    driver: RealTimeDriver
+    chip: ControlledPair
     tensors: Any = None
     address: str = ""
     task: "asyncio.Task[None] | None" = None
@@ -72,15 +72,15 @@ class Party:
 
     @property
     def node(self) -> Any:
-        return self.live._nodes[self.host.node_names[0]]
+        return self.driver._nodes[self.host.node_names[0]]
 
-    def ask(self, call: GenerationRequest) -> None:
-        self.live.post(self.live.now(), self.host.node_names[0], RequestArrived(call))
+    def submit(self, request: GenerationRequest) -> None:
+        self.driver.post(self.driver.now(), self.host.node_names[0], RequestArrived(request))
 
-    def leave(self, session: str) -> None:
-        self.live.post(self.live.now(), self.host.node_names[0], SessionCancelled(session))
+    def cancel(self, session: str) -> None:
+        self.driver.post(self.driver.now(), self.host.node_names[0], SessionCancelled(session))
 
-    async def answer(self, session: str) -> list[EmitTokens]:
+    async def wait_for_end(self, session: str) -> list[EmitTokens]:
         while not any(d.session == session and d.ending for d in self.delivered):
             assert self.task
             if self.task.done():
@@ -89,18 +89,18 @@ class Party:
         return [d for d in self.delivered if d.session == session]
 
     async def text(self, session: str) -> tuple[int, ...]:
-        return tuple(token for d in await self.answer(session) for token in d.tokens)
+        return tuple(token for d in await self.wait_for_end(session) for token in d.tokens)
 
     async def end(self, grace_s: float = 0.0) -> None:
-        self.chip.go.set()
+        self.chip.resume.set()
         if self.task:
             self.task.cancel()
         await self.host.close(grace_s)
         await asyncio.gather(*filter(None, (self.task,)), return_exceptions=True)
-        self.live.close()
+        self.driver.close()
 
 
-class Rig:
+class HostGroup:
     def __init__(
         self,
         policy: str = "sled",
@@ -110,85 +110,85 @@ class Rig:
         limits: Limits = LIMITS,
         engines: Callable[[str, Any], Any] | None = None,
         tensors: Callable[[], Any] = lambda: None,
-        made: Setup | None = None,
+        base: Setup | None = None,
         **how: Any,
     ) -> None:
         self.limits, self._engines, self._tensors = limits, engines, tensors
-        self.topology = Topology(made or setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
+        self.topology = Topology(base or setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
         self.addresses: dict[str, str] = {}
-        """Of nodes of tiers."""
+        """Addresses of the nodes of tiers."""
         self._hidden = Hidden()
-        self.parties: list[Party] = []
+        self.hosts: list[RunningHost] = []
         self.proxies: list[Proxy] = []
 
-    async def way(self, address: str) -> Proxy:
-        """A proxy before that address, which a test can break."""
+    async def proxy_to(self, address: str) -> Proxy:
+        """A proxy to that address, which a test can break."""
         self.proxies.append(await Proxy(address).start())
         return self.proxies[-1]
 
-    async def cloud(self, address: str = "127.0.0.1:0") -> Party:
-        party = self._party("cloud-0")
-        party.address = await party.host.listen(address)
-        return self._run(party)
+    async def cloud(self, address: str = "127.0.0.1:0") -> RunningHost:
+        running = self.create("cloud-0")
+        running.address = await running.host.listen(address)
+        return self.run(running)
 
-    async def node(self, name: str) -> Party:
-        """A node of a tier; a restarted one listens where it did before."""
-        party = self._party(name)
-        party.address = self.addresses[name] = await party.host.listen(self.addresses.get(name, "127.0.0.1:0"))
-        await party.host.connect({other: self.addresses[other] for other in self.topology.upstream_nodes(name)})
-        return self._run(party)
+    async def node(self, name: str) -> RunningHost:
+        """Starts a node of a tier; a restarted node listens at its earlier address."""
+        running = self.create(name)
+        running.address = self.addresses[name] = await running.host.listen(self.addresses.get(name, "127.0.0.1:0"))
+        await running.host.connect({other: self.addresses[other] for other in self.topology.upstream_nodes(name)})
+        return self.run(running)
 
-    async def nodes(self) -> dict[str, Party]:
-        """All of all tiers."""
+    async def nodes(self) -> dict[str, RunningHost]:
+        """Starts all nodes of all tiers."""
         return {name: await self.node(name) for name in self.topology.workers}
 
-    async def device(self, number: int, address: str = "") -> Party:
-        """A device connected to the cloud at that address, or to all tier nodes."""
-        party, there = self._party(f"device-{number}"), {"cloud-0": address} if address else self.addresses
-        await party.host.connect(there)
-        await party.host.wait_until_reachable(there, 10)
-        return self._run(party)
+    async def device(self, number: int, address: str = "") -> RunningHost:
+        """Starts a device, connected to the cloud at that address or to all tier nodes."""
+        running, there = self.create(f"device-{number}"), {"cloud-0": address} if address else self.addresses
+        await running.host.connect(there)
+        await running.host.wait_until_reachable(there, 10)
+        return self.run(running)
 
-    def _party(self, name: str) -> Party:
+    def create(self, name: str) -> RunningHost:
         tensors = self._tensors()
         host = NodeHost(self.topology, (name,), tensors, Security(), self.limits, "digest", 997)
-        chip = Gate(self._engines(name, tensors) if self._engines else None)
+        chip = ControlledPair(self._engines(name, tensors) if self._engines else None)
         chip.blobs = self._hidden
-        party = Party(host, RealTimeDriver(WallClock(), on_error=lambda problem: None), chip, tensors)
-        party.live.add(name, self.topology.create_node(name), ComputeResource(party.chip))
-        party.live.on_emit(lambda deliver, now: party.delivered.append(deliver))
-        self.parties.append(party)
-        return party
+        running = RunningHost(host, RealTimeDriver(WallClock(), on_error=lambda problem: None), chip, tensors)
+        running.driver.add(name, self.topology.create_node(name), ComputeResource(running.chip))
+        running.driver.on_emit(lambda deliver, now: running.delivered.append(deliver))
+        self.hosts.append(running)
+        return running
 
-    def _run(self, party: Party) -> Party:
-        party.host.start(party.live)
-        party.task = asyncio.create_task(party.live.run(lambda: False))
-        return party
+    def run(self, running: RunningHost) -> RunningHost:
+        running.host.start(running.driver)
+        running.task = asyncio.create_task(running.driver.run(lambda: False))
+        return running
 
 
 @asynccontextmanager
-async def rig(policy: str = "sled", **how: Any) -> AsyncIterator[Rig]:
-    """A Rig that is closed at the end; the test inside has 30 s."""
-    made = Rig(policy, **how)
+async def host_group(policy: str = "sled", **how: Any) -> AsyncIterator[HostGroup]:
+    """A HostGroup that is closed at the end; the test inside has 30 s."""
+    hosts = HostGroup(policy, **how)
     try:
         async with asyncio.timeout(30):
-            yield made
+            yield hosts
     finally:
-        for party in reversed(made.parties):
-            await party.end()
-        for proxy in made.proxies:
+        for running in reversed(hosts.hosts):
+            await running.end()
+        for proxy in hosts.proxies:
             await proxy.stop()
 
 
 _RUNNER = asyncio.Runner()
-"""One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
+"""One event loop for all tests: gRPC's poller may lose events of a new loop while those of a closed one arrive."""
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     _RUNNER.run(scenario())
 
 
-def call(session: str, limit: int = 24, **how: Any) -> GenerationRequest:
+def generation_request(session: str, limit: int = 24, **how: Any) -> GenerationRequest:
     return GenerationRequest(
         session, tuple((sum(map(ord, session)) * 31 + k * 7) % 997 for k in range(12)), limit, **how
     )

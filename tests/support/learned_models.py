@@ -39,7 +39,7 @@ def random_router(
 
 
 class ConfidenceScorer:
-    """Looks at confidence, or says the same of every draft."""
+    """The probability is the draft's confidence, or a constant."""
 
     acceptance = 0.5
     name, feature_kind, num_features = "accept", "scores", 4

@@ -1,4 +1,4 @@
-"""Real nodes over a fake wire: devices and a cloud on the simulator, with a log that fresh nodes can replay."""
+"""Devices and a cloud on the simulator with fake links, and a log that fresh nodes can replay."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from serving.policy.slots.placement import DEVICE_TIER
 from tests.support.fake_pair import LAYERS, ROW_NBYTES, FakePair
 
 
-class LateWire:
+class DelayedLink:
     """Constant rate and delay, first in, first out."""
 
     def __init__(self, delay_s: float = 0.02, nbytes_per_s: float = 2e6) -> None:
@@ -37,7 +37,7 @@ class LateWire:
 
 @dataclass
 class Log:
-    """Who heard what when, and what it said."""
+    """The events of all nodes with their times and commands."""
 
     entries: list[tuple[str, Event, float, tuple[Command, ...]]] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class World:
         return self.log.commands(DraftDecision)
 
     def replays(self) -> bool:
-        """Fresh nodes, the logged events: the same commands?"""
+        """True if fresh nodes answer the logged events with the logged commands."""
         fresh = {name: make() for name, make in self.make.items()}
         return all(tuple(fresh[n].handle(event, now)) == commands for n, event, now, commands in self.log.entries)
 
@@ -123,7 +123,7 @@ def world(
     for name, node in nodes.items():
         simulator.add(name, node, ComputeResource(chips[name]))
         if name not in tiers:
-            up, down = LateWire(), LateWire()
+            up, down = DelayedLink(), DelayedLink()
             for tier in tiers:
                 simulator.connect(name, tier, up)
                 simulator.connect(tier, name, down)

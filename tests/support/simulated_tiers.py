@@ -1,4 +1,4 @@
-"""Tiers of nodes with the fake pair for models, on virtual time: each node has caches of its own, and may fail."""
+"""Tiers of nodes on virtual time, with the fake pair as models: each node has its own caches and may fail."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,17 +39,17 @@ CHIPS = {
 NETWORK = link("lan_1gbps")
 DEVICE = fleet("jetson_agx_orin_32gb")
 
-ROWS: dict[str, dict[str, Any]] = {
+TIERED_POLICIES: dict[str, dict[str, Any]] = {
     "hyperion": {"draft": NoDraft(), "offload": FullOffload(), "scheduler": Fifo()},
     "sled": {"kv_cache": PrefixCaching()},
     "synera": {},
     "hat": {"payload": HiddenStatePayload()},
 }
-"""What is asked of the large model, which runs in tiers: its text, or verdicts."""
+"""Slot choices of policies whose large model runs in tiers and writes the text or verifies drafts."""
 
 
 def tiers(*nodes: int, **how: Any) -> dict[str, Tier]:
-    """So many nodes in each."""
+    """Tiers with these numbers of nodes."""
     how = {"detect_ms": 50.0} | how
     return {name: Tier(fleet(chip, count=n), **how) for n, (name, chip) in zip(nodes, CHIPS.items(), strict=False)}
 
@@ -62,31 +62,31 @@ def division(found: Mapping[str, Tier], **how: Any) -> ModelPartition:
     return ModelPartition(**(given | how))
 
 
-def over(found: Mapping[str, Tier], name: str = "hyperion", devices: int = 2, **how: Any) -> Setup:
-    """A policy over these tiers."""
+def tiered_setup(found: Mapping[str, Tier], name: str = "hyperion", devices: int = 2, **how: Any) -> Setup:
+    """A setup of a policy over these tiers."""
     of = division(found)
     placed = {
         "placement": UShapedPlacement(partition=of) if name == "hat" else TieredPlacement(of),
         "dispatch": HypSched(),
     }
-    override = ROWS[name] | placed | how.pop("override", {})
+    override = TIERED_POLICIES[name] | placed | how.pop("override", {})
     base = "cloud_centric" if name == "hyperion" else name
     how = {"network": NETWORK, "pair": pair(cloud="llama2_7b")} | how
     return setup(base, Testbed(device=DEVICE, tiers=found), devices, override=override, **how)
 
 
 @dataclass(frozen=True)
-class Doomed(Topology):
-    """A cast whose nodes fail as written."""
+class FailingTopology(Topology):
+    """A topology whose nodes fail at the given times."""
 
-    down: Mapping[str, Sequence[OutageInterval]] = field(default_factory=dict)
+    outages: Mapping[str, Sequence[OutageInterval]] = field(default_factory=dict)
 
     def node_outages(self, node: str) -> Iterator[OutageInterval]:
-        return iter(self.down.get(node, ()))
+        return iter(self.outages.get(node, ()))
 
 
-class Stage(Simulator):
-    """Remembers who plays."""
+class RecordingSimulator(Simulator):
+    """A simulator that keeps its nodes and chips by name."""
 
     def __init__(self, observers: Sequence[Any]) -> None:
         super().__init__(observers)
@@ -98,46 +98,46 @@ class Stage(Simulator):
         self.nodes[name], self.chips[name] = node, chip
 
 
-class Play:
-    """A setup on virtual time, as runtime `emulated` plays it, whose nodes can be looked at."""
+class TieredRun:
+    """A run of a setup on virtual time, as in runtime `emulated`, whose nodes can be inspected."""
 
     def __init__(
-        self, made: Setup, asked: Sequence[Query], down: Mapping[str, Sequence[OutageInterval]] | None = None,
+        self, base: Setup, queries: Sequence[Query], outages: Mapping[str, Sequence[OutageInterval]] | None = None,
         alpha: float = 0.7, timeout_s: float = float("inf"), log: Log | None = None,
     ) -> None:  # fmt: skip
-        self.cast = Doomed(made, LAYERS, timeout_s, down=down or {})
-        self.asked, self.log = asked, log or Log()
-        self.stage = Stage([self.log])
-        self.users = WorkloadClients(asked, self.cast.devices)
+        self.topology = FailingTopology(base, LAYERS, timeout_s, outages=outages or {})
+        self.queries, self.log = queries, log or Log()
+        self.simulator = RecordingSimulator([self.log])
+        self.users = WorkloadClients(queries, self.topology.devices)
         blobs: dict[str, Any] = {}
 
         def engine() -> FakeEngine:
             return FakeEngine(FakePair(alpha, blobs=blobs))
 
         models = LoadedModels(engine(), LAYERS, engine(), LAYERS, Words(), engine(), new_cloud_engine=engine)  # type: ignore[arg-type]
-        chips = ChipFactory(self.cast, models, asked)
-        self.failures = NodeFailureInjector(self.cast, self.stage, chips, lambda: self.users.all_ended)
-        add_nodes(self.stage, self.cast, chips, (*self.cast.workers, *self.cast.devices))
-        connect(self.stage, self.cast)
-        self.stage.on_session_end(partial(self.users.on_session_end, post=self.stage.post))
-        self.users.start(self.stage.post)
+        chips = ChipFactory(self.topology, models, queries)
+        self.failures = NodeFailureInjector(self.topology, self.simulator, chips, lambda: self.users.all_ended)
+        add_nodes(self.simulator, self.topology, chips, (*self.topology.workers, *self.topology.devices))
+        connect(self.simulator, self.topology)
+        self.simulator.on_session_end(partial(self.users.on_session_end, post=self.simulator.post))
+        self.users.start(self.simulator.post)
         self.failures.start()
 
-    def run(self, until: float = 5000.0) -> "Play":
-        self.stage.run(until)
+    def run(self, until: float = 5000.0) -> "TieredRun":
+        self.simulator.run(until)
         return self
 
     @property
     def workers(self) -> dict[str, Worker]:
-        return {name: node for name, node in self.stage.nodes.items() if isinstance(node, Worker)}
+        return {name: node for name, node in self.simulator.nodes.items() if isinstance(node, Worker)}
 
     @property
     def devices(self) -> dict[str, Device]:
-        return {name: node for name, node in self.stage.nodes.items() if isinstance(node, Device)}
+        return {name: node for name, node in self.simulator.nodes.items() if isinstance(node, Device)}
 
     def pair_of(self, name: str) -> FakePair:
         """The models of a node of a tier."""
-        return self.stage.chips[name].executor._engine.pair  # type: ignore[attr-defined, no-any-return]
+        return self.simulator.chips[name].executor._engine.pair  # type: ignore[attr-defined, no-any-return]
 
     def text(self, session: str) -> tuple[int, ...]:
         return tuple(t for d in self.log.commands(EmitTokens) if d.session == session for t in d.tokens)
@@ -154,14 +154,14 @@ def queries(
     prompt: int = 12,
     sampling: SamplingParams | None = None,
 ) -> list[Query]:
-    """Open arrivals one after the other, or a closed loop on each device."""
-    made = Questions().prompts()
+    """Queries of open arrivals every `every_s` seconds, or of a closed loop on each device."""
+    prompts = Questions().prompts()
     return [
         Query(
             GenerationRequest(
                 f"s{i}", tuple((i * 104729 + k * 31) % 997 for k in range(prompt)), limit, sampling=sampling
             ),
-            made[i % len(made)],
+            prompts[i % len(prompts)],
             i % devices,
             None if every_s is None else i * every_s,
             0.0,
@@ -171,16 +171,16 @@ def queries(
     ]
 
 
-def is_answered(play: Play) -> None:
-    """Nothing is lost, and every text is the target's own."""
-    assert play.endings() == {q.request.session: "complete" for q in play.asked}
-    for query in play.asked:
-        assert play.text(query.request.session) == own_text(query.request.prompt, query.request.max_new_tokens)
+def assert_all_answered(tiered: TieredRun) -> None:
+    """Every request is complete, and every text is the target's."""
+    assert tiered.endings() == {q.request.session: "complete" for q in tiered.queries}
+    for query in tiered.queries:
+        assert tiered.text(query.request.session) == own_text(query.request.prompt, query.request.max_new_tokens)
 
 
-def nothing_left(play: Play) -> None:
-    heres = [device.local_worker for device in play.devices.values() if device.local_worker]
-    for worker in (*play.workers.values(), *heres):
+def assert_no_state_left(tiered: TieredRun) -> None:
+    local_workers = [device.local_worker for device in tiered.devices.values() if device.local_worker]
+    for worker in (*tiered.workers.values(), *local_workers):
         assert not worker.queue, worker.name
         assert not worker.running, worker.name
         assert not worker.retained_requests, worker.name
@@ -189,9 +189,9 @@ def nothing_left(play: Play) -> None:
         assert not worker.kv_accounting.cached_lens, worker.name
         assert not worker.kv_accounting.used_tokens, worker.name
         assert not len(worker.reservations), worker.name
-    for name in play.workers:
-        assert not play.pair_of(name).caches, name
+    for name in tiered.workers:
+        assert not tiered.pair_of(name).caches, name
 
 
-def longer(made: Setup, **limits: int) -> Setup:
-    return replace(made, workload=replace(made.workload, **limits))
+def longer(base: Setup, **limits: int) -> Setup:
+    return replace(base, workload=replace(base.workload, **limits))

@@ -6,8 +6,8 @@ from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, registra
 from tests.programs.build_artifacts import graph
 
 
-def never(who: str) -> None:
-    raise AssertionError(f"waited for {who}")
+def never(stage: str) -> None:
+    raise AssertionError(f"waited for {stage}")
 
 
 def test_a_held_build_lock_claims_the_stage_and_its_ancestors(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A budget in blocks: who is let in, and whose cache goes for it."""
+"""Admission under a budget of blocks, and which cache is evicted."""
 
 import pytest
 

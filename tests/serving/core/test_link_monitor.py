@@ -111,7 +111,7 @@ def test_messages_that_queue_behind_each_other_show_the_rate(mbps: float, clock_
 
 
 def test_a_prompt_in_equal_parts_shows_the_rate_before_anything_small_came() -> None:
-    """Whoever queues shows it by when it comes behind the one before, whatever the quickest message was."""
+    """A queued message shows the rate by its distance from the one before, whatever the fastest message was."""
     link = Link(uplink_mbps=80.0, downlink_mbps=1.0, delay_ms=20.0)
     assert heard(link, [(0.0, PART)] * 6, 5.0).mbps == pytest.approx(80.0, rel=0.03)
 

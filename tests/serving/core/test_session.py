@@ -67,7 +67,7 @@ def test_a_new_attempt_sends_everything() -> None:
 # What a verdict agrees on.
 
 TABLE = {
-    # accepted, token -> new tokens, who wrote them, the drafter's cache, the route's caches
+    # accepted, token -> new tokens, their origins, the draft cache, the target's caches
     "none accepted": (0, 50, (50,), ("corrected",), 3, 3),
     "some accepted": (2, 50, (10, 11, 50), ("accepted", "accepted", "corrected"), 5, 5),
     "all but the last": (3, 50, (10, 11, 12, 50), ("accepted",) * 3 + ("corrected",), 6, 6),
@@ -166,7 +166,7 @@ def test_a_draft_that_grows_by_a_tree_is_verified_as_one_tree() -> None:
     assert s.apply_verdict(Verdict(4, 50, kept_tree_nodes=(0, 1, 3, 4)))[0] == (10, 11, 13, 14, 50)
 
 
-# A draft that nobody checks.
+# A draft that is accepted locally.
 
 
 @pytest.mark.parametrize(("offline", "origin"), [(False, "device"), (True, "offline")])
@@ -234,7 +234,7 @@ def test_a_new_request_drops_the_branches_of_the_last_one() -> None:
     assert s.branches == []
 
 
-# Luck.
+# Random numbers.
 
 
 def test_keyed_random_numbers_depend_on_seed_session_position_and_purpose_only() -> None:

@@ -1,4 +1,4 @@
-"""Testbeds of tiers: what is refused, who is in them, how they are linked, and who is told what."""
+"""Testbeds of tiers: what is refused, their nodes, their links, and which nodes get load reports."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from serving.runtimes.local import Local
 from tests.support.conf_files import architecture, bed, fleet, link
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import pair, setup
-from tests.support.simulated_tiers import DEVICE, NETWORK, division, over, tiers
+from tests.support.simulated_tiers import DEVICE, NETWORK, division, tiered_setup, tiers
 
 NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx_orin_32gb"
 
@@ -69,7 +69,7 @@ def test_impossible_tiers_are_refused(how: dict[str, Any], message: str) -> None
 
 def test_a_placement_on_an_unknown_tier_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no tier 'cloud' in the testbed; there are here and nano, nx"):
-        over(tiers(1, 1), override={"placement": CloudPlacement()})
+        tiered_setup(tiers(1, 1), override={"placement": CloudPlacement()})
     with pytest.raises(ValueError, match=r"no tier 'nano' .* there are here and cloud, and for later stages of a pipe"):
         setup("cloud_centric", override={"placement": CloudPlacement("nano")})
 
@@ -83,18 +83,18 @@ def test_a_model_with_fewer_layers_than_tiers_is_refused() -> None:
 def test_a_model_larger_than_the_largest_node_is_refused() -> None:
     small = {"nano": Tier(fleet(NANO)), "nx": Tier(fleet(NX))}
     with pytest.raises(ValueError, match="llama2_70b"):
-        over(small, pair=pair(cloud="llama2_70b"), override={"placement": CloudPlacement("nx")})
+        tiered_setup(small, pair=pair(cloud="llama2_70b"), override={"placement": CloudPlacement("nx")})
 
 
 def test_runtimes_that_do_not_support_tiers_refuse_them() -> None:
-    failing = over({"nano": Tier(fleet(NX), outages=ListedOutages(((1.0, 2.0),)))})
+    failing = tiered_setup({"nano": Tier(fleet(NX), outages=ListedOutages(((1.0, 2.0),)))})
     with pytest.raises(ValueError, match=r"nodes fail .* choose runtime=grpc, where they are killed, emulated or simu"):
         Local().check(failing)
     with pytest.raises(ValueError, match=r"runtime\.shaping=tc shapes the links of devices, and this testbed has tier"):
-        Grpc(shaping="tc").check(over(tiers(1, 1)))
+        Grpc(shaping="tc").check(tiered_setup(tiers(1, 1)))
 
 
-# Who is there.
+# Nodes.
 
 
 def test_the_papers_testbeds_have_the_papers_nodes() -> None:
@@ -113,73 +113,75 @@ def test_the_papers_testbeds_have_the_papers_nodes() -> None:
 
 def test_node_names_count_through_the_fleets_of_a_tier() -> None:
     mixed = {"near": Tier(fleet(NX, count=2), (fleet(AGX),)), "far": Tier(fleet(AGX))}
-    cast = Topology(over(mixed), LAYERS)
-    assert cast.tiers == {"near": ("near-0", "near-1", "near-2"), "far": ("far-0",)}
-    assert {name: each.chip.name for name, each in cast.cloud_fleets.items()} == {
+    topology = Topology(tiered_setup(mixed), LAYERS)
+    assert topology.tiers == {"near": ("near-0", "near-1", "near-2"), "far": ("far-0",)}
+    assert {name: each.chip.name for name, each in topology.cloud_fleets.items()} == {
         "near-0": NX, "near-1": NX, "near-2": AGX, "far-0": AGX,
     }  # fmt: skip
-    assert cast.cloud_processes == (("near-0",), ("near-1",), ("near-2",), ("far-0",))
-    assert cast.cloud_latency("near-2").a_s < cast.cloud_latency("near-0").a_s
+    assert topology.cloud_processes == (("near-0",), ("near-1",), ("near-2",), ("far-0",))
+    assert topology.cloud_latency("near-2").a_s < topology.cloud_latency("near-0").a_s
 
 
 def test_a_node_too_small_for_its_tiers_layers_is_left_out() -> None:
     """The split goes by the roomiest (Eq. 5); whatever the dispatch, no request meets a node without the weights."""
     mixed = {"near": Tier(fleet(NANO), (fleet(AGX),), outages=ListedOutages(((1.0, 2.0),)), failing_nodes=(1,)),
              "far": Tier(fleet(AGX))}  # fmt: skip
-    made = over(mixed, pair=pair(cloud="llama2_13b"), override={"placement": TieredPlacement(division(
+    made = tiered_setup(mixed, pair=pair(cloud="llama2_13b"), override={"placement": TieredPlacement(division(
         mixed, architecture=architecture("llama2_13b"))), "dispatch": RoundRobin()})  # fmt: skip
-    cast = Topology(made, LAYERS)
-    assert cast.tiers == {"near": ("near-1",), "far": ("far-0",)}
-    assert cast.cloud_fleets["near-1"].chip.name == AGX
-    assert [*cast.node_outages("near-1")] == [(1.0, 2.0)]
-    assert mixed["near"].cache_tokens(made.hop_architecture(made.hops[0])) == cast._cache_tokens("near-1") > 0
+    topology = Topology(made, LAYERS)
+    assert topology.tiers == {"near": ("near-1",), "far": ("far-0",)}
+    assert topology.cloud_fleets["near-1"].chip.name == AGX
+    assert [*topology.node_outages("near-1")] == [(1.0, 2.0)]
+    assert mixed["near"].cache_tokens(made.hop_architecture(made.hops[0])) == topology._cache_tokens("near-1") > 0
 
 
 def test_named_nodes_fail_independently() -> None:
     outages = PeriodicOutages(period_s=50, duration_s=5)
-    cast = Topology(over(tiers(3, 1, outages=outages, failing_nodes=(0,))), LAYERS)
-    assert next(cast.node_outages("nano-0"))
-    assert [*cast.node_outages("nano-1")] == []
-    alike = Topology(over(tiers(2, 2, outages=outages)), LAYERS)
+    topology = Topology(tiered_setup(tiers(3, 1, outages=outages, failing_nodes=(0,))), LAYERS)
+    assert next(topology.node_outages("nano-0"))
+    assert [*topology.node_outages("nano-1")] == []
+    alike = Topology(tiered_setup(tiers(2, 2, outages=outages)), LAYERS)
     assert len({next(alike.node_outages(name)) for name in alike.workers}) == 4
     assert next(Topology(alike.setup, LAYERS).node_outages("nx-1")) == next(alike.node_outages("nx-1"))
 
 
 def test_a_node_caches_as_many_tokens_as_its_layers_leave_memory_for() -> None:
-    made = over(tiers(2, 2))
+    made = tiered_setup(tiers(2, 2))
     nano, nx = made.hops
     assert made.hop_architecture(nano).layers + made.hop_architecture(nx).layers == 32
     assert (nano.span.embedding, nano.span.lm_head, nx.span.embedding, nx.span.lm_head) == (True, False, False, True)
-    cast = Topology(made, LAYERS)
+    topology = Topology(made, LAYERS)
     rest = 8 * 2**30 - made.hop_architecture(nano).weights_nbytes("fp16")
-    assert cast._cache_tokens("nano-0") == rest // made.hop_architecture(nano).kv_nbytes_per_token("fp16")
+    assert topology._cache_tokens("nano-0") == rest // made.hop_architecture(nano).kv_nbytes_per_token("fp16")
 
 
-# Who is told.
+# Load reports.
 
 
 def test_load_reports_go_to_the_previous_tier_if_it_has_a_choice() -> None:
-    cast = Topology(over(tiers(2, 1, 2), devices=3), LAYERS)
-    told = {name: node.watchers for name in cast.workers if isinstance(node := cast.create_node(name), Worker)}
+    topology = Topology(tiered_setup(tiers(2, 1, 2), devices=3), LAYERS)
+    told = {name: node.watchers for name in topology.workers if isinstance(node := topology.create_node(name), Worker)}
     assert told == {
-        "nano-0": cast.devices, "nano-1": cast.devices, "nx-0": (), "agx-0": ("nx-0",), "agx-1": ("nx-0",),
+        "nano-0": topology.devices, "nano-1": topology.devices, "nx-0": (), "agx-0": ("nx-0",), "agx-1": ("nx-0",),
     }  # fmt: skip
 
 
 def test_a_dispatch_without_load_reports_has_no_watchers() -> None:
-    cast = Topology(over(tiers(2, 2), override={"dispatch": RoundRobin()}), LAYERS)
-    assert {node.watchers for name in cast.workers if isinstance(node := cast.create_node(name), Worker)} == {()}
-    assert not cast.setup.policy.dispatch.needs_load_reports
+    topology = Topology(tiered_setup(tiers(2, 2), override={"dispatch": RoundRobin()}), LAYERS)
+    assert {node.watchers for name in topology.workers if isinstance(node := topology.create_node(name), Worker)} == {
+        ()
+    }
+    assert not topology.setup.policy.dispatch.needs_load_reports
 
 
 def test_devices_that_run_the_first_hop_choose_among_the_first_tier() -> None:
-    cast = Topology(over(tiers(2, 2), "hat", devices=2), LAYERS)
-    assert [hop.node for hop in cast.hops] == [DEVICE_TIER, "nano", "nx", DEVICE_TIER]
-    nano, nx = cast.create_node("nano-1"), cast.create_node("nx-1")
+    topology = Topology(tiered_setup(tiers(2, 2), "hat", devices=2), LAYERS)
+    assert [hop.node for hop in topology.hops] == [DEVICE_TIER, "nano", "nx", DEVICE_TIER]
+    nano, nx = topology.create_node("nano-1"), topology.create_node("nx-1")
     assert isinstance(nano, Worker)
     assert isinstance(nx, Worker)
-    assert (nano.watchers, nx.watchers) == (cast.devices, ("nano-0", "nano-1"))
-    device = cast.create_node("device-0")
+    assert (nano.watchers, nx.watchers) == (topology.devices, ("nano-0", "nano-1"))
+    device = topology.create_node("device-0")
     assert isinstance(device, Device)
     assert device.hop_path.reachable()
 
@@ -188,7 +190,7 @@ def test_devices_that_run_the_first_hop_choose_among_the_first_tier() -> None:
 
 
 class Wires:
-    """A driver that only remembers who was connected how."""
+    """A driver that only records connections."""
 
     def __init__(self) -> None:
         self.wires: dict[tuple[str, str], Any] = {}
@@ -208,7 +210,7 @@ def linked(**how: Any) -> dict[tuple[str, str], Any]:
     found = tiers(2, 1, 1)
     found["agx"] = replace(found["agx"], link=SLOW)
     driver = Wires()
-    connect(driver, Topology(over(found, **how), LAYERS))
+    connect(driver, Topology(tiered_setup(found, **how), LAYERS))
     return driver.wires
 
 
@@ -260,28 +262,30 @@ def test_a_device_has_one_access_link_to_all_nodes() -> None:
 
 def test_a_devices_outages_are_not_those_of_the_links_between_tiers() -> None:
     shaky = replace(link("lan_1gbps"), outages=PeriodicOutages(period_s=9, duration_s=1))
-    cast = Topology(over(tiers(1, 1), network=shaky), LAYERS)
-    assert cast.device_link("device-0").outages
-    assert [each.outages for each in cast.intermediate_links("nx")] == [None]
-    assert cast.intermediate_links("nano") == ()
+    topology = Topology(tiered_setup(tiers(1, 1), network=shaky), LAYERS)
+    assert topology.device_link("device-0").outages
+    assert [each.outages for each in topology.intermediate_links("nx")] == [None]
+    assert topology.intermediate_links("nano") == ()
 
 
 def test_a_link_of_the_first_tier_is_the_link_of_the_devices() -> None:
     found = tiers(1, 1)
     found["nano"] = replace(found["nano"], link=SLOW)
-    cast = Topology(over(found), LAYERS)
-    assert cast.device_link("device-0") == SLOW
-    assert cast.intermediate_links("nx") == (NETWORK,)
+    topology = Topology(tiered_setup(found), LAYERS)
+    assert topology.device_link("device-0") == SLOW
+    assert topology.intermediate_links("nx") == (NETWORK,)
 
 
 def test_later_tiers_dial_earlier_ones() -> None:
-    cast = Topology(over(tiers(2, 1, 1)), LAYERS)
-    assert cast.upstream_nodes("agx-0") == ("nano-0", "nano-1", "nx-0")
-    assert cast.upstream_nodes("nx-0") == cast.tiers["nano"]
-    assert cast.downstream_nodes("nano-1") == ("nx-0", "agx-0")
-    assert cast.downstream_nodes("agx-0") == cast.upstream_nodes("nano-0") == ()
+    topology = Topology(tiered_setup(tiers(2, 1, 1)), LAYERS)
+    assert topology.upstream_nodes("agx-0") == ("nano-0", "nano-1", "nx-0")
+    assert topology.upstream_nodes("nx-0") == topology.tiers["nano"]
+    assert topology.downstream_nodes("nano-1") == ("nx-0", "agx-0")
+    assert topology.downstream_nodes("agx-0") == topology.upstream_nodes("nano-0") == ()
     assert all(
-        (a in cast.upstream_nodes(b)) == (b in cast.downstream_nodes(a)) for a in cast.workers for b in cast.workers
+        (a in topology.upstream_nodes(b)) == (b in topology.downstream_nodes(a))
+        for a in topology.workers
+        for b in topology.workers
     )
 
 
@@ -338,4 +342,4 @@ def test_a_u_shapes_middle_is_divided_over_tiers() -> None:
 
 
 def test_tiers_keep_the_dispatch_of_the_policy() -> None:
-    assert over(tiers(2, 2)).policy.dispatch == HypSched()
+    assert tiered_setup(tiers(2, 2)).policy.dispatch == HypSched()

@@ -95,7 +95,7 @@ def test_an_error_of_work_ends_the_run() -> None:
 
 
 def test_a_fatal_error_ends_the_run_despite_on_error() -> None:
-    """In time: a node that fails all that it is asked looks idle to whoever chooses among nodes."""
+    """The order matters: a node that fails all its work looks idle to the nodes that choose."""
     told: list[Exception] = []
 
     class Broken(FakePair):
@@ -115,5 +115,5 @@ def test_a_fatal_error_ends_the_run_despite_on_error() -> None:
 
 def test_a_message_for_an_unknown_node_is_ignored() -> None:
     w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: RealTimeDriver(WallClock(), o)))
-    w.simulator.receive("nobody", EmitTokens("s", (), ()))  # type: ignore[arg-type]
+    w.simulator.receive("unknown", EmitTokens("s", (), ()))  # type: ignore[arg-type]
     assert set(asyncio.run(played(w)).endings().values()) == {"complete"}

@@ -24,7 +24,7 @@ from serving.policy.slots.link_loss import LinkLoss
 from tests.serving.frontend.openai.fake_gateway import FakeTokenizer
 from tests.support.fake_pair import LAYERS, own_text
 from tests.support.fake_setup import setup
-from tests.support.grpc_hosts import Gate, run, until
+from tests.support.grpc_hosts import ControlledPair, run, until
 
 PROMPT = tuple(range(40, 52))
 Tokens = tuple[int, ...]
@@ -37,7 +37,7 @@ class Stage:
     gateway: DeviceGateway
     live: RealTimeDriver
     node: Device
-    chips: dict[str, Gate]
+    chips: dict[str, ControlledPair]
     begun: list[RequestArrived]
 
     async def ask(
@@ -66,7 +66,7 @@ async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> As
     made = Stage(gateway, None, node, {}, [])  # type: ignore[arg-type]
     made.live = live = RealTimeDriver(WallClock(), [gateway, made], on_error=lambda problem: None)
     for name in ("device-0", *topology.workers):
-        made.chips[name] = Gate()
+        made.chips[name] = ControlledPair()
         live.add(
             name,
             FaultBarrier(node) if name == "device-0" else topology.create_node(name),
@@ -182,7 +182,7 @@ def test_greedy_requests_have_one_random_stream() -> None:
 @pytest.mark.parametrize("node", ["device-0", "cloud-0"])
 def test_a_failing_chip_fails_at_most_one_request(node: str) -> None:
     async def scene(s: Stage) -> None:
-        s.chips[node].broken = 1
+        s.chips[node].num_failures = 1
         first = await s.ask()
         assert first[-1].ending == ("failed" if node == "device-0" else "complete")
         second = await s.ask()

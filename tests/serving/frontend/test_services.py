@@ -37,7 +37,7 @@ from serving.transport.security import Security
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import setup
 from tests.support.grpc_hosts import LIMITS, run
-from tests.support.simulated_tiers import over, tiers
+from tests.support.simulated_tiers import tiered_setup, tiers
 from tests.support.tiny_models import save_checkpoints
 
 TOKEN, KEY = "the-token-of-this-test", "the-key-of-this-test"
@@ -188,7 +188,7 @@ NODES = {"nano-0": "127.0.0.1:7001", "nano-1": "127.0.0.1:7002", "nx-0": "127.0.
 
 
 def test_each_tier_node_is_a_cloud_process_that_names_its_node() -> None:
-    made = over(tiers(2, 1))
+    made = tiered_setup(tiers(2, 1))
     topology = Topology(made, LAYERS)
     for node in NODES:
         service = ServiceOptions(nodes=NODES, node=node)
@@ -214,7 +214,7 @@ def test_tier_nodes_need_exactly_one_address_each(match: str) -> None:
     service = ServiceOptions(nodes=WRONG_NODES[match], node="nano-0")
     for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match=match):
-            side(over(tiers(2, 1)), service)
+            side(tiered_setup(tiers(2, 1)), service)
 
 
 def test_nodes_of_a_testbed_without_tiers_are_refused() -> None:
@@ -232,7 +232,7 @@ def test_a_token_without_tls_between_tiers_is_refused(monkeypatch: pytest.Monkey
     remote = ServiceOptions(nodes=NODES | {"nx-0": "10.0.0.1:7070"}, node="nano-0")
     for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match="no TLS") as told:
-            side(over(tiers(2, 1)), remote)
+            side(tiered_setup(tiers(2, 1)), remote)
         assert TOKEN not in str(told.value)
 
 
@@ -292,7 +292,7 @@ def test_more_context_tokens_than_a_model_takes_are_refused(real: ModelPair) -> 
         context_tokens(setup("sled", pair=real), 513)
 
 
-# Who may talk.
+# Access.
 
 
 def test_the_digest_differs_where_cloud_and_device_must_agree() -> None:

@@ -1,4 +1,4 @@
-"""Who left how deep, against caches that are kept layer by layer."""
+"""Exit depths of tokens, against caches that are kept layer by layer."""
 
 import random
 

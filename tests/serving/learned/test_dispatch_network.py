@@ -1,4 +1,4 @@
-"""A dispatcher as it is served: its graph, its artifact, and the nodes that it drives."""
+"""The dispatch network: its features, its artifact, and the nodes that it chooses."""
 
 import json
 from dataclasses import replace

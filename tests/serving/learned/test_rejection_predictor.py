@@ -1,4 +1,4 @@
-"""The predictor as it is served: its chances by hand, its artifact, and what is said of a damaged one."""
+"""The rejection predictor: its probabilities by hand, its artifact, and the errors of a damaged one."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""A router as it is served: which side of its threshold is routed, its shares, its artifact."""
+"""The router: the side of its threshold, its shares, its artifact."""
 
 import json
 from dataclasses import replace

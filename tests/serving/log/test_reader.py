@@ -10,7 +10,7 @@ from serving.log.reader import merge_entries, merge_logs
 from serving.messages import MessageReceived, Release, TimerFired
 from tests.serving.log.recorded_runs import Later, Only, recorder, watched
 from tests.support.policies import POLICIES
-from tests.support.simulated_nodes import LateWire
+from tests.support.simulated_nodes import DelayedLink
 
 DEVICES = {"device-0", "device-1", "device-2"}
 
@@ -36,7 +36,7 @@ def test_two_logs_merge_to_the_order_of_one_driver(tmp_path: Path, name: str, tu
 def test_a_merge_orders_a_receipt_after_its_send_at_equal_times(
     tmp_path: Path, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LateWire, "arrival_s", lambda self, nbytes, now: now)
+    monkeypatch.setattr(DelayedLink, "arrival_s", lambda self, nbytes, now: now)
     expected, paths = split(tmp_path, "cloud_centric")
     told = recorder()
     feed_observer(merge_logs(paths[::-1] if turned else paths), told)

@@ -1,4 +1,4 @@
-"""What batches were expected to take beside what they took."""
+"""Estimated and measured times of batches."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a run's record says, checked against the log of the same run."""
+"""A run's records against the log of the same run."""
 
 from typing import Any
 
@@ -160,11 +160,11 @@ def test_a_forgotten_session_is_not_recorded_again_by_late_requests() -> None:
     asks = MessageReceived(Request(0, SequenceSlice("a", 0, 1, (5,), rule="greedy"), (), 0, ("cloud",), "d"))
     recorder.event_handled("d", RequestArrived(GenerationRequest("a", (5,), 8)), 0.0, ())
     recorder.event_handled("cloud", asks, 1.0, ())
-    desk = recorder._workers["cloud"]
-    assert (desk.waiting_since_s, desk.arrived) == ({"a": 1.0}, {"a"})
+    queue = recorder._workers["cloud"]
+    assert (queue.waiting_since_s, queue.arrived) == ({"a": 1.0}, {"a"})
     recorder.forget("a")
     recorder.event_handled("cloud", asks, 2.0, ())
-    assert (desk.waiting_since_s, desk.arrived, recorder.records) == ({}, set(), {})
+    assert (queue.waiting_since_s, queue.arrived, recorder.records) == ({}, set(), {})
 
 
 def test_a_lost_message_counts_bytes_and_has_no_timeline_entry() -> None:

@@ -1,4 +1,4 @@
-"""When a device stood still, by hand and against a grid."""
+"""Stall times of a device, by hand and against a time grid."""
 
 import math
 
@@ -73,8 +73,8 @@ def test_every_kind_of_work_in_the_cloud_is_waited_for(lane: str) -> None:
 
 
 def test_messages_after_the_end_cause_no_stall() -> None:
-    farewell: Line = [("uplink", 13, 16, 16)]
-    assert stall_times([*ROUND, *farewell], ended_s=13) == stall_times(ROUND)
+    release: Line = [("uplink", 13, 16, 16)]
+    assert stall_times([*ROUND, *release], ended_s=13) == stall_times(ROUND)
 
 
 def test_a_stall_cut_by_the_end_counts_up_to_it() -> None:
@@ -87,7 +87,7 @@ pieces = st.tuples(st.sampled_from(LANES), st.integers(0, 30), st.integers(0, 8)
 
 
 def by_the_grid(line: Line, ended_s: float) -> tuple[int, int, int]:
-    """Every second asked for itself: who is at work in it?"""
+    """The stall times, counted second by second."""
     link = cloud = resident = 0
     for second in range(40):
         busy = {lane for lane, begin, end, _ in line if begin <= second < min(end, ended_s)}

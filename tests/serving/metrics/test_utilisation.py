@@ -1,4 +1,4 @@
-"""How busy and how full nodes were, on three tiers whose work is added up by hand."""
+"""Utilisation and memory of nodes, on three tiers whose work is added up by hand."""
 
 import pytest
 

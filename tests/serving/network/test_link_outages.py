@@ -1,4 +1,4 @@
-"""A link that breaks and comes back while a run goes on: the schedule is endless, the run is not."""
+"""Outages of a link during a run: the schedule is endless, the run is not."""
 
 from typing import Any
 

@@ -102,7 +102,7 @@ def test_endless_short_outages_are_no_disconnections():
         ("left before, arrives during", [(0, 1.995)], [2.005]),
         ("under way when a long one comes: gone", [(1e6, 9.5), (0, 13.0)], [inf, 13.01]),
         ("queued behind one that is gone: gone too", [(1e6, 9.5), (0, 9.6), (0, 13.0)], [inf, inf, 13.01]),
-        ("said before anybody notices: gone", [(0, 10.5), (0, 13.0)], [inf, 13.01]),
+        ("sent before the detection: lost", [(0, 10.5), (0, 13.0)], [inf, 13.01]),
         ("said after both ends noticed: gone", [(0, 12.9), (0, 13.0)], [inf, 13.01]),
         ("the channel is free again", [(9e6, 9.0), (1e6, 13.0)], [inf, 14.01]),
         ("across a short and into a long one: gone", [(9e6, 1.5), (1e6, 14.0)], [inf, 15.01]),

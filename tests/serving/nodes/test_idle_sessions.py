@@ -1,4 +1,4 @@
-"""A conversation's turns: what of the caches a next turn goes on from, and what is freed when there is none."""
+"""Turns of a conversation: which caches the next turn reuses, and what is freed without one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

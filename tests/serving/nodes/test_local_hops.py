@@ -1,4 +1,4 @@
-"""A target in parts whose first and last run on the device: the target's own text, and no token on any link."""
+"""A split target whose first and last hops run on the device: the target's text, and no token on any link."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -225,7 +225,7 @@ def test_sessions_evicted_by_a_full_cloud_are_retried(name: str) -> None:
 @pytest.mark.parametrize("at", MOMENTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cancelled_session_leaves_nothing_behind(name: str, at: float) -> None:
-    """Also before the first answer, when the device does not know yet who holds its caches."""
+    """Also before the first reply, when the device does not know yet which nodes hold its caches."""
     w = world(
         shaped(name, 2, prefill=ChunkedPrefill(5, "first")), devices=1, at_once=2, calls_each=2, prompt=33, limit=40
     )

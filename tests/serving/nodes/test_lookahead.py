@@ -1,4 +1,4 @@
-"""Drafting ahead while a verdict is awaited: what is prepared, what of it survives, and that it changes no text."""
+"""Lookahead while a verdict is awaited: what is drafted, what survives the verdict, and that no text changes."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ def test_lookahead_beyond_a_window_is_the_drafters_continuation(steps: int, k: i
 
 
 def test_lookahead_changes_no_offload_decision() -> None:
-    """Its luck is named by position: what was drafted ahead changes no decision."""
+    """Random numbers depend on the position, so that lookahead changes no decision."""
     texts = []
     for waiting in (NoLookahead(), SyneraLookahead(THRESHOLDS)):
         w = world(policy("synera", lookahead=waiting), limit=60).run()

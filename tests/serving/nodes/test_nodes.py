@@ -1,4 +1,4 @@
-"""The nodes as a whole: every policy, prompt shape, loss and ending, on a pair whose tokens betray mistakes."""
+"""Device and cloud together: every policy, prompt length, link loss and ending; wrong tokens reveal mistakes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Random rows of slot choices on random prompts, limits, caches and mishaps: from a seed, so that a failure repeats."""
+"""Random policies on random prompts, limits, caches and failures, seeded so that a failure repeats."""
 
 import functools
 import random

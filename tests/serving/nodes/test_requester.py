@@ -1,4 +1,4 @@
-"""What a device says to its cloud, and what it does when the cloud is gone, at every moment."""
+"""The requests of a device to its cloud, and its behaviour when the cloud is lost at any moment."""
 
 import pytest
 
@@ -120,7 +120,7 @@ def test_a_request_has_a_header_and_four_bytes_per_token() -> None:
 @pytest.mark.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
 @pytest.mark.parametrize("capacity_tokens", [float("inf"), 50])
 def test_a_short_reply_timeout_still_gets_an_answer(timeout_s: float, capacity_tokens: float) -> None:
-    """Each retry makes the one before it void: at a constant timeout below the service time nobody ever gets on."""
+    """Each retry supersedes the one before: with a constant timeout below the service time no request would finish."""
     w = world(policy("sled", kv_cache=PrefixCaching()), limit=20, timeout_s=timeout_s, capacity_tokens=capacity_tokens)
     w.simulator.run(60.0)
     assert set(w.endings().values()) == {"complete"}

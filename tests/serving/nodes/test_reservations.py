@@ -1,4 +1,4 @@
-"""What a node has promised, and what those who choose among nodes know of it."""
+"""The reserved work of a node, and what the nodes that choose among nodes know of it."""
 
 from typing import Any
 
@@ -204,7 +204,7 @@ def test_expired_leases_release_reservations() -> None:
     assert not len(w.reservations)
 
 
-# Who chooses.
+# Choosing a node.
 
 
 NEAR = {"near": ("near-0", "near-1", "near-2"), "lone": ("lone-0",)}
@@ -217,7 +217,7 @@ def spoken(chooser: NodeSelector, **waits_s: float) -> None:
 
 
 def test_requests_sent_since_the_last_report_count_as_load() -> None:
-    """A burst is dealt, though nobody could report in between."""
+    """A burst is spread, though no report can arrive in between."""
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     spoken(chooser, a=0.0, b=0.1, c=5.0)
     assert [chooser.choose("near", ROWS, 5) for _ in range(4)] == ["near-0", "near-1", "near-0", "near-1"]
@@ -267,7 +267,7 @@ def test_a_tier_is_reachable_while_one_node_is() -> None:
     chooser.mark_lost("near-2")
     assert not chooser.reachable("near")
     assert chooser.reachable("lone")
-    assert chooser.choose("near", ROWS, 5) in chooser.lost_nodes  # a node's name, for whoever may still wait for it
+    assert chooser.choose("near", ROWS, 5) in chooser.lost_nodes  # a node's name, for requests that wait for it
 
 
 def test_a_single_node_is_chosen_without_dispatch() -> None:

@@ -1,4 +1,4 @@
-"""A model over tiers of nodes, any of which may fail: the model's own text, nothing lost, nothing left anywhere."""
+"""A model over tiers of nodes that may fail: the model's text, no request lost, no state left."""
 
 from dataclasses import replace
 from functools import cache
@@ -36,17 +36,26 @@ from serving.policy.slots.dispatch import EarliestFinish, HypSched, RandomDispat
 from serving.policy.slots.prefill import ChunkedPrefill, WholePrefill
 from serving.policy.slots.scheduler import ContinuousBatch, Fifo, UpwardRank
 from tests.support.fake_pair import LAYERS
-from tests.support.simulated_tiers import NETWORK, Doomed, Play, is_answered, nothing_left, over, queries, tiers
+from tests.support.simulated_tiers import (
+    NETWORK,
+    FailingTopology,
+    TieredRun,
+    assert_all_answered,
+    assert_no_state_left,
+    queries,
+    tiered_setup,
+    tiers,
+)
 
 BEDS = {"two": (2, 2), "three": (2, 3, 2), "four": (2, 2, 2, 2), "one node each": (1, 1, 1)}
 NAMES = ("hyperion", "sled", "hat")
 
 
-def forwards(play: Play, node: str, session: str) -> list[tuple[float, float, Any]]:
+def forwards(run: TieredRun, node: str, session: str) -> list[tuple[float, float, Any]]:
     """(begins, ends, rows) of what a node ran for a session."""
     found = []
     begun: dict[int, tuple[float, Any]] = {}
-    for name, event, now, said in play.log.entries:
+    for name, event, now, said in run.log.entries:
         if name != node:
             continue
         if isinstance(event, WorkFinished) and event.job in begun:
@@ -56,18 +65,18 @@ def forwards(play: Play, node: str, session: str) -> list[tuple[float, float, An
     return found
 
 
-def heard(play: Play, kind: type) -> list[tuple[str, float, Any]]:
+def heard(run: TieredRun, kind: type) -> list[tuple[str, float, Any]]:
     """(node, when, message) of all that arrived."""
     return [
         (node, now, event.message)
-        for node, event, now, _ in play.log.entries
+        for node, event, now, _ in run.log.entries
         if isinstance(event, MessageReceived) and isinstance(event.message, kind)
     ]
 
 
-def of(play: Play, session: str) -> list[str]:
+def of(run: TieredRun, session: str) -> list[str]:
     """The nodes of the tiers that ran something for a session."""
-    return [name for name in play.workers if forwards(play, name, session)]
+    return [name for name in run.workers if forwards(run, name, session)]
 
 
 # The text.
@@ -78,27 +87,29 @@ def of(play: Play, session: str) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_over_tiers_writes_the_unsplit_models_text(name: str, bed: str, every_s: float | None) -> None:
     """Several requests at once, each node with caches of its own, of which a hole would be an error."""
-    play = Play(over(tiers(*BEDS[bed]), name), queries(8, every_s=every_s)).run()
-    is_answered(play)
-    nothing_left(play)
+    run = TieredRun(tiered_setup(tiers(*BEDS[bed]), name), queries(8, every_s=every_s)).run()
+    assert_all_answered(run)
+    assert_no_state_left(run)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_text_over_tiers_is_the_unsplit_models(name: str) -> None:
-    """The fake target's luck is in its prefix; what drafts were drawn from reaches the head's node with them."""
-    play = Play(over(tiers(2, 3, 2), name), queries(6, every_s=0.05, sampling=SamplingParams(0.8, 0, 1.0, 3))).run()
-    is_answered(play)
-    nothing_left(play)
+    """The fake target's draws follow from its prefix; draft distributions reach the node of the head."""
+    run = TieredRun(
+        tiered_setup(tiers(2, 3, 2), name), queries(6, every_s=0.05, sampling=SamplingParams(0.8, 0, 1.0, 3))
+    ).run()
+    assert_all_answered(run)
+    assert_no_state_left(run)
 
 
 def test_every_node_runs_its_tiers_layers_and_gets_work() -> None:
-    made = over(tiers(2, 3, 2))
-    play = Play(made, queries(9, every_s=0.01)).run()
-    spans = {hop.node: hop.span for hop in play.cast.hops}
+    made = tiered_setup(tiers(2, 3, 2))
+    run = TieredRun(made, queries(9, every_s=0.01)).run()
+    spans = {hop.node: hop.span for hop in run.topology.hops}
     assert [(span.start_layer, span.end_layer) for span in spans.values()] == [(0, 3), (3, 6), (6, 8)]
-    ran = {(node, c.work.span) for node, _, _, said in play.log.entries for c in said
+    ran = {(node, c.work.span) for node, _, _, said in run.log.entries for c in said
            if isinstance(c, StartWork) and isinstance(c.work, ForwardWork)}  # fmt: skip
-    assert ran == {(node, spans[tier]) for node, tier in play.cast.tier_of.items()}
+    assert ran == {(node, spans[tier]) for node, tier in run.topology.tier_of.items()}
 
 
 @pytest.mark.parametrize(
@@ -109,17 +120,17 @@ def test_every_node_runs_its_tiers_layers_and_gets_work() -> None:
 def test_any_scheduler_and_dispatch_serve_tiers(name: str, dispatch: Any, scheduler: Any) -> None:
     """A chunk of 8 cuts verifications that are made anew, whose drafts go on to the head."""
     override = {"dispatch": dispatch, "scheduler": scheduler, "prefill": ChunkedPrefill(5, "first")}
-    made = over(tiers(2, 2), name, override=override)
-    play = Play(made, queries(5, every_s=0.02, prompt=16), {"nx-0": [(0.9, 1.1)]}).run()
-    is_answered(play)
-    nothing_left(play)
+    made = tiered_setup(tiers(2, 2), name, override=override)
+    run = TieredRun(made, queries(5, every_s=0.02, prompt=16), {"nx-0": [(0.9, 1.1)]}).run()
+    assert_all_answered(run)
+    assert_no_state_left(run)
 
 
 def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() -> None:
     """A row of Llama-2-7B's hidden states is 4,096 halves; a new token starts over at the first tier."""
-    play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=3)).run()
+    run = TieredRun(tiered_setup(tiers(1, 1, 1), devices=1), queries(1, 1, limit=3)).run()
     row, header = 2 * 4096, 16
-    said = [(node, c.to, c.nbytes) for node, _, _, commands in play.log.entries for c in commands
+    said = [(node, c.to, c.nbytes) for node, _, _, commands in run.log.entries for c in commands
             if isinstance(c, SendMessage) and isinstance(c.message, Request | Reply)]  # fmt: skip
     turn = [("nano-0", "nx-0", header + row), ("nx-0", "agx-0", header + row), ("agx-0", "device-0", header + 4),
             ("agx-0", "nano-0", header + 4)]  # fmt: skip
@@ -128,15 +139,15 @@ def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() 
 
 
 def test_transfers_between_tiers_take_the_links_time() -> None:
-    play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=2)).run()
-    asked = [(node, now, m) for node, now, m in heard(play, Request) if m.slice.num_tokens == 12]
-    left = [forwards(play, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
+    run = TieredRun(tiered_setup(tiers(1, 1, 1), devices=1), queries(1, 1, limit=2)).run()
+    asked = [(node, now, m) for node, now, m in heard(run, Request) if m.slice.num_tokens == 12]
+    left = [forwards(run, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
     for (_, now, m), leaves_s in zip(asked[1:], left, strict=True):
         assert now - leaves_s == pytest.approx(NETWORK.mean_transfer_s(16 + m.slice.nbytes, "up"))
-    ((_, back_s, _),) = [each for each in heard(play, Request) if each[0] == "nano-0" and each[2].slice.start]
-    begun_s = forwards(play, "agx-0", "s0")[0][1]
+    ((_, back_s, _),) = [each for each in heard(run, Request) if each[0] == "nano-0" and each[2].slice.start]
+    begun_s = forwards(run, "agx-0", "s0")[0][1]
     assert back_s - begun_s == pytest.approx(2 * NETWORK.mean_transfer_s(20, "down"))
-    reply_s = heard(play, Reply)[0][1]
+    reply_s = heard(run, Reply)[0][1]
     assert reply_s - begun_s == pytest.approx(3 * NETWORK.mean_transfer_s(20, "down"))
 
 
@@ -147,11 +158,11 @@ STAGES = ("prefill", "decode", "between")
 
 
 @cache
-def undisturbed(name: str) -> Play:
-    return Play(over(tiers(2, 2, 2), name), queries(4, every_s=0.05, limit=16)).run()
+def undisturbed(name: str) -> TieredRun:
+    return TieredRun(tiered_setup(tiers(2, 2, 2), name), queries(4, every_s=0.05, limit=16)).run()
 
 
-def moment(calm: Play, node: str, session: str, stage: str) -> float:
+def moment(calm: TieredRun, node: str, session: str, stage: str) -> float:
     """When a node is at that stage of a request, in a run in which nothing fails."""
     runs = forwards(calm, node, session)
     if stage == "between":
@@ -165,106 +176,106 @@ def moment(calm: Play, node: str, session: str, stage: str) -> float:
 @pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_node_is_killed_at_any_stage_of_a_request(name: str, tier: str, stage: str, long_s: float) -> None:
-    """Nobody notices within 50 ms: the shorter outage is seen when the node is back, without its caches."""
+    """An outage under 50 ms is not detected; it shows when the node is back without its caches."""
     calm = undisturbed(name)
     (node,) = [node for node in of(calm, "s0") if node.startswith(tier)]
     at = moment(calm, node, "s0", stage)
-    play = Play(calm.cast.setup, calm.asked, {node: [(at, at + long_s)]}).run(at - 1e-6)
-    assert "s0" in {session for session, _ in play.workers[node].kv_accounting.cached_lens}
-    before = play.workers[node]
-    play.run()
-    assert play.workers[node] is not before
-    is_answered(play)
-    nothing_left(play)
-    told = {(who, round(now - at, 6)) for who, event, now, _ in play.log.entries if event == PeerLost(node)}
-    others = {n for n in play.cast.workers if not n.startswith(tier)}
-    assert told == {(who, min(0.05, long_s)) for who in (*play.cast.devices, *others)}
+    run = TieredRun(calm.topology.setup, calm.queries, {node: [(at, at + long_s)]}).run(at - 1e-6)
+    assert "s0" in {session for session, _ in run.workers[node].kv_accounting.cached_lens}
+    before = run.workers[node]
+    run.run()
+    assert run.workers[node] is not before
+    assert_all_answered(run)
+    assert_no_state_left(run)
+    told = {(name, round(now - at, 6)) for name, event, now, _ in run.log.entries if event == PeerLost(node)}
+    others = {n for n in run.topology.workers if not n.startswith(tier)}
+    assert told == {(name, min(0.05, long_s)) for name in (*run.topology.devices, *others)}
 
 
 def test_the_work_of_a_dead_node_is_recomputed_by_another() -> None:
-    made, asked = over(tiers(2, 2), devices=1), queries(1, 1, limit=16)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(2, 2), devices=1), queries(1, 1, limit=16)
+    calm = TieredRun(made, asked).run()
     first, last = of(calm, "s0")
     at = moment(calm, last, "s0", "decode")
-    play = Play(made, asked, {last: [(at, 4000.0)]}).run(3000.0)
+    run = TieredRun(made, asked, {last: [(at, 4000.0)]}).run(3000.0)
     (other,) = {"nx-0", "nx-1"} - {last}
-    is_answered(play)
-    rows = [rows for _, _, rows in forwards(play, other, "s0")]
-    written = sum(now < at for _, now, _ in heard(play, Reply))
+    assert_all_answered(run)
+    rows = [rows for _, _, rows in forwards(run, other, "s0")]
+    written = sum(now < at for _, now, _ in heard(run, Reply))
     assert (rows[0].start, rows[0].num_tokens) == (0, 12 + written)
-    assert of(play, "s0") == [first, *sorted((last, other))]  # the tier before is asked where it was
+    assert of(run, "s0") == [first, *sorted((last, other))]  # the tier before is asked where it was
 
 
 def test_the_first_tiers_node_keeps_its_requests_when_a_later_one_fails() -> None:
-    made, asked = over(tiers(3, 3), devices=1), queries(3, 1, every_s=0.01)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(3, 3), devices=1), queries(3, 1, every_s=0.01)
+    calm = TieredRun(made, asked).run()
     at = moment(calm, of(calm, "s0")[1], "s0", "decode")
-    play = Play(made, asked, {of(calm, "s0")[1]: [(at, at + 0.3)]}).run()
+    run = TieredRun(made, asked, {of(calm, "s0")[1]: [(at, at + 0.3)]}).run()
     for query in asked:
-        homes = [node for node in of(play, query.request.session) if node.startswith("nano")]
+        homes = [node for node in of(run, query.request.session) if node.startswith("nano")]
         assert homes == [node for node in of(calm, query.request.session) if node.startswith("nano")]
 
 
 @pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
 @pytest.mark.parametrize("name", NAMES)
 def test_requests_wait_until_a_lost_tier_is_back(name: str, tier: str) -> None:
-    made, asked = over(tiers(2, 2, 2), name), queries(5, every_s=0.1)
+    made, asked = tiered_setup(tiers(2, 2, 2), name), queries(5, every_s=0.1)
     down_s, up_s = 0.6, 9.6
-    play = Play(made, asked, {node: [(down_s, up_s)] for node in (f"{tier}-0", f"{tier}-1")}).run()
-    is_answered(play)
-    nothing_left(play)
-    seen = [now for node, _, now, said in play.log.entries for c in said if isinstance(c, EmitTokens) and c.tokens]
+    run = TieredRun(made, asked, {node: [(down_s, up_s)] for node in (f"{tier}-0", f"{tier}-1")}).run()
+    assert_all_answered(run)
+    assert_no_state_left(run)
+    seen = [now for node, _, now, said in run.log.entries for c in said if isinstance(c, EmitTokens) and c.tokens]
     assert any(now < down_s for now in seen)
     assert not any(down_s + 3.0 < now < up_s for now in seen)
     assert any(now > up_s for now in seen)
-    assert play.stage.now < up_s + 60
+    assert run.simulator.now < up_s + 60
 
 
 def test_the_device_is_notified_once_a_node_of_a_lost_tier_is_back() -> None:
     """A worker once wrote to the tier's name, which is nobody's; a device that heard at once, and reached a node that
     its neighbour did not reach yet, once spent all its attempts in a moment.
     """
-    made, asked = over(tiers(1, 1), devices=1), queries(1, 1)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(1, 1), devices=1), queries(1, 1)
+    calm = TieredRun(made, asked).run()
     begins_s, ends_s, _ = forwards(calm, "nano-0", "s0")[0]
     at = ends_s - 0.051  # noticed while the first tier computes
-    play = Play(made, asked, {"nx-0": [(at, at + 5.0)]}).run()
+    run = TieredRun(made, asked, {"nx-0": [(at, at + 5.0)]}).run()
     assert begins_s < at
-    missed = [(node, now, m.node) for node, now, m in heard(play, CacheMiss)]
+    missed = [(node, now, m.node) for node, now, m in heard(run, CacheMiss)]
     assert [(node, by) for node, _, by in missed] == [("device-0", "nano-0")]
     assert missed[0][1] >= at + 5.0
-    assert {c.to for c in play.log.commands(SendMessage)} <= {*play.workers, *play.devices}
-    is_answered(play)
-    nothing_left(play)
+    assert {c.to for c in run.log.commands(SendMessage)} <= {*run.workers, *run.devices}
+    assert_all_answered(run)
+    assert_no_state_left(run)
 
 
 def test_nodes_after_a_lost_one_drop_the_sessions_that_came_through_it() -> None:
     """The session goes another way, on which they need not be."""
-    made, asked = over(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
+    calm = TieredRun(made, asked).run()
     _, middle, last = of(calm, "s0")
     at = moment(calm, middle, "s0", "decode")  # so that the last one is idle
-    play = Play(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.049)
-    assert play.workers[last].kv_accounting.cached_lens
-    assert len(play.workers[last].reservations) == 1
-    play.run(at + 0.0501)
-    assert not play.workers[last].kv_accounting.cached_lens
-    assert not len(play.workers[last].reservations)
-    assert not play.pair_of(last).caches
-    play.run()
-    is_answered(play)
+    run = TieredRun(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.049)
+    assert run.workers[last].kv_accounting.cached_lens
+    assert len(run.workers[last].reservations) == 1
+    run.run(at + 0.0501)
+    assert not run.workers[last].kv_accounting.cached_lens
+    assert not len(run.workers[last].reservations)
+    assert not run.pair_of(last).caches
+    run.run()
+    assert_all_answered(run)
 
 
 def test_a_loss_is_reported_at_once_to_the_nodes_that_choose() -> None:
-    made, asked = over(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
+    calm = TieredRun(made, asked).run()
     _, middle, last = of(calm, "s0")
     at = moment(calm, middle, "s0", "decode")
-    play = Play(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.06)
+    run = TieredRun(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.06)
     (other,) = {"nx-0", "nx-1"} - {middle}
-    told = [m for node, now, m in heard(play, LoadReport) if node == other and m.node == last and now > at]
+    told = [m for node, now, m in heard(run, LoadReport) if node == other and m.node == last and now > at]
     assert told[0].queued_s == 0.0
-    assert told[0].free_tokens == play.workers[last].kv_accounting.capacity_tokens
+    assert told[0].free_tokens == run.workers[last].kv_accounting.capacity_tokens
 
 
 IN_PARTS: dict[str, dict[str, Any]] = {
@@ -277,33 +288,33 @@ IN_PARTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: dict[str, Any]) -> None:
     """All of its parts do: once the second followed the path that was."""
-    made, asked = over(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
+    calm = TieredRun(made, asked).run()
     _, doomed = of(calm, "s0")
-    play = Play(made, asked, {doomed: [(calm.stage.now / 2, 4000.0)]}).run(calm.stage.now + 20)
-    is_answered(play)
-    assert len(heard(play, CacheMiss)) <= 2
+    run = TieredRun(made, asked, {doomed: [(calm.simulator.now / 2, 4000.0)]}).run(calm.simulator.now + 20)
+    assert_all_answered(run)
+    assert len(heard(run, CacheMiss)) <= 2
 
 
 @pytest.mark.parametrize("limit", [1, 12])
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_an_answer_lost_with_its_stream_is_requested_again(name: str, limit: int) -> None:
     """No node fails, and before its first answer the device does not know by way of whom that comes."""
-    made, asked = over(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
+    calm = TieredRun(made, asked).run()
     _, last = of(calm, "s0")
     begins_s, answers_s, _ = forwards(calm, last, "s0")[0]
     ends = {last, "device-0"}
-    play = Play(made, asked)
-    cut(play, ends, (begins_s + answers_s) / 2, answers_s + 0.5)
-    play.run()
-    is_answered(play)
-    nothing_left(play)
+    run = TieredRun(made, asked)
+    cut(run, ends, (begins_s + answers_s) / 2, answers_s + 0.5)
+    run.run()
+    assert_all_answered(run)
+    assert_no_state_left(run)
 
 
-def cut(play: Play, ends: set[str], down_s: float, up_s: float) -> None:
+def cut(run: TieredRun, ends: set[str], down_s: float, up_s: float) -> None:
     """What is sent between two parties in that time is lost, and both know."""
-    stage, send = play.stage, play.stage._send
+    stage, send = run.simulator, run.simulator._send
 
     def lossy(name: str, message: SendMessage) -> None:
         if {name, message.to} != ends or not down_s <= stage.now < up_s:
@@ -319,13 +330,13 @@ def cut(play: Play, ends: set[str], down_s: float, up_s: float) -> None:
 @pytest.mark.parametrize("name", ["hyperion", "hat"])
 def test_caches_of_a_lost_device_are_kept_for_its_lease_and_then_dropped(name: str) -> None:
     """Also where its path begins on itself. When it is back it may count its rounds from 0."""
-    cast = Topology(over(tiers(1, 1), name, devices=1), LAYERS)
-    worker, hop = cast.create_node("nano-0"), [hop.node for hop in cast.hops].index("nano")
+    topology = Topology(tiered_setup(tiers(1, 1), name, devices=1), LAYERS)
+    worker, hop = topology.create_node("nano-0"), [hop.node for hop in topology.hops].index("nano")
     assert isinstance(worker, Worker)
     rows = SequenceSlice(
         "s", 0, 12, () if hop else tuple(range(12)), 0, "greedy", hidden_states=TensorRef("b", 100) if hop else None
     )
-    asked = Request(7, rows, cast.hops, hop, ("device-0", "nano-0")[1 - hop :], "device-0")
+    asked = Request(7, rows, topology.hops, hop, ("device-0", "nano-0")[1 - hop :], "device-0")
     worker.handle(MessageReceived(asked), 0.0)
     worker.handle(TimerFired(worker.timer), 0.0)
     worker.handle(WorkFinished(worker.job, (SliceOutcome(None, TensorRef("c", 10)),)), 1.0)
@@ -344,24 +355,24 @@ def test_caches_of_a_lost_device_are_kept_for_its_lease_and_then_dropped(name: s
 
 
 def test_a_release_reaches_every_node_of_the_path_and_no_other() -> None:
-    play = Play(over(tiers(2, 2, 2, 2), devices=1), queries(1, 1, limit=4)).run()
-    assert [node for node, _, m in heard(play, Release)] == [*of(play, "s0"), of(play, "s0")[0]]
-    assert len(of(play, "s0")) == 4
+    run = TieredRun(tiered_setup(tiers(2, 2, 2, 2), devices=1), queries(1, 1, limit=4)).run()
+    assert [node for node, _, m in heard(run, Release)] == [*of(run, "s0"), of(run, "s0")[0]]
+    assert len(of(run, "s0")) == 4
 
 
 def test_a_session_whose_path_was_lost_is_released_everywhere() -> None:
-    made, asked = over(tiers(2, 2), devices=1), queries(1, 1, limit=16)
-    calm = Play(made, asked).run()
+    made, asked = tiered_setup(tiers(2, 2), devices=1), queries(1, 1, limit=16)
+    calm = TieredRun(made, asked).run()
     at = moment(calm, of(calm, "s0")[1], "s0", "decode")
-    play = Play(made, asked, {of(calm, "s0")[1]: [(at, at + 0.2)]}).run()
-    assert {node for node, _, m in heard(play, Release)} == {*play.workers}
+    run = TieredRun(made, asked, {of(calm, "s0")[1]: [(at, at + 0.2)]}).run()
+    assert {node for node, _, m in heard(run, Release)} == {*run.workers}
 
 
 def test_fresh_nodes_replay_the_log_of_tiers() -> None:
-    made, asked = over(tiers(2, 2, 2)), queries(4, every_s=0.05)
-    play = Play(made, asked).run()
-    fresh = {name: play.cast.create_node(name) for name in (*play.cast.workers, *play.cast.devices)}
-    assert all(tuple(fresh[node].handle(event, now)) == said for node, event, now, said in play.log.entries)
+    made, asked = tiered_setup(tiers(2, 2, 2)), queries(4, every_s=0.05)
+    run = TieredRun(made, asked).run()
+    fresh = {name: run.topology.create_node(name) for name in (*run.topology.workers, *run.topology.devices)}
+    assert all(tuple(fresh[node].handle(event, now)) == said for node, event, now, said in run.log.entries)
 
 
 # Whatever fails, whenever.
@@ -369,7 +380,7 @@ def test_fresh_nodes_replay_the_log_of_tiers() -> None:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> list[tuple[float, float]]:
-    """Windows in order that do not overlap, some of them shorter than anybody notices, some longer than patience."""
+    """Disjoint outages in order, some shorter than the detection time, some longer than the reply timeout."""
     moments = draw(st.lists(st.one_of(st.floats(0.001, 4.0), st.floats(30.0, 60.0)), max_size=6))
     edges = sorted({round(each, 3) for each in moments})
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
@@ -391,14 +402,14 @@ def test_random_failures_lose_no_request_and_leave_no_state(data: st.DataObject)
             st.sampled_from((WholePrefill(), ChunkedPrefill(5, "first"), ChunkedPrefill(5, "ahead"))), "prefill"
         ),
     }
-    made = over(tiers(*bed, detect_ms=data.draw(st.sampled_from((0.0, 50.0, 1000.0)), "detect")), name,
+    made = tiered_setup(tiers(*bed, detect_ms=data.draw(st.sampled_from((0.0, 50.0, 1000.0)), "detect")), name,
                 override=override)  # fmt: skip
-    down = {node: data.draw(schedules(), node) for node in Doomed(made, LAYERS).workers}
+    down = {node: data.draw(schedules(), node) for node in FailingTopology(made, LAYERS).workers}
     asked = queries(5, every_s=data.draw(st.sampled_from((None, 0.01, 0.2)), "arrivals"), limit=10,
                     prompt=data.draw(st.sampled_from((12, 30)), "prompt"))  # fmt: skip
     timeout_s = data.draw(st.sampled_from((float("inf"), 3.0)), "timeout")
-    play = Play(made, asked, down, timeout_s=timeout_s).run()
-    is_answered(play)
-    nothing_left(play)
-    for a, b in pairwise(now for _, _, now, _ in play.log.entries):
+    run = TieredRun(made, asked, down, timeout_s=timeout_s).run()
+    assert_all_answered(run)
+    assert_no_state_left(run)
+    for a, b in pairwise(now for _, _, now, _ in run.log.entries):
         assert a <= b

@@ -1,4 +1,4 @@
-"""A worker by hand: when it decides, what it forgets, what it makes room for."""
+"""The worker step by step: when it forms batches, what it forgets, what it evicts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -231,7 +231,7 @@ def test_a_released_session_reopens_with_a_newer_attempt() -> None:
 def test_a_restarted_owner_counts_attempts_from_0() -> None:
     w = worker()
     served(w, ask("a", round_=7))
-    assert list(w.handle(ask("a", n=12), 1.0)) == []  # late, as far as anybody knows
+    assert list(w.handle(ask("a", n=12), 1.0)) == []  # taken for a late message
     w.handle(PeerLost("device of a"), 2.0)
     w.handle(PeerRestored("device of a"), 3.0)
     w.handle(ask("a", n=12), 4.0)

@@ -1,4 +1,4 @@
-"""A trace that is made up: drafts are right by a coin that remembers, confidence tells which, imperfectly."""
+"""A made-up trace: acceptance depends on the previous draft, and confidence predicts it imperfectly."""
 
 import random
 

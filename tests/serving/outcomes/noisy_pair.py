@@ -1,4 +1,4 @@
-"""A random target and a drafter that is a noisy copy of it, so that drafts are right often and wrong often."""
+"""A random target and a drafter that is a noisy copy of it, so that many drafts are accepted and many rejected."""
 
 from typing import Any
 

@@ -117,7 +117,7 @@ def leaving() -> FittedAcceptance:
 
 
 def test_exit_depths_are_drawn_together_with_scores(leaving: FittedAcceptance) -> None:
-    """Each draft's confidence and depth stand side by side in the trace; loads follow from who left where before."""
+    """Each draft's confidence and depth stand side by side in the trace; loads follow from earlier exits."""
     recorded, rule = trace(20, exits=True).tables, EarlyExitRule("margin", 0.7, 0.25)
     pairs = set(zip(recorded.scores["confidence"].ravel().tolist(), recorded.exit_layers.ravel().tolist(), strict=True))
     queries = leaving.make_queries(asked(1), Decoding(), 0)

@@ -249,5 +249,5 @@ def test_requests_outside_the_trace_are_refused(record: Any) -> None:
         engine.execute(DraftWork("r00000", 0, (60, 60), DraftStopRule(1)))
     with pytest.raises(ValueError, match="tokens 0 to 0 are not those of the prompt"):
         engine.execute(ForwardWork(Span(0, 2, True, True), (SequenceSlice("r00000", 0, 1, (60,)),), ("last",)))
-    with pytest.raises(ValueError, match="'nobody' was not among the calls"):
-        engine.execute(DraftWork("nobody", 0, (1,), DraftStopRule(1)))
+    with pytest.raises(ValueError, match="'unknown' was not among the calls"):
+        engine.execute(DraftWork("unknown", 0, (1,), DraftStopRule(1)))

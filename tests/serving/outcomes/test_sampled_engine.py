@@ -1,4 +1,4 @@
-"""Outcomes by luck: as often right as was said, the same for whoever asks, and what an engine would have counted."""
+"""Sampled outcomes: the configured acceptance rate, draws that do not depend on the policy, and an engine's loads."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -46,12 +46,12 @@ class UShape:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no target, but somebody is asked": (
+    "no target, but drafts are offloaded": (
         "sled",
         {"placement": DeviceOnlyPlacement()},
         "no target is placed anywhere, so offload must be never; it is Always",
     ),
-    "nobody writes": (
+    "neither model writes": (
         "edge_centric",
         {"draft": NoDraft()},
         "offload=never leaves the text to the device, and draft=none writes none",

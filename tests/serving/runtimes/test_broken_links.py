@@ -13,7 +13,17 @@ from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.prefill import WholePrefill
 from tests.support.fake_pair import own_text
-from tests.support.grpc_hosts import LIMITS, Party, Rig, call, delivered_once, origins, rig, run, until
+from tests.support.grpc_hosts import (
+    LIMITS,
+    HostGroup,
+    RunningHost,
+    delivered_once,
+    generation_request,
+    host_group,
+    origins,
+    run,
+    until,
+)
 from tests.support.policies import POLICIES
 from tests.support.tcp_proxy import Proxy
 
@@ -21,59 +31,59 @@ QUICK = replace(LIMITS, keepalive_s=0.1, keepalive_timeout_s=0.1, connect_timeou
 
 
 def own(session: str, limit: int = 24) -> tuple[int, ...]:
-    return own_text(call(session).prompt, limit)
+    return own_text(generation_request(session).prompt, limit)
 
 
-async def in_the_middle(made: Rig, cut: str = "cut") -> tuple[Party, Party, Proxy]:
+async def in_the_middle(hosts: HostGroup, cut: str = "cut") -> tuple[RunningHost, RunningHost, Proxy]:
     """A cloud that is verifying for a device when the link between them breaks."""
-    cloud = await made.cloud()
-    way = await made.way(cloud.address)
-    device = await made.device(0, way.address)
+    cloud = await hosts.cloud()
+    way = await hosts.proxy_to(cloud.address)
+    device = await hosts.device(0, way.address)
     cloud.chip.hold = True
-    device.ask(call("s"))
+    device.submit(generation_request("s"))
     await asyncio.to_thread(cloud.chip.held.wait, 10)
     getattr(way, cut)()
     await until(lambda: not device.host.reachable)
     cloud.chip.hold = False
-    cloud.chip.go.set()
+    cloud.chip.resume.set()
     return cloud, device, way
 
 
 @pytest.mark.parametrize("cut", ["cut", "stall"])
 @pytest.mark.parametrize("action", ["wait", "local", "fail"])
 def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) -> None:
-    async def play() -> None:
-        async with rig("sled", limits=QUICK, override={"link_loss": LinkLoss(action)}) as made:  # type: ignore[arg-type]
-            _, device, way = await in_the_middle(made, cut)
+    async def scenario() -> None:
+        async with host_group("sled", limits=QUICK, override={"link_loss": LinkLoss(action)}) as hosts:  # type: ignore[arg-type]
+            _, device, way = await in_the_middle(hosts, cut)
             if action == "local":
                 assert len(await device.text("s")) == 24
                 assert origins(device.delivered) == {"offline"}
             if action == "fail":
-                assert [d.ending for d in await device.answer("s")] == ["failed"]
+                assert [d.ending for d in await device.wait_for_end("s")] == ["failed"]
             way.mend()
             if action == "wait":
                 assert await device.text("s") == own("s")
                 assert "offline" not in origins(device.delivered)
             await device.host.wait_until_reachable(["cloud-0"], 10)
-            device.ask(call("t"))
+            device.submit(generation_request("t"))
             assert await device.text("t") == own("t")
             assert delivered_once(device.delivered)
 
-    run(play)
+    run(scenario)
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "edge_centric"])
 def test_streams_break_inside_frames_repeatedly(name: str) -> None:
-    async def play() -> None:
-        async with rig(name, limits=QUICK, override={"link_loss": LinkLoss("wait")}) as made:
-            cloud = await made.cloud()
-            way = await made.way(cloud.address)
-            device = await made.device(0, way.address)
+    async def scenario() -> None:
+        async with host_group(name, limits=QUICK, override={"link_loss": LinkLoss("wait")}) as hosts:
+            cloud = await hosts.cloud()
+            way = await hosts.proxy_to(cloud.address)
+            device = await hosts.device(0, way.address)
             r = random.Random(name)
             for i in range(6):
                 way.truncate(r.randrange(1, 400))
                 broken = way.connections
-                device.ask(call(f"s{i}"))
+                device.submit(generation_request(f"s{i}"))
                 text = await device.text(f"s{i}")
                 assert text == own(f"s{i}") or name == "synera"
                 await device.host.wait_until_reachable(["cloud-0"], 10)
@@ -81,143 +91,143 @@ def test_streams_break_inside_frames_repeatedly(name: str) -> None:
             assert way.connections > 1
             assert delivered_once(device.delivered)
 
-    run(play)
+    run(scenario)
 
 
 def test_a_stalled_link_does_not_affect_other_devices() -> None:
-    async def play() -> None:
-        async with rig("cloud_centric", limits=QUICK) as made:
-            cloud = await made.cloud()
-            way = await made.way(cloud.address)
-            slow, other = await made.device(0, way.address), await made.device(1, cloud.address)
-            slow.ask(call("s", limit=400))
+    async def scenario() -> None:
+        async with host_group("cloud_centric", limits=QUICK) as hosts:
+            cloud = await hosts.cloud()
+            way = await hosts.proxy_to(cloud.address)
+            slow, other = await hosts.device(0, way.address), await hosts.device(1, cloud.address)
+            slow.submit(generation_request("s", limit=400))
             await until(lambda: bool(slow.delivered))
             way.stall()
             for i in range(5):
-                other.ask(call(f"t{i}"))
+                other.submit(generation_request(f"t{i}"))
                 assert await other.text(f"t{i}") == own(f"t{i}")
             way.mend()
             assert await slow.text("s") == own("s", 400)
 
-    run(play)
+    run(scenario)
 
 
 def test_a_slow_link_with_repeated_requests_changes_no_text() -> None:
-    async def play() -> None:
-        async with rig(
+    async def scenario() -> None:
+        async with host_group(
             "sled", timeout_s=0.015
-        ) as made:  # less than a way there and back: every question is asked twice
-            cloud = await made.cloud()
-            way = await made.way(cloud.address)
+        ) as hosts:  # less than a way there and back: every question is asked twice
+            cloud = await hosts.cloud()
+            way = await hosts.proxy_to(cloud.address)
             way.delay_s = 0.01
-            device = await made.device(0, way.address)
-            device.ask(call("s"))
+            device = await hosts.device(0, way.address)
+            device.submit(generation_request("s"))
             assert await device.text("s") == own("s")
             assert delivered_once(device.delivered)
 
-    run(play)
+    run(scenario)
 
 
 def test_a_device_joins_while_another_is_served() -> None:
-    async def play() -> None:
-        async with rig("cloud_centric", devices=3) as made:
-            cloud = await made.cloud()
-            first = await made.device(0, cloud.address)
-            first.ask(call("a", limit=300))
+    async def scenario() -> None:
+        async with host_group("cloud_centric", devices=3) as hosts:
+            cloud = await hosts.cloud()
+            first = await hosts.device(0, cloud.address)
+            first.submit(generation_request("a", limit=300))
             await until(lambda: bool(first.delivered))
-            second = await made.device(1, cloud.address)
-            second.ask(call("b"))
+            second = await hosts.device(1, cloud.address)
+            second.submit(generation_request("b"))
             assert await second.text("b") == own("b")
             assert await first.text("a") == own("a", 300)
 
-    run(play)
+    run(scenario)
 
 
 def test_a_request_that_waits_for_the_cloud_can_be_cancelled() -> None:
-    async def play() -> None:
-        async with rig("sled", override={"link_loss": LinkLoss("wait")}) as made:
-            _, device, way = await in_the_middle(made)
-            device.ask(call("t"))
-            device.leave("t")
-            assert [d.ending for d in await device.answer("t")] == ["cancelled"]
-            device.leave("s")
-            assert (await device.answer("s"))[-1].ending == "cancelled"
-            device.ask(call("u"))
+    async def scenario() -> None:
+        async with host_group("sled", override={"link_loss": LinkLoss("wait")}) as hosts:
+            _, device, way = await in_the_middle(hosts)
+            device.submit(generation_request("t"))
+            device.cancel("t")
+            assert [d.ending for d in await device.wait_for_end("t")] == ["cancelled"]
+            device.cancel("s")
+            assert (await device.wait_for_end("s"))[-1].ending == "cancelled"
+            device.submit(generation_request("u"))
             await until(lambda: "u" in device.node.active)
-            device.leave("u")
-            assert (await device.answer("u"))[-1].ending == "cancelled"
+            device.cancel("u")
+            assert (await device.wait_for_end("u"))[-1].ending == "cancelled"
             way.mend()
-            device.ask(call("v"))
+            device.submit(generation_request("v"))
             assert await device.text("v") == own("v")
 
-    run(play)
+    run(scenario)
 
 
 @pytest.mark.parametrize("action", ["wait", "local", "fail"])
 def test_the_link_breaks_during_the_prefill(action: str) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         how = {"link_loss": LinkLoss(action), "prefill": WholePrefill("first"), "kv_cache": PrefixCaching()}  # type: ignore[arg-type]
-        async with rig("synera", override=how) as made:
-            _, device, way = await in_the_middle(made)
+        async with host_group("synera", override=how) as hosts:
+            _, device, way = await in_the_middle(hosts)
             if action == "wait":
                 way.mend()
-            ending = (await device.answer("s"))[-1].ending
+            ending = (await device.wait_for_end("s"))[-1].ending
             assert ending == ("failed" if action == "fail" else "complete")
             assert action == "fail" or len(await device.text("s")) == 24
 
-    run(play)
+    run(scenario)
 
 
 def test_the_devices_own_chip_fails() -> None:
-    async def play() -> None:
-        async with rig("sled") as made:
-            cloud = await made.cloud()
-            device = await made.device(0, cloud.address)
-            device.chip.broken = 1
-            device.ask(call("s"))
-            device.ask(call("t"))
-            assert [d.ending for d in await device.answer("s")] == ["failed"]
+    async def scenario() -> None:
+        async with host_group("sled") as hosts:
+            cloud = await hosts.cloud()
+            device = await hosts.device(0, cloud.address)
+            device.chip.num_failures = 1
+            device.submit(generation_request("s"))
+            device.submit(generation_request("t"))
+            assert [d.ending for d in await device.wait_for_end("s")] == ["failed"]
             assert await device.text("t") == own("t")
 
-    run(play)
+    run(scenario)
 
 
 def test_a_failing_session_does_not_affect_others() -> None:
-    async def play() -> None:
-        async with rig("sled", devices=3, override={"link_loss": LinkLoss("wait")}) as made:
-            cloud = await made.cloud()
-            devices = [await made.device(i, cloud.address) for i in range(3)]
-            cloud.chip.ill.add("s0")
+    async def scenario() -> None:
+        async with host_group("sled", devices=3, override={"link_loss": LinkLoss("wait")}) as hosts:
+            cloud = await hosts.cloud()
+            devices = [await hosts.device(i, cloud.address) for i in range(3)]
+            cloud.chip.failing_sessions.add("s0")
             for i, device in enumerate(devices):
-                device.ask(call(f"s{i}"))
+                device.submit(generation_request(f"s{i}"))
             assert await devices[1].text("s1") == own("s1")
             assert await devices[2].text("s2") == own("s2")
-            assert (await devices[0].answer("s0"))[-1].ending == "failed"
+            assert (await devices[0].wait_for_end("s0"))[-1].ending == "failed"
 
-    run(play)
+    run(scenario)
 
 
 @pytest.mark.parametrize("action", ["wait", "local"])
 def test_a_request_too_large_to_send_does_not_stop_the_device(action: str) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         limits, how = replace(LIMITS, message_nbytes=1024), {"link_loss": LinkLoss(action)}  # type: ignore[arg-type]
-        async with rig("sled", limits=limits, override=how) as made:
-            cloud = await made.cloud()
-            device = await made.device(0, cloud.address)
-            device.ask(replace(call("s"), prompt=tuple(range(900))))
-            assert (await device.answer("s"))[-1].ending == ("failed" if action == "wait" else "complete")
-            device.ask(call("t"))
+        async with host_group("sled", limits=limits, override=how) as hosts:
+            cloud = await hosts.cloud()
+            device = await hosts.device(0, cloud.address)
+            device.submit(replace(generation_request("s"), prompt=tuple(range(900))))
+            assert (await device.wait_for_end("s"))[-1].ending == ("failed" if action == "wait" else "complete")
+            device.submit(generation_request("t"))
             assert await device.text("t") == own("t")
 
-    run(play)
+    run(scenario)
 
 
 def test_requests_wait_for_a_cloud_whose_driver_has_not_started() -> None:
-    async def play() -> None:
-        async with rig("sled", timeout_s=float("inf")) as made:
-            cloud = made._party("cloud-0")
-            device = await made.device(0, await cloud.host.listen("127.0.0.1:0"))
-            device.ask(call("s"))
+    async def scenario() -> None:
+        async with host_group("sled", timeout_s=float("inf")) as hosts:
+            cloud = hosts.create("cloud-0")
+            device = await hosts.device(0, await cloud.host.listen("127.0.0.1:0"))
+            device.submit(generation_request("s"))
             await until(
                 lambda: (
                     device.node.active_requester is not None
@@ -225,10 +235,10 @@ def test_requests_wait_for_a_cloud_whose_driver_has_not_started() -> None:
                 )
             )
             await until(lambda: bool(cloud.host._transports[0]._connections.owners.num_sessions))  # type: ignore[attr-defined]
-            made._run(cloud)
+            hosts.run(cloud)
             assert await device.text("s") == own("s")
 
-    run(play)
+    run(scenario)
 
 
 def test_hostile_clients_do_not_affect_other_devices() -> None:
@@ -250,12 +260,12 @@ def test_hostile_clients_do_not_affect_other_devices() -> None:
                 while await stream.read() is not grpc.aio.EOF:
                     pass
 
-    async def play() -> None:
-        async with rig("cloud_centric", devices=2) as made:
-            cloud = await made.cloud()
-            device = await made.device(0, cloud.address)
+    async def scenario() -> None:
+        async with host_group("cloud_centric", devices=2) as hosts:
+            cloud = await hosts.cloud()
+            device = await hosts.device(0, cloud.address)
             r = random.Random(5)
-            device.ask(call("s", limit=150))
+            device.submit(generation_request("s", limit=150))
             for i in range(40):
                 await attack(cloud.address, greeted(f"evil-{i}", _attack(r, i)))
             for name in ("evil-0", "evil-1"):
@@ -267,18 +277,18 @@ def test_hostile_clients_do_not_affect_other_devices() -> None:
             assert set(cloud.node.session_registry.owners) <= {"s"}
             assert all(isinstance(each, EmitTokens) for each in device.delivered)
 
-    run(play)
+    run(scenario)
 
 
 def test_an_invalid_token_id_breaks_its_own_stream_only() -> None:
-    async def play() -> None:
-        async with rig("sled", override={"link_loss": LinkLoss("wait")}) as made:
-            cloud = await made.cloud()
-            wrong, other = [await made.device(i, cloud.address) for i in range(2)]
-            wrong.ask(replace(call("s"), prompt=(1, 997)))
-            other.ask(call("t"))
+    async def scenario() -> None:
+        async with host_group("sled", override={"link_loss": LinkLoss("wait")}) as hosts:
+            cloud = await hosts.cloud()
+            wrong, other = [await hosts.device(i, cloud.address) for i in range(2)]
+            wrong.submit(replace(generation_request("s"), prompt=(1, 997)))
+            other.submit(generation_request("t"))
             assert await other.text("t") == own("t")
-            assert (await wrong.answer("s"))[-1].ending == "failed"
+            assert (await wrong.wait_for_end("s"))[-1].ending == "failed"
             assert not cloud.node.session_registry.owners.keys() - {"t"}
 
-    run(play)
+    run(scenario)

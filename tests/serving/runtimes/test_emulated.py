@@ -1,4 +1,4 @@
-"""A setup on virtual time: the same tokens as without clocks, the named hardware's seconds, nothing left waiting."""
+"""A setup on virtual time: the untimed run's tokens, the named hardware's times, and no request left waiting."""
 
 from typing import Any
 

@@ -11,11 +11,13 @@ from serving.runtimes.failures import FailureSchedule
 from serving.runtimes.node_process import ProcessOptions
 from serving.runtimes.process_group import ProcessGroup
 from tests.support.fake_pair import LAYERS
-from tests.support.simulated_tiers import Doomed, over, tiers
+from tests.support.simulated_tiers import FailingTopology, tiered_setup, tiers
 
 
-def topology(**down: list[OutageInterval]) -> Doomed:
-    return Doomed(over(tiers(2, 2)), LAYERS, down={name.replace("_", "-"): each for name, each in down.items()})
+def topology(**down: list[OutageInterval]) -> FailingTopology:
+    return FailingTopology(
+        tiered_setup(tiers(2, 2)), LAYERS, outages={name.replace("_", "-"): each for name, each in down.items()}
+    )
 
 
 def test_events_of_all_nodes_are_due_in_order() -> None:
@@ -45,9 +47,9 @@ def test_an_endless_schedule_is_read_one_event_at_a_time() -> None:
             yield at + 1.0, at + 1.5
             at += 2.0
 
-    doomed = topology()
-    object.__setattr__(doomed, "down", {"nx-0": endless()})
-    schedule = FailureSchedule(doomed)
+    failing = topology()
+    object.__setattr__(failing, "outages", {"nx-0": endless()})
+    schedule = FailureSchedule(failing)
     assert [schedule.next_in_s(float(i)) for i in range(3) if schedule.due(float(i)) is not None] == [1.0, 0.5, 1.0]
 
 

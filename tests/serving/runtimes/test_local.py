@@ -1,4 +1,4 @@
-"""The runtime `local` tells what deciding cost beside computing; how much differs from run to run."""
+"""The runtime `local` reports the overhead of decisions."""
 
 import asyncio
 

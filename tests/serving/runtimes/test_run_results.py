@@ -1,4 +1,4 @@
-"""What a run leaves behind, read back."""
+"""The files of a run, read back."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nodes of tiers as hosts of their own, over real streams: they serve, fail, come back, and keep nothing."""
+"""Each tier node as its own host over gRPC streams: serving, failure, restart, and cleanup."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,8 @@ from serving.runtimes.host import NodeHost
 from serving.transport.security import Security
 from tests.support.fake_pair import LAYERS, own_text
 from tests.support.fake_setup import pair
-from tests.support.grpc_hosts import LIMITS, Party, Rig, call, rig, run, until
-from tests.support.simulated_tiers import over, tiers
+from tests.support.grpc_hosts import LIMITS, HostGroup, RunningHost, generation_request, host_group, run, until
+from tests.support.simulated_tiers import tiered_setup, tiers
 from tests.support.tiny_models import save_checkpoints as checkpoints
 
 NAMES = ("hyperion", "sled", "hat")
@@ -27,7 +27,7 @@ STATE = ("queue", "retained_requests", "forwarded", "undeliverable", "running", 
 """Fields of a worker that are empty when it has no session."""
 
 
-def sizes_of_state(party: Party) -> dict[str, int]:
+def sizes_of_state(party: RunningHost) -> dict[str, int]:
     worker = party.node
     return {name: len(getattr(worker, name)) for name in STATE} | {
         "caches": len(party.chip.caches),
@@ -37,16 +37,16 @@ def sizes_of_state(party: Party) -> dict[str, int]:
     }
 
 
-async def nothing_is_left(nodes: dict[str, Party]) -> None:
+async def nothing_is_left(nodes: dict[str, RunningHost]) -> None:
     await until(lambda: not any(n for party in nodes.values() for n in sizes_of_state(party).values()))
 
 
-async def answered(device: Party, *sessions: str, limit: int = 24) -> None:
+async def answered(device: RunningHost, *sessions: str, limit: int = 24) -> None:
     for session in sessions:
-        assert await device.text(session) == own_text(call(session).prompt, limit)
+        assert await device.text(session) == own_text(generation_request(session).prompt, limit)
 
 
-async def caught(parties: list[Party]) -> tuple[Party, Party]:
+async def caught(parties: list[RunningHost]) -> tuple[RunningHost, RunningHost]:
     """Of two that hold what they compute: the one that does, and the other, which goes on."""
     await until(lambda: any(party.chip.held.is_set() for party in parties))
     (busy,) = (party for party in parties if party.chip.held.is_set())
@@ -55,119 +55,119 @@ async def caught(parties: list[Party]) -> tuple[Party, Party]:
     return busy, other
 
 
-async def begun(made: Rig, devices: int = 1) -> tuple[dict[str, Party], list[Party]]:
-    nodes = await made.nodes()
-    return nodes, [await made.device(i) for i in range(devices)]
+async def begun(hosts: HostGroup, devices: int = 1) -> tuple[dict[str, RunningHost], list[RunningHost]]:
+    nodes = await hosts.nodes()
+    return nodes, [await hosts.device(i) for i in range(devices)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hosts_of_three_tiers_work_together(name: str) -> None:
-    async def play() -> None:
-        async with rig(made=over(tiers(2, 2, 1), name)) as made:
-            nodes, devices = await begun(made, 2)
+    async def scenario() -> None:
+        async with host_group(base=tiered_setup(tiers(2, 2, 1), name)) as hosts:
+            nodes, devices = await begun(hosts, 2)
             for i, device in enumerate(devices):
                 for j in range(3):
-                    device.ask(call(f"s{i}.{j}"))
+                    device.submit(generation_request(f"s{i}.{j}"))
             for i, device in enumerate(devices):
                 await answered(device, *(f"s{i}.{j}" for j in range(3)))
             assert {party.host.node_names[0]: party.host.reachable for party in nodes.values()} == {
                 node: {
-                    *made.topology.devices,
-                    *made.topology.upstream_nodes(node),
-                    *made.topology.downstream_nodes(node),
+                    *hosts.topology.devices,
+                    *hosts.topology.upstream_nodes(node),
+                    *hosts.topology.downstream_nodes(node),
                 }
                 for node in nodes
             }
             await nothing_is_left(nodes)
 
-    run(play)
+    run(scenario)
 
 
 @pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
 @pytest.mark.parametrize("name", ["hyperion", "hat"])
 def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str) -> None:
-    async def play() -> None:
-        async with rig(made=over(tiers(2, 2, 2), name, devices=1)) as made:
-            nodes, (device,) = await begun(made)
-            device.ask(call("before"))
+    async def scenario() -> None:
+        async with host_group(base=tiered_setup(tiers(2, 2, 2), name, devices=1)) as hosts:
+            nodes, (device,) = await begun(hosts)
+            device.submit(generation_request("before"))
             await answered(device, "before")
             here = [nodes[f"{tier}-{i}"] for i in range(2)]
             for party in here:
                 party.chip.hold = True
-            device.ask(call("s"))
+            device.submit(generation_request("s"))
             doomed, other = await caught(here)
             await doomed.end()
             await answered(device, "s")
             assert other.chip.rows_run
-            nodes[doomed.host.node_names[0]] = again = await made.node(doomed.host.node_names[0])
+            nodes[doomed.host.node_names[0]] = again = await hosts.node(doomed.host.node_names[0])
             await device.host.wait_until_reachable(again.host.node_names, 10)
             for session in ("t", "u"):
-                device.ask(call(session))
+                device.submit(generation_request(session))
                 await answered(device, session)
             await nothing_is_left(nodes)
 
-    run(play)
+    run(scenario)
 
 
 @pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
 def test_a_whole_tier_is_gone_and_comes_back(tier: str) -> None:
-    async def play() -> None:
-        async with rig(made=over(tiers(1, 1, 1), devices=1)) as made:
-            nodes, (device,) = await begun(made)
+    async def scenario() -> None:
+        async with host_group(base=tiered_setup(tiers(1, 1, 1), devices=1)) as hosts:
+            nodes, (device,) = await begun(hosts)
             node = f"{tier}-0"
-            device.ask(call("s", limit=400))
+            device.submit(generation_request("s", limit=400))
             await until(lambda: len(device.delivered) > 3)
             await nodes[node].end()
             await until(lambda: node not in device.host.reachable)
-            device.ask(call("t"))
-            nodes[node] = await made.node(node)
+            device.submit(generation_request("t"))
+            nodes[node] = await hosts.node(node)
             await answered(device, "s", limit=400)
             await answered(device, "t")
             await nothing_is_left(nodes)
 
-    run(play)
+    run(scenario)
 
 
 def test_two_tiers_fail_at_once_and_start_again_in_either_order() -> None:
-    async def play() -> None:
-        async with rig(made=over(tiers(2, 1, 1), devices=1)) as made:
-            nodes, (device,) = await begun(made)
-            device.ask(call("s", limit=400))
+    async def scenario() -> None:
+        async with host_group(base=tiered_setup(tiers(2, 1, 1), devices=1)) as hosts:
+            nodes, (device,) = await begun(hosts)
+            device.submit(generation_request("s", limit=400))
             await until(lambda: len(device.delivered) > 3)
             for node in ("nano-0", "nano-1", "agx-0"):
                 await nodes[node].end()
             for node in ("agx-0", "nano-1", "nano-0"):  # the later one dials what is not there yet
-                nodes[node] = await made.node(node)
+                nodes[node] = await hosts.node(node)
             await answered(device, "s", limit=400)
             await nothing_is_left(nodes)
 
-    run(play)
+    run(scenario)
 
 
 def test_a_node_off_the_path_is_told_that_the_session_ended() -> None:
     """From the device itself, which never asked there: nodes of earlier tiers, one of which is dead, did."""
 
-    async def play() -> None:
-        async with rig(made=over(tiers(2, 2), devices=1), timeout_s=float("inf")) as made:
-            nodes, (device,) = await begun(made)
+    async def scenario() -> None:
+        async with host_group(base=tiered_setup(tiers(2, 2), devices=1), timeout_s=float("inf")) as hosts:
+            nodes, (device,) = await begun(hosts)
             later = [nodes["nx-0"], nodes["nx-1"]]
             for party in later:
                 party.chip.hold = True
-            device.ask(call("s"))
+            device.submit(generation_request("s"))
             busy, _ = await caught(later)
             first = next(name for name in ("nano-0", "nano-1") if nodes[name].node.forwarded)
             await nodes.pop(first).end()
             await answered(device, "s")
             busy.chip.hold = False
-            busy.chip.go.set()
+            busy.chip.resume.set()
             await nothing_is_left(nodes)
 
-    run(play)
+    run(scenario)
 
 
 def test_a_node_refused_by_an_earlier_tier_raises_an_error() -> None:
-    async def play() -> None:
-        topology = Topology(over(tiers(1, 1), devices=1), LAYERS)
+    async def scenario() -> None:
+        topology = Topology(tiered_setup(tiers(1, 1), devices=1), LAYERS)
         hosts = [
             NodeHost(topology, (name,), None, Security(), LIMITS, f"of-{name}", 997) for name in ("nano-0", "nx-0")
         ]
@@ -177,7 +177,7 @@ def test_a_node_refused_by_an_earlier_tier_raises_an_error() -> None:
         for host in hosts:
             await host.close()
 
-    run(play)
+    run(scenario)
 
 
 # The engine.
@@ -194,7 +194,7 @@ def held(real: dict[str, Path]) -> Setup:
         ModelConfig(path=real["device"], timed_architecture=timing.device.timed_architecture),
         ModelConfig(path=real["cloud"], timed_architecture=timing.cloud.timed_architecture),
     )
-    return over(tiers(2, 2, 1), pair=models)
+    return tiered_setup(tiers(2, 2, 1), pair=models)
 
 
 def test_tier_hosts_load_their_layers_and_write_the_whole_models_text(real: dict[str, Path]) -> None:
@@ -217,19 +217,19 @@ def test_tier_hosts_load_their_layers_and_write_the_whole_models_text(real: dict
 
     async def alone() -> dict[str, tuple[int, ...]]:
         tensors, whole = TensorStore(), load_model(str(real["cloud"]))
-        async with rig(
+        async with host_group(
             "cloud_centric", devices=1, engines=lambda name, _: TorchEngine(whole, tensor_store=tensors)
-        ) as made:
-            cloud = await made.cloud()
-            device = await made.device(0, cloud.address)
+        ) as hosts:
+            cloud = await hosts.cloud()
+            device = await hosts.device(0, cloud.address)
             for session in ("a", "b", "c"):
-                device.ask(asked(session))
+                device.submit(asked(session))
             return {session: await device.text(session) for session in ("a", "b", "c")}
 
-    async def play() -> None:
+    async def scenario() -> None:
         expected = await alone()
-        async with rig(made=setup, engines=engine, tensors=TensorStore) as made:
-            nodes, devices = await begun(made, 2)
+        async with host_group(base=setup, engines=engine, tensors=TensorStore) as hosts:
+            nodes, devices = await begun(hosts, 2)
             parts = {name: party.chip.engine.model for name, party in nodes.items()}
             layers = {
                 name: [not isinstance(each, MissingLayer) for each in model.layers] for name, model in parts.items()
@@ -239,13 +239,13 @@ def test_tier_hosts_load_their_layers_and_write_the_whole_models_text(real: dict
                     ] == [1] * 8  # fmt: skip
             assert [name for name, model in parts.items() if not isinstance(model.lm_head, MissingLayer)] == ["agx-0"]
             for i, device in enumerate(devices):
-                device.ask(replace(asked("a"), session=f"first{i}"))
+                device.submit(replace(asked("a"), session=f"first{i}"))
                 assert await device.text(f"first{i}") == expected["a"]
             await until(lambda: not any(len(party.chip.engine.cache) for party in nodes.values()))
             assert not any(len(party.tensors) for party in (*nodes.values(), *devices))
             for i, device in enumerate(devices):
                 for session in expected:
-                    device.ask(replace(asked(session), session=f"{session}{i}"))
+                    device.submit(replace(asked(session), session=f"{session}{i}"))
             await until(lambda: len(devices[0].delivered) > 20)
             doomed = next(name for name in ("nx-0", "nx-1") if nodes[name].node.forwarded)
             await nodes.pop(doomed).end()
@@ -254,4 +254,4 @@ def test_tier_hosts_load_their_layers_and_write_the_whole_models_text(real: dict
                     assert await device.text(f"{session}{i}") == text
             await until(lambda: not any(len(party.chip.engine.cache) for party in nodes.values()))
 
-    run(play)
+    run(scenario)

@@ -118,7 +118,7 @@ class Pair:
         for round_ in range(chunks):
             ask = partial(self._ask, session, text, here, there, round_, sampling)
             (drafted, whole, verdict), (again, compressed, second) = ask(True), ask(False)
-            assert drafted.tokens == again.tokens, "the same luck must draft the same tokens"
+            assert drafted.tokens == again.tokens, "the same random numbers must draft the same tokens"
             named = tuple(support_size(self.device.tensor_store.get(blob)) for blob in again.draft_probs)
             yield Question(again.scores["entropy"], whole, compressed, named, (verdict, second))
             here = len(text) + min(verdict.accepted, GAMMA - 1)

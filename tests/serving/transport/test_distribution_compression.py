@@ -1,4 +1,4 @@
-"""Compression before transmission: nearly nothing travels, and the verdict is the same."""
+"""Compression before transmission: far fewer bytes, and the same verdicts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who is in training, validation and test."""
+"""The split into training, validation and test parts."""
 
 import pytest
 

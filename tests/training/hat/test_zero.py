@@ -1,4 +1,4 @@
-"""Who trains the adapter, and in how many processes, is no part of what it becomes."""
+"""The adapter's weights do not depend on the trainer or the number of processes."""
 
 from collections.abc import Callable
 from dataclasses import replace

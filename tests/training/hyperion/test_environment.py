@@ -1,4 +1,4 @@
-"""What is drawn is what was asked for, and rewards are of real nodes."""
+"""Episodes follow the environment's ranges, and rewards come from simulated nodes."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Served and trained networks are one; training is repeatable, resumes, learns, and refuses what is no good."""
+"""The served network equals the trained one; training is repeatable, resumes, learns, and refuses bad results."""
 
 import json
 from collections.abc import Callable

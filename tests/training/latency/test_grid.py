@@ -1,4 +1,4 @@
-"""The configurations: WISP's five categories in its numbers, in an order that may be cut anywhere."""
+"""The grid of configurations: WISP's five categories in its numbers, in an order that may be cut anywhere."""
 
 from __future__ import annotations
 

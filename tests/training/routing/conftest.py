@@ -1,4 +1,4 @@
-"""A workload that toy routers learn from: what its large model writes is right, since nothing else says what is."""
+"""A workload that toy routers learn from, without references: the large model's answers count as correct."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

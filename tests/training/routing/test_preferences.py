@@ -1,4 +1,4 @@
-"""CITER's shortcut by its table, and what is true where."""
+"""CITER's shortcut by its table, and the reference token of each position."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""At one recall: the curve read where it should be, by lot among equals, and with an interval that resampling gives."""
+"""Families at one recall: the false-alarm rate there, random choice among equal probabilities, resampled intervals."""
 
 import json
 from pathlib import Path

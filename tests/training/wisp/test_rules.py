@@ -1,4 +1,4 @@
-"""Operating thresholds, metrics and tallies, by hand."""
+"""Operating thresholds, metrics and counts, by hand."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""`model.device.backend=onnx` from configuration to answers; what does not go with it is refused before any work."""
+"""`model.device.backend=onnx` from configuration to answers; unsupported settings are refused before any work."""
 
 import shutil
 from collections.abc import Callable

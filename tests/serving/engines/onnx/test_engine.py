@@ -238,7 +238,7 @@ def test_work_behind_the_end_of_a_cache_is_refused(on_onnx: OnnxEngine) -> None:
     on_onnx.drop("hole", 0)
     assert on_onnx.cache.length("hole") == 3
     on_onnx.drop("hole", None)
-    on_onnx.drop("nobody", None)
+    on_onnx.drop("unknown", None)
     assert on_onnx.cache.length("hole") == 0
 
 

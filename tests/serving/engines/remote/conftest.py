@@ -1,4 +1,4 @@
-"""A pair of tiny Llamas with a real byte-level tokenizer, and a brain that is the large one."""
+"""A pair of tiny Llamas with a real byte-level tokenizer, and the large one as the text source of fake servers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,7 +86,7 @@ def counting(n: int) -> Callable[[tuple[int, ...]], int]:
 
 
 class Clock:
-    """Of a test: time passes while somebody sleeps."""
+    """A clock that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now_s, self.slept = 0.0, list[float]()

@@ -19,7 +19,7 @@ from typing import Any
 from serving.engines.remote.prompt_logprobs import decode
 
 Brain = Callable[[tuple[int, ...]], int]
-OWNERS = {"openai": "somebody", "vllm": "vllm", "sglang": "sglang", "llama_cpp": "llamacpp"}
+OWNERS = {"openai": "unknown-owner", "vllm": "vllm", "sglang": "sglang", "llama_cpp": "llamacpp"}
 _DRAWN = {"temperature", "top_p", "top_k", "seed"}
 _PLAIN = {"model", "prompt", "max_tokens", "echo", "logprobs"} | _DRAWN
 _SGLANG = _PLAIN | {"return_token_ids", "skip_special_tokens", "min_p", "repetition_penalty"}

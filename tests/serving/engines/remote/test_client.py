@@ -1,4 +1,4 @@
-"""The client against a server that misbehaves: every fault is an error of its own class, and none ends a text."""
+"""The client against a faulty server: every fault is an error of its class, and none ends a text."""
 
 import logging
 from collections import deque

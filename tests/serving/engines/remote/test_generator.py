@@ -1,4 +1,4 @@
-"""Tokens from text where a server gives no ids, ends of texts, and verdicts from echoed log-probabilities."""
+"""Tokens from text for servers without token ids, ends of texts, and verdicts from echoed log-probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

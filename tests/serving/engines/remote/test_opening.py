@@ -1,4 +1,4 @@
-"""What a server must be before any work is done, and what is said of one that is not."""
+"""What a server must offer before any work is done, and the errors of one that does not."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The project's own OpenAI endpoint as the server: it refuses every field that it does not know."""
+"""The project's OpenAI endpoint as the server, which refuses every field that it does not know."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -41,7 +41,7 @@ class Writing(FakeGateway):
 
 
 def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
-    async def play() -> None:
+    async def scenario() -> None:
         running = await serve(EndpointOptions(port=0, api_key_env="", max_waiting=8, max_connections=20), Writing())
         url = f"http://127.0.0.1:{running.port}/v1"
         try:

@@ -1,4 +1,4 @@
-"""Policies over a server: the local engine's text, and what becomes of it when the server fails."""
+"""Policies over a server: the local engine's text, and how a failure of the server ends."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The services with a server as the cloud's model: it fails, comes back, and both processes live on."""
+"""The services with a remote server as the cloud's model, which fails and comes back while both processes run on."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A made-up conversation: questions to an engine that follow from its answers, as nodes would ask them."""
+"""Random work for an engine that follows from its earlier outcomes, as nodes would send it."""
 
 from random import Random
 

@@ -156,7 +156,7 @@ def test_sampled_drafts_come_with_their_distributions(engine, whole):
     sampling = SamplingParams(0.8, 20, 0.95, seed=4)
     drafted = _draft(engine, stop_rule=DraftStopRule(8), sampling=sampling, full_draft_probs=whole)
     again = _draft(engine, stop_rule=DraftStopRule(3), sampling=sampling)
-    assert again.tokens == drafted.tokens[:3]  # luck is named by position, not by how often it was asked
+    assert again.tokens == drafted.tokens[:3]  # random numbers depend on the position, not on earlier draws
     for i, (token, blob) in enumerate(zip(drafted.tokens, drafted.draft_probs, strict=True)):
         odds = expand_probs(engine.tensor_store.get(blob), VOCABULARY)
         assert token == sample_token(odds, uniform(key(4, "a"), len(PROMPT) + i, "draft"))

@@ -1,4 +1,4 @@
-"""Drafts that leave early: what they say, what they cost, and that the rest is as if nobody had."""
+"""Drafts with early exit: their tokens, scores and cost; all else is as without exits."""
 
 import copy
 from itertools import accumulate

@@ -144,7 +144,7 @@ def test_a_rollback_keeps_the_suspended_tokens_before_it(causal):
 
 @torch.inference_mode()
 def test_a_pass_may_stop_at_several_layers_on_its_way(causal):
-    """Each check sees its layer; who waits at a layer between is taken along from there."""
+    """Each check sees its layer; tokens suspended at a layer between are continued from there."""
     text = Text(causal, "llama")
     text.append(8, LAYERS)
     text.append(2, 2)

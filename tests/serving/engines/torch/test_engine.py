@@ -135,7 +135,7 @@ def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_co
     engine.drop("a", None)
     assert (engine.cache.length("a", None), engine.cache.length("a", 0)) == (0, 2)
     engine.drop("a", 0)
-    engine.drop("nobody", 0)
+    engine.drop("unknown", 0)
     assert len(engine.cache) == 0
 
 

@@ -40,7 +40,7 @@ class Chip:
         self.engine = TorchEngine(model, block_tokens=block_tokens, budget_tokens=CAPACITY)
         self.kept = {}
         self.loose = set()
-        """Sessions whose last answer nobody counted: the ledger may hold more than the chip."""
+        """Sessions without a counted last verdict: the accounting may hold more than the chip."""
 
     def rows(self, session, n, check, back, kind):
         keep = self.kept.pop(session, None)

@@ -1,4 +1,4 @@
-"""Blocks that lie apart in memory: everything that reads, writes or moves a cache gives what it gives in one piece."""
+"""Scattered blocks of the KV pool give the same results as contiguous ones."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What the page cards of each policy, and who may share engines and names."""
+"""The page's cards of policies, and which policies may share engines and names."""
 
 import json
 from dataclasses import replace

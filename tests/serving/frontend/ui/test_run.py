@@ -28,7 +28,7 @@ class ScriptedStreams:
         self._observer.event_handled(device, RequestArrived(call), 0.0, ())
         for update in self._updates:
             self._observer.event_handled(
-                device, PeerLost("nobody"), 1.0, (update,) if isinstance(update, EmitTokens) else ()
+                device, PeerLost("unknown"), 1.0, (update,) if isinstance(update, EmitTokens) else ()
             )
             yield update, 1.0
 

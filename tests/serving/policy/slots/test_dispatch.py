@@ -46,16 +46,16 @@ TABLE: dict[str, tuple[Dispatch, list[LoadReport], str]] = {
         B,
     ),
     "hypsched: just fits": (HypSched(), [backlog(A, 0.0, free=18), backlog(B, 0.1)], A),
-    "hypsched: nobody has the room: who has most of it": (
+    "hypsched: no node has room: the one with the most": (
         HypSched(),
         [backlog(A, 0.0, free=3), backlog(B, 9.0, free=17), backlog(C, 0.0, free=-40)],
         B,
     ),
-    "hypsched: nobody has the room, all as little: the first": (
+    "hypsched: no node has room, all equally little: the first": (
         HypSched(), [backlog(A, 2.0, free=-1), backlog(B, 1.0, free=-1)], A
     ),
     "earliest finish: as HypSched's where all have room": (EarliestFinish(), FAST, B),
-    "earliest finish: whoever has no room too": (EarliestFinish(), [backlog(A, 0.0, free=0), backlog(B, 0.1)], A),
+    "earliest finish: a node without room too": (EarliestFinish(), [backlog(A, 0.0, free=0), backlog(B, 0.1)], A),
     "earliest finish: the first of equals": (EarliestFinish(), [backlog(A, 0.1), backlog(B, 0.1)], A),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Which drafts are sent by those who look at no score, by uncertain tokens (Hybrid), by whole samples (EdgeFM)."""
+"""Which drafts are offloaded: without scores, by uncertain tokens (Hybrid), by whole answers (EdgeFM)."""
 
 from math import exp, log
 from typing import Any
@@ -39,7 +39,7 @@ def asked(w: World) -> list[Request]:
     return [sent.message for sent in w.log.commands(SendMessage) if isinstance(sent.message, Request)]
 
 
-# Those who look at no score.
+# Offloading without scores.
 
 
 def test_always_never_and_full_offload() -> None:
@@ -66,7 +66,7 @@ def test_random_offload_sends_the_budgets_share_of_drafts(budget: float) -> None
 
 
 def test_random_offload_is_independent_of_other_decisions() -> None:
-    """The same chunks as another purpose's luck would choose are no random baseline."""
+    """A random baseline must not choose the chunks that another purpose's random numbers choose."""
     sessions = [drafted(0.5, name=f"s{i}") for i in range(400)]
     both = sum(RandomOffload(0.5).tokens_to_offload(s) and s.uniform("offload_importance") < 0.5 for s in sessions)
     assert both / 400 == pytest.approx(0.25, abs=0.07)

@@ -36,7 +36,7 @@ PREFILLS = {"a": (100, 0), "b": (5, 4), "c": (40, 4)}
 TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, int]], dict[str, int]]] = {
     "static batch: the oldest, whole": (StaticBatch(2, 0.0), FOUR, {"a": 5, "b": 100}),
     "static batch: overdue and not full": (StaticBatch(9, 0.5), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
-    "continuous: everybody, whole": (ContinuousBatch(), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
+    "continuous: all requests, whole": (ContinuousBatch(), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
     "continuous: the oldest up to its size": (ContinuousBatch(max_num_seqs=2), FOUR, {"a": 5, "b": 100}),
     "chunked: decodes first, the prompt gets the rest": (
         ContinuousBatch(chunk_tokens=32),

@@ -1,4 +1,4 @@
-"""WISP's scheduler by table: what a batch is made of, and that nobody starves."""
+"""WISP's scheduler by table: what a batch is made of, and that no request starves."""
 
 from dataclasses import replace
 from itertools import count
@@ -38,7 +38,7 @@ def picked(*items: QueuedRequest, now: float = 0.0, by: SloAware = scheduler, ro
 
 
 def test_requests_join_a_batch_while_all_deadlines_are_kept() -> None:
-    """50 + 5 x 50 ms is too late for who needs its answer in 290 ms, and 50 + 4 x 50 is not."""
+    """50 + 5 x 50 ms is too late for a deadline of 290 ms, and 50 + 4 x 50 is not."""
     waiting = [item(name, 0.290) for name in "abcdef"]
     assert picked(*waiting) == ["a", "b", "c", "d"]
 
@@ -78,7 +78,7 @@ def test_requests_that_are_not_critical_are_ordered_by_deadline_by_default() -> 
 
 def test_under_overload_no_request_is_saved_by_a_batch_of_its_own() -> None:
     """Alone `brink` would be in time, in a batch half of which is the constant; with all the others it is late. Where
-    somebody is late already, it is not worth it.
+    a request is late already, it is not worth it.
     """
     brink, late, others = item("brink", 0.105), item("late", 0.0), [item(name, 9.0) for name in "abcdef"]
     careful = replace(scheduler, max_overhead_share=0.2)
@@ -101,7 +101,7 @@ def test_a_batch_keeps_to_max_num_seqs_and_memory() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(-1, 3), st.integers(1, 60), st.floats(0.5, 9)), min_size=1, max_size=40))
 def test_requests_of_a_batch_that_can_meet_their_deadline_do(drawn: list[tuple[float, int, float]]) -> None:
-    """Of a batch without anybody who leads by patience: who is late was late alone already."""
+    """In a batch without a request that leads by waiting time, a late request would be late alone too."""
     waiting = [item(f"{i}", slack_s, rows, value=value) for i, (slack_s, rows, value) in enumerate(drawn)]
     batch = scheduler.pick(waiting, 0.0, FREE, TENTH)
     assert isinstance(batch, list)

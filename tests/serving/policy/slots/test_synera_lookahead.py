@@ -86,13 +86,13 @@ def test_low_confidence_moves_the_assumed_rejection_to_its_token() -> None:
 )
 def test_rejection_weights_at_alpha_0_and_1(alpha: float, confidence: list[float], at: int) -> None:
     weights = rejection_weights(confidence, alpha, allow_full_acceptance=True)
-    assert {sample_index(weights, luck) for luck in (0.0, 0.3, 0.999999)} == {at}
+    assert {sample_index(weights, draw) for draw in (0.0, 0.3, 0.999999)} == {at}
 
 
 @given(st.lists(SHARE, min_size=1, max_size=8), st.floats(0.0, 1.0, exclude_max=True))
 @settings(deadline=None)
-def test_a_position_of_weight_zero_is_never_drawn(weights: list[float], luck: float) -> None:
-    at = sample_index(weights, luck)
+def test_a_position_of_weight_zero_is_never_drawn(weights: list[float], draw: float) -> None:
+    at = sample_index(weights, draw)
     if sum(weights) > 0:
         assert weights[at] > 0
     else:
@@ -159,7 +159,7 @@ def test_an_assumed_verdict_is_repeatable() -> None:
 
 
 def test_position_and_replacement_are_drawn_independently() -> None:
-    """One luck for both would tie the alternative to the position."""
+    """One random number for both would tie the replacement to the position."""
     found = {lookahead(0.5).assumed_verdicts(in_flight((0.1,) * 3, f"s{i}"))[0] for i in range(400)}
     assert found == {(3, None), *((at, 10 + at + more) for at in range(3) for more in (10, 20))}
 

@@ -1,4 +1,4 @@
-"""WISP's testbed with devices that ask without end, built without the pipeline."""
+"""WISP's testbed with devices that send requests without end, built without the pipeline."""
 
 from typing import Any
 

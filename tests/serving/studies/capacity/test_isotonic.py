@@ -1,4 +1,4 @@
-"""A curve that must rise, through points that do not."""
+"""Isotonic regression through points that are not monotone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Steady states of a few devices, against what can be computed by hand."""
+"""Load tests of a few devices in steady state, against values computed by hand."""
 
 from dataclasses import replace
 

@@ -53,7 +53,7 @@ def test_cap_net_admin_is_read_from_the_process_status(status, may):
 
 def test_an_unprivileged_process_is_refused():
     if platform.system() != "Linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can become somebody else to try it")
+        pytest.skip("only root on Linux can become another user to try it")
     status = subprocess.run(["cat", "/proc/self/status"], user=65534, capture_output=True, text=True, check=True).stdout
     with pytest.raises(ValueError, match="lacks the capability CAP_NET_ADMIN"):
         check_machine(found=lambda tool: tool, status=status)
