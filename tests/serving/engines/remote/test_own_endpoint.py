@@ -49,7 +49,7 @@ def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
         finally:
             await running.stop(0)
 
-    asyncio.run(play())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("span", [1, 3])
