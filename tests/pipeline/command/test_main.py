@@ -1,6 +1,7 @@
 """Command lines as people type them: what they lead to, and what bad ones are told, before any work."""
 
 import json
+import os
 import re
 import subprocess
 import sys
