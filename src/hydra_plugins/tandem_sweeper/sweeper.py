@@ -25,7 +25,7 @@ class SearchSweeper(Sweeper):
     def __init__(
         self,
         metric: str | Sequence[str],
-        direction: str | Sequence[str] = "maximize",
+        direction: str | Sequence[str] | None = None,
         n_trials: int = 20,
         n_jobs: int = 1,
         seed: int = 0,

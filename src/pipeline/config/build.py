@@ -1,8 +1,7 @@
-"""From configuration to objects: the only place that knows `_target_`.
+"""Turns configuration into objects: a node's `_target_` names a class or a function, whose signature is the schema.
 
-A node with a `_target_` names a class or a function; its signature is the schema. `ConfigSchema.coerce` checks a node
-against it and returns canonical data (every option present, every type right, files by their content), which is what a
-stage's digest is made of; `construct` turns that data into objects.
+`ConfigSchema.coerce` checks a node against it and returns canonical data (every option present, every type right, files
+by their content), of which a stage's digest is computed; `construct` turns that data into objects.
 """
 
 import importlib
@@ -20,32 +19,30 @@ from pipeline.errors import ConfigError
 
 TARGET = "_target_"
 RUNNER_ARGUMENTS = frozenset({"out", "work", "progress"})
-"""What the runner itself gives to a stage function."""
+"""Arguments that the runner gives to a stage function."""
 
 
 @dataclass(frozen=True)
 class TargetParameter:
     annotation: Any
     default: Any
-    """`inspect.Parameter.empty` where the option must be given."""
+    """`inspect.Parameter.empty` if the option is required."""
 
 
 class PendingArtifact:
-    """Stands for what an artifact will be, while a plan is made before it exists."""
+    """Stands for an artifact that does not exist yet while a plan is made."""
 
 
 @dataclass(frozen=True)
 class ConfigSchema:
-    """Checks nodes; `content_digest` gives a file's digest, `named_config` the node that a plain name of a chip stands
-    for.
-    """
+    """Checks nodes; `content_digest` gives a file's digest, `named_config` the node of a plain name (a chip's)."""
 
     content_digest: Callable[[Path], str]
     named_config: Callable[[str, str], Any]
     """(class, name) -> node; raises LookupError with the choices; returns None for a class without names."""
 
     def coerce(self, node: Any, annotation: Any, where: str) -> Any:
-        """Canonical data for `node`; raises ConfigError that names the place."""
+        """Canonical data for `node`. Raises ConfigError that names the place."""
         if isinstance(node, Mapping):
             return self._coerce_mapping(node, annotation, where)
         if annotation in (Any, inspect.Parameter.empty) or (isinstance(annotation, type) and annotation is object):
@@ -65,7 +62,7 @@ class ConfigSchema:
         return _coerce_scalar(node, annotation, where)
 
     def coerce_target(self, node: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Canonical data for a node that names what it wants to be."""
+        """Canonical data for a node with a `_target_`."""
         path = node[TARGET]
         parameters = _target_parameters(path, where)
         given = {key: value for key, value in node.items() if key != TARGET}
@@ -85,7 +82,7 @@ class ConfigSchema:
         return data
 
     def _coerce_default(self, parameter: TargetParameter, where: str) -> Any:
-        """As if it had been written out: an unwritten option and its default are one identity."""
+        """The default as if it had been written: both are one identity."""
         default = to_data(parameter.default, where)
         return default if default is None else self.coerce(default, parameter.annotation, where)
 
@@ -153,10 +150,9 @@ class ConfigSchema:
 
 
 def construct(data: Any, artifact: Callable[[str], Path] | None, where: str = "") -> Any:
-    """The object that canonical data describes; `artifact` finds a stage's folder, None leaves such parts
-    `PendingArtifact`.
+    """The object of canonical data; `artifact` finds a stage's folder, None leaves such parts `PendingArtifact`.
 
-    Raises ConfigError with what a class says of values that it refuses.
+    Raises ConfigError with the message of a class that refuses its values.
     """
     if isinstance(data, list):
         return tuple(construct(item, artifact, f"{where}[{i}]") for i, item in enumerate(data))
@@ -194,7 +190,7 @@ def load(path: str, where: str) -> Callable[..., Any]:
 
 
 def to_data(value: Any, where: str) -> Any:
-    """Canonical data for an object that is a default in code."""
+    """Canonical data for a default value in code."""
     if is_dataclass(value) and not isinstance(value, type):
         own = {f.name: to_data(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value) if f.init}
         return {TARGET: f"{type(value).__module__}.{type(value).__qualname__}", **own}

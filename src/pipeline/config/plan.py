@@ -22,7 +22,7 @@ _STAGE_KEYS = frozenset({TARGET, "_kind_", "_version_", "_resources_"})
 
 @dataclass(frozen=True)
 class Plan:
-    """The needed stages by name, inputs first, and the kind of each."""
+    """The needed stages by name, inputs first, and their kinds."""
 
     stages: Mapping[str, Stage]
     kinds: Mapping[str, str]

@@ -1,8 +1,8 @@
-"""Policies beside the one of the command line: is what they need made for them, and do they leave the first as it is?
+"""Checks the policies of the page against the command line's: their artifacts must be the same.
 
-Artifacts that slots bring are described once, in `policy.artifacts`, and may read the options of `policy`. A policy
-elsewhere in the configuration (`page.policies.NAME`) that needs such an artifact must have the same options there; and
-since the slots that are composed last describe it last, what they say must be what it was without them.
+Artifacts of slots are described once, in `policy.artifacts`, and may read the options of `policy`. A policy elsewhere
+(`page.policies.NAME`) that needs such an artifact must have the same options; and since the slots that are composed
+last describe it last, their description must equal the one without them.
 """
 
 import re
@@ -19,18 +19,18 @@ _POLICY_OPTION = re.compile(r"\$\{[^}]*?\bpolicy\.([\w.]+)")
 
 
 def without_page_policies(overrides: Sequence[str]) -> list[str]:
-    """The words of a command line that say nothing of the page's policies; those about artifacts may say it of ones
-    that only these bring.
+    """The words of a command line without those for the page; words for artifacts may add keys, since the page's
+    policies may have brought the artifact.
     """
     words = [word for word in overrides if not _PAGE_OVERRIDE.match(word.partition("=")[0])]
     return [f"++{word}" if word.startswith("policy.artifacts.") else word for word in words]
 
 
 def check(cfg: DictConfig, base: DictConfig) -> None:
-    """Raises ConfigError that names the policy, the artifact and the option that differs.
+    """Raises ConfigError that names the policy, the artifact and the differing option.
 
     Args:
-        alone: what the same command line composes `without` the page's policies.
+        base: the configuration that the same command line composes without the page's policies.
     """
     beside = OmegaConf.select(cfg, "page.policies") or {}
     artifacts = _unresolved(cfg.policy.get("artifacts") or {})
@@ -51,13 +51,13 @@ def check(cfg: DictConfig, base: DictConfig) -> None:
 
 
 def _first_difference(cfg: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """The first artifact, option of the policy or section that differs; further artifacts are no harm."""
+    """The first differing artifact, option of the policy or section; additional artifacts do not count."""
     there, here = _sections(cfg), _sections(base)
     return next((path for path, part in here.items() if part != there.get(path)), None)
 
 
 def _sections(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """What can be told apart by name. An artifact without a target is a lone override of one that is not there."""
+    """The parts by name. An artifact without a target is only an override of a missing one, and left out."""
     policy = cfg["policy"]
     artifacts = policy.get("artifacts") or {}
     return {
@@ -68,14 +68,14 @@ def _sections(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _policies_needing(variants: Mapping[str, Any], changed: str, artifacts: Mapping[str, Any]) -> list[str]:
-    """Those that need the artifact; all, where it is none."""
+    """The policies that need the changed artifact; all if the change is of another part."""
     stage = changed.removeprefix("policy.artifacts.")
     needing = [name for name in variants if stage in _needed_artifacts(_unresolved(variants[name]), artifacts)]
     return [f"page.policies.{name}" for name in needing or variants]
 
 
 def _needed_artifacts(node: Any, artifacts: Mapping[str, Any]) -> Iterator[str]:
-    """Artifacts that a node refers to, and those that these are made from."""
+    """The artifacts that a node refers to, and their inputs."""
     waiting, found = _STAGE_REFERENCE.findall(str(node)), set[str]()
     while waiting:
         stage = waiting.pop()

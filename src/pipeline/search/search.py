@@ -1,4 +1,4 @@
-"""A search: trial after trial is asked for, run as a job of the sweep, and told."""
+"""Runs a search: asks the study for trials, runs each as a job of the sweep, and tells the study its values."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,7 @@ LaunchJobs = Callable[[Sequence[Sequence[str]], int], Sequence[Path]]
 
 @dataclass(frozen=True)
 class SearchRunner:
-    """Up to `num_trials` trials in `folder`, `max_parallel` of them side by side; more failures than `max_failure_rate`
-    end it.
+    """Runs up to `num_trials` trials in `folder`, `max_parallel` at a time; too many failures end it.
 
     With one metric the best trial runs once more under the label `best`, from the cache, as a row for exhibits.
     """
@@ -32,7 +31,7 @@ class SearchRunner:
     max_failure_rate: float = 0.0
 
     def run(self) -> None:
-        """Runs what is left; those that were killed come first, with the values that they had."""
+        """Runs the remaining trials; those that were killed come first, with the values that they had."""
         for points in self._batches():
             self._run(points)
             if len(self.study.trials("FAIL")) > self.max_failure_rate * self.num_trials:
@@ -68,7 +67,7 @@ class SearchRunner:
         self._write_summary()
 
     def _launch(self, points: Sequence[TrialPoint]) -> Sequence[Path]:
-        """A folder may hold the outcome of a job that was killed, or of a former best one."""
+        """Launches a job for each; removes the result of a killed job, or of an earlier best one, from its folder."""
         for point in points:
             (self.folder / str(point.number) / job_result.JOB_FILE).unlink(missing_ok=True)
         jobs = [[*self.study.space.overrides(point.params), f"+trial={point.label}"] for point in points]
@@ -80,7 +79,7 @@ class SearchRunner:
         )
 
     def _write_summary(self) -> None:
-        """All that is known, for the report of the sweep; also after the last trial before one is killed."""
+        """Writes search.json for the report of the sweep, after each batch: the next one may be killed."""
         node = {
             "metrics": self.study.objective.metrics,
             "directions": self.study.objective.directions,
@@ -98,7 +97,7 @@ class SearchRunner:
 
 
 def check_settings(num_trials: int, max_parallel: int, max_failure_rate: float) -> None:
-    """Raises ConfigError for settings that no search can have."""
+    """Raises ConfigError for settings out of range."""
     if num_trials < 1 or max_parallel < 1:
         raise ConfigError(f"hydra.sweeper: n_trials is {num_trials} and n_jobs is {max_parallel}; give 1 or more.")
     if not 0 <= max_failure_rate <= 1:

@@ -1,4 +1,4 @@
-"""A search space in Hydra's syntax of sweeps: what a trial chooses from, and what all trials have alike."""
+"""A search space in Hydra's syntax of sweeps: searched keys with their distributions, and fixed ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,30 +17,28 @@ ALLOWED_SWEEPS = (
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """`searched`: by key, what a trial chooses from; `fixed`: by key, the value that all trials have, as it was
-    written.
-    """
+    """`searched`: the distribution of each searched key; `fixed`: the value of each other key, as it was written."""
 
     searched: "Mapping[str, BaseDistribution]"
     fixed: Mapping[str, str] = field(default_factory=dict)
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
-        """The command line of a trial; what is fixed stands first, experiments above all."""
+        """The command line of a trial; fixed keys come first, since an experiment must."""
         return [f"{key}={value}" for key, value in (*self.fixed.items(), *params.items())]
 
     def example_point(self) -> dict[str, Any]:
-        """A point of it: every first choice, every lower bound."""
+        """The point of every first choice and lower bound."""
         return {key: getattr(one, "choices", [getattr(one, "low", None)])[0] for key, one in self.searched.items()}
 
     def as_text(self) -> dict[str, str]:
-        """As text, to compare two spaces by."""
+        """The space as text, to compare two spaces."""
         from optuna.distributions import distribution_to_json
 
         return {**self.fixed, **{key: distribution_to_json(one) for key, one in self.searched.items()}}
 
 
 def parse_space(params: Mapping[str, Any], arguments: Sequence[str]) -> SearchSpace:
-    """From the sweeper's parameters and the command line, of which the later wins.
+    """The space of the sweeper's parameters and the command line; the later wins.
 
     Raises ConfigError for sweeps that no sampler can draw from.
     """
@@ -72,7 +70,7 @@ def _is_one_choice(override: "Override") -> bool:
 
 
 def to_distribution(override: "Override") -> "BaseDistribution":
-    """What a sweep stands for; choices are the texts that Hydra would write. Raises ConfigError."""
+    """The distribution of a sweep; choices are texts as Hydra writes them. Raises ConfigError."""
     from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, RangeSweep
     from optuna.distributions import CategoricalDistribution
 
@@ -97,7 +95,7 @@ def _interval(low: Any, high: Any, log: bool) -> "BaseDistribution":
 
 
 def _range(start: Any, stop: Any, step: Any) -> "BaseDistribution":
-    """Without its end, as Hydra's is."""
+    """A range excludes its end, as Hydra's does."""
     from math import ceil
 
     from optuna.distributions import FloatDistribution, IntDistribution

@@ -1,7 +1,4 @@
-"""The memory of a search: an Optuna study in SQLite, which continues where an interrupted one stopped.
-
-`Objective` names the metrics of a job that the search optimises, and reads them from job.json.
-"""
+"""The state of a search: an Optuna study in SQLite, which an interrupted search continues, and its objective."""
 
 import json
 import warnings
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pipeline.errors import ConfigError, UserError
 from pipeline.report import job_result
 from pipeline.search.space import SearchSpace
+from serving.metrics import definitions
 
 if TYPE_CHECKING:
     import optuna
@@ -34,7 +32,7 @@ class TrialError(UserError):
 
 @dataclass(frozen=True)
 class Objective:
-    """Metrics by name (`stage/NAME/METRIC`, `quality/mean`, ...), each with its direction. Raises ConfigError."""
+    """Metrics of job.json (`stage/NAME/METRIC`, `quality/mean`, ...) with their directions. Raises ConfigError."""
 
     metrics: tuple[str, ...]
     directions: tuple[Direction, ...]
@@ -50,7 +48,7 @@ class Objective:
             raise ConfigError(f"hydra.sweeper.direction is {wrong[0]!r}; allowed are {', '.join(DIRECTIONS)}.")
 
     def read_values(self, folder: Path) -> tuple[float, ...]:
-        """The values of the job of this folder; raises JobError where it failed, ConfigError where it has no metric."""
+        """The job's values. Raises TrialError if it failed, ConfigError if it lacks a metric."""
         found = job_result.read_result(folder)
         if found is None or found.status != "complete":
             raise TrialError((found and found.error) or "the job left no result")
@@ -64,9 +62,15 @@ class Objective:
         return tuple(found.metrics[metric] for metric in self.metrics)
 
 
-def create_objective(metric: str | Sequence[str], direction: str | Sequence[str]) -> Objective:
-    """One metric or several."""
-    return Objective(_tuple(metric), _tuple(direction))
+def create_objective(metric: str | Sequence[str], direction: str | Sequence[str] | None = None) -> Objective:
+    """One metric or several; without `direction` each is searched for its better side, a stage's for the greatest."""
+    metrics = _tuple(metric)
+    return Objective(metrics, _tuple(direction) if direction else tuple(map(_better_direction, metrics)))
+
+
+def _better_direction(metric: str) -> Direction:
+    found = definitions.find(metric)
+    return "minimize" if found and found.better == "lower" else "maximize"
 
 
 def _tuple(value: str | Sequence[str]) -> tuple[Any, ...]:
@@ -75,7 +79,7 @@ def _tuple(value: str | Sequence[str]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class TrialPoint:
-    """A trial to run: its number, what it chose by key, and what the tables call it."""
+    """A trial to run: its number, its choices by key, and its label in tables."""
 
     number: int
     params: Mapping[str, Any]
@@ -84,23 +88,23 @@ class TrialPoint:
 
 @dataclass(frozen=True)
 class SearchStudy:
-    """`space` and `objective` of the trials in `optuna_study`."""
+    """The trials in `optuna_study`, with their `space` and `objective`."""
 
     optuna_study: "optuna.Study"
     space: SearchSpace
     objective: Objective
 
     def trials(self, *states: str) -> "list[optuna.trial.FrozenTrial]":
-        """Those in one of these states: RUNNING, COMPLETE, FAIL, WAITING."""
+        """The trials in one of these states: RUNNING, COMPLETE, FAIL, WAITING."""
         return [one for one in self.optuna_study.get_trials(deepcopy=False) if one.state.name in states]
 
     @property
     def num_ended(self) -> int:
-        """Trials that are not run again."""
+        """The number of trials that are not run again."""
         return len(self.trials("COMPLETE", "FAIL"))
 
     def interrupted_points(self) -> list[TrialPoint]:
-        """Trials that began and never ended; one that was killed before it had chosen everything counts as failed."""
+        """Trials that began and never ended; one that was killed before it had all its choices is told as failed."""
         found = []
         for trial in self.trials("RUNNING"):
             if trial.params.keys() == self.space.searched.keys():
@@ -114,13 +118,13 @@ class SearchStudy:
         return self.point(self.optuna_study.ask(dict(self.space.searched)))
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
-        """A trial's result; None for one that failed."""
+        """Records a trial's values; None for a failed one."""
         from optuna.trial import TrialState
 
         self.optuna_study.tell(number, values, None if values else TrialState.FAIL)
 
     def best_points(self) -> list[TrialPoint]:
-        """The best trial; with several metrics those that no trial is better than; none before one is complete."""
+        """The best trial; with several metrics the Pareto front; empty before a trial is complete."""
         if not self.trials("COMPLETE"):
             return []
         one = len(self.objective.metrics) == 1
@@ -140,7 +144,7 @@ def open_study(
     """The study in `folder`, created or loaded, and locked against other processes; a new one begins with
     `initial_points`, by label.
 
-    Raises ConfigError where it is of another space or objective, or another process is at it.
+    Raises ConfigError if it has another space or objective, or another process uses it.
     """
     import optuna
     from filelock import FileLock, Timeout
@@ -164,7 +168,7 @@ def open_study(
 
 
 def _load_or_create(storage: "optuna.storages.RDBStorage", objective: Objective, seed: int) -> "optuna.Study":
-    """A sampler that has forgotten its draws would draw the same again: its seed is that of the trial that is next."""
+    """Seeds the sampler by the number of trials: with the same seed, a continued search would draw the same again."""
     import optuna
 
     study = optuna.create_study(
@@ -179,13 +183,13 @@ def _load_or_create(storage: "optuna.storages.RDBStorage", objective: Objective,
 
 
 def _identity(space: SearchSpace, objective: Objective) -> dict[str, str]:
-    """What makes two trials comparable."""
+    """The settings that comparable trials share."""
     kept = {key: text for key, text in space.as_text().items() if key.lstrip("+").split(".")[0] not in _IGNORED_KEYS}
     return {"metric": ", ".join(objective.metrics), "direction": ", ".join(objective.directions), **kept}
 
 
 def _check_same_space(storage: "optuna.storages.RDBStorage", folder: Path, wanted: Mapping[str, str]) -> None:
-    """Raises ConfigError where `folder` has results of another space; without results it is begun anew."""
+    """Raises ConfigError if `folder` has results of another space; without results the study is deleted."""
     import optuna
 
     if _STUDY_NAME not in optuna.get_all_study_names(storage):
@@ -226,7 +230,7 @@ def _enqueue_initial(
 
 
 def _checked_value(key: str, value: Any, allowed: "BaseDistribution") -> Any:
-    """A value as the distribution has it; raises ConfigError for one that it never draws."""
+    """The value as the distribution writes it. Raises ConfigError for a value outside it."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(allowed, CategoricalDistribution):

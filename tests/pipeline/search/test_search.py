@@ -162,6 +162,11 @@ def test_a_metric_that_no_job_has_ends_the_search(tmp_path: Path) -> None:
             SearchRunner(study, lambda jobs, first: [tmp_path], tmp_path, 3).run()
 
 
+def test_without_a_direction_a_metric_is_searched_for_its_better_side() -> None:
+    objective = create_objective(["latency/ttft_s/median", "quality/mean", "stage/predictor/auc"])
+    assert objective.directions == ("minimize", "maximize", "maximize")
+
+
 def test_invalid_search_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="direction is 'up'; allowed are maximize, minimize"):
         create_objective("a", "up")
