@@ -199,9 +199,9 @@ def context_tokens(setup: Setup, requested: int | None = None) -> int:
     bounds = _context_limits(setup)
     most = min(bounds.values())
     if requested and requested > most:
-        who = min(bounds, key=bounds.__getitem__)
+        limit = min(bounds, key=bounds.__getitem__)
         raise ValueError(
-            f"service.context_tokens is {requested}, and {who} takes {most}; ask for fewer, or null for all"
+            f"service.context_tokens is {requested}, and {limit} takes {most}; ask for fewer, or null for all"
         )
     found = requested or most
     if setup.policy.draft.source == "model":

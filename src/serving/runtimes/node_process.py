@@ -36,9 +36,9 @@ class ProcessOptions:
 
     pace: Pace = "wall"
     shaped: bool = True
-    """Does the process itself delay messages as the named links do?"""
+    """True if the process itself delays messages as the named links do."""
     timeout_s: float = INF
-    """How long a device waits for an answer before it asks again."""
+    """Seconds that a device waits for an answer before it sends its request again."""
     accelerator: str = "cpu"
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
