@@ -1,6 +1,7 @@
 """Reports a job that ended: prints its table, draws its figures, logs it to MLflow, and writes job.json."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -14,7 +15,7 @@ from pipeline.report.mlflow_logger import MlflowLogger
 from pipeline.report.mlflow_store import mask_secrets, tolerate_mlflow_errors
 from pipeline.report.records import Records
 from pipeline.report.summary import JobSummary, summarise
-from pipeline.report.table import format_metric, plain_lines, print_parts
+from pipeline.report.table import format_with_unit, plain_lines, print_parts
 from serving.metrics import definitions
 
 REPORT_FILE = "report.txt"
@@ -52,7 +53,14 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
     drawn = _draw_figures(records, context.folder / "figures")
     text = "\n".join(plain_lines(parts)) + "\n"
     fingerprint.write_atomic(context.folder / REPORT_FILE, text)
-    run_id, link = _log_to_mlflow(artifact, context, summary, text, drawn, file)
+
+    def log(logger: MlflowLogger, run: str) -> None:
+        logger.log_metrics(run, summary.metrics())
+        logger.log_files(run, [artifact / name for name in _RECORD_FILES], "records")
+        logger.log_files(run, drawn, "figures")
+        logger.log_text(run, REPORT_FILE, text)
+
+    run_id, link = _log_to_mlflow(context, file, log)
     result = replace(
         job_result.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
         quality_metric=records.meta.quality_metric or "", run_id=run_id,
@@ -83,10 +91,7 @@ def describe_briefly(result: JobResult, context: JobContext) -> str:
 
 def _brief_value(key: str, label: str, value: float | None) -> str:
     metric = definitions.find(key)
-    if metric is None or value is None:
-        return ""
-    unit = {"ms": " ms", "number": f" {metric.unit}"}.get(metric.style, "") if metric.unit != "score" else ""
-    return f"{label} {format_metric(metric, value)}{unit}".strip()
+    return f"{label} {format_with_unit(metric, value)}".strip() if metric and value is not None else ""
 
 
 def report_stage(context: JobContext, file: TextIO | None = None) -> None:
@@ -95,12 +100,9 @@ def report_stage(context: JobContext, file: TextIO | None = None) -> None:
     if context.sweep:
         found = _stage_metrics(context)
         replace(job_result.running_result(context), status="complete", metrics=found).write(context.folder)
-    with tolerate_mlflow_errors(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
-        if sweep.is_tracked(context):
-            book = MlflowLogger.open(context.tracking)
-            run = mlflow_logger.log_job(book, context, sweep.parent_run(context))
-            book.end_run(run)
-            print(f"\n{context.tracking.ui_hint(book.experiment_id, [run])}", file=file, flush=True)
+    _, link = _log_to_mlflow(context, file)
+    if link:
+        print(f"\n{link}", file=file, flush=True)
 
 
 def report_failure(error: BaseException, context: JobContext, file: TextIO | None = None) -> JobResult:
@@ -108,13 +110,10 @@ def report_failure(error: BaseException, context: JobContext, file: TextIO | Non
     reason = mask_secrets(str(error) or type(error).__name__)
     result = replace(job_result.running_result(context), status="failed", error=reason)
     result.write(context.folder)
-    with tolerate_mlflow_errors(context.tracking, lambda text: print(text, file=file or sys.stdout)):
-        if sweep.is_tracked(context):
-            book = MlflowLogger.open(context.tracking)
-            run_id = mlflow_logger.log_job(book, context, sweep.parent_run(context), reason)
-            book.end_run(run_id, failed=True)
-            result = replace(result, run_id=run_id)
-            result.write(context.folder)
+    run_id, _ = _log_to_mlflow(context, file or sys.stdout, error=reason)
+    if run_id:
+        result = replace(result, run_id=run_id)
+        result.write(context.folder)
     return result
 
 
@@ -130,18 +129,15 @@ def _draw_figures(records: Records, folder: Path) -> tuple[Path, ...]:
 
 
 def _log_to_mlflow(
-    artifact: Path, context: JobContext, summary: JobSummary, text: str, drawn: tuple[Path, ...], file: TextIO
+    context: JobContext, file: TextIO, log: Callable[[MlflowLogger, str], None] | None = None, error: str | None = None
 ) -> tuple[str | None, str | None]:
-    """The run's id and the line that opens it; None for both if it could not be logged."""
-    run_id = link = None
+    """The job's run with what `log` adds to it, and the line that opens it; None for both if it is not logged."""
     with tolerate_mlflow_errors(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):
-            book = MlflowLogger.open(context.tracking)
-            run = mlflow_logger.log_job(book, context, sweep.parent_run(context))
-            book.log_metrics(run, summary.metrics())
-            book.log_files(run, [artifact / name for name in _RECORD_FILES], "records")
-            book.log_files(run, drawn, "figures")
-            book.log_text(run, "report.txt", text)
-            book.end_run(run)
-            run_id, link = run, context.tracking.ui_hint(book.experiment_id, [run])
-    return run_id, link
+            logger = MlflowLogger.open(context.tracking)
+            run = mlflow_logger.log_job(logger, context, sweep.parent_run(context), error)
+            if log:
+                log(logger, run)
+            logger.end_run(run, failed=error is not None)
+            return run, context.tracking.ui_hint(logger.experiment_id, [run])
+    return None, None

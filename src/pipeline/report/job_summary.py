@@ -20,6 +20,7 @@ from pipeline.report.table import (
     format_nbytes,
     format_number,
     format_percent,
+    format_with_unit,
 )
 from serving.metrics import definitions
 
@@ -201,8 +202,7 @@ def _result_facts(records: Records, summary: JobSummary, context: JobContext) ->
         )
     for metric in definitions.METRICS:
         if metric.name and metric.key in summary.values:
-            unit = "" if metric.style in ("%", "B") else metric.printed_unit
-            yield metric.name, f"{format_metric(metric, summary[metric.key])} {unit}".strip()
+            yield metric.name, format_with_unit(metric, summary.values[metric.key])
 
 
 def _origin_shares(summary: JobSummary) -> Iterator[str]:

@@ -183,3 +183,9 @@ def format_metric(metric: Metric, value: float | None) -> str:
         case "count":
             return f"{value:.0f}"
     return format_number(metric.scale * value)
+
+
+def format_with_unit(metric: Metric, value: float) -> str:
+    """The value of the metric and its printed unit; a score has none."""
+    unit = "" if metric.style in ("%", "B") or metric.unit == "score" else metric.printed_unit
+    return f"{format_metric(metric, value)} {unit}".strip()
