@@ -372,7 +372,7 @@ def test_jobs_on_all_cores_share_one_folder_one_table_and_one_mlflow_run(tmp_pat
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 of 2 jobs complete" in done.stdout
-    (table,) = (tmp_path / "outputs").rglob("comparison.csv")
+    (table,) = (tmp_path / "outputs" / "sweeps").rglob("comparison.csv")
     jobs = [json.loads((table.parent / str(number) / "job.json").read_text()) for number in range(2)]
     assert [job["status"] for job in jobs] == ["complete", "complete"]
     client = MlflowClient(f"sqlite:///{tmp_path / 'outputs' / 'mlflow.db'}")
