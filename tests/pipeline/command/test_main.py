@@ -14,6 +14,7 @@ import pytest
 from pipeline import api
 from pipeline.command.main import main
 from pipeline.errors import UserError
+from pipeline.report.mlflow_store import Tracking
 from tests.support.tiny_models import save_checkpoints
 
 TOY = ("model=toy", "workload=smoke", "stage=plan")
@@ -362,8 +363,6 @@ def test_a_refusal_of_the_real_command_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_jobs_on_all_cores_share_one_folder_one_table_and_one_mlflow_run(tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
     words = ("-m", "+policy=sled,edge_centric", "model=toy", "workload=smoke", "hydra/launcher=joblib")
     env = {key: value for key, value in os.environ.items() if key != "TANDEM_PROCESS"}
     done = subprocess.run(
@@ -375,7 +374,7 @@ def test_jobs_on_all_cores_share_one_folder_one_table_and_one_mlflow_run(tmp_pat
     (table,) = (tmp_path / "outputs" / "sweeps").rglob("comparison.csv")
     jobs = [json.loads((table.parent / str(number) / "job.json").read_text()) for number in range(2)]
     assert [job["status"] for job in jobs] == ["complete", "complete"]
-    client = MlflowClient(f"sqlite:///{tmp_path / 'outputs' / 'mlflow.db'}")
+    client, _ = Tracking(outputs=str(tmp_path / "outputs")).connect()
     parent = json.loads((table.parent / "sweep.json").read_text())["run_id"]
     assert all(client.get_run(job["run_id"]).data.tags["mlflow.parentRunId"] == parent for job in jobs)
     assert client.get_run(parent).info.status == "FINISHED"
