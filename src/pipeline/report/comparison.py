@@ -1,7 +1,5 @@
 """Compares the jobs of a sweep: their choices, their metrics, and the intervals of quality and its differences."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.records import read_requests
 from pipeline.report.statistics import ConfidenceInterval
-from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, print_parts
+from pipeline.report.table import LabelledTexts, ReportPart, Table, csv_text, format_number, print_parts
 from serving.metrics import definitions
 
 NO_RESULT = "no result: the job was killed or is still running"
@@ -179,12 +177,7 @@ def print_table(sweep: Path, file: TextIO) -> list[ComparisonRow]:
 
 def write_csv(rows: Sequence[ComparisonRow], path: Path) -> Path:
     """Writes comparison.csv: for each job its status, choices, intervals and every metric."""
-    records = [_record(row) for row in rows]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    fingerprint.write_atomic(path, text.getvalue())
+    fingerprint.write_atomic(path, csv_text([_record(row) for row in rows]))
     return path
 
 

@@ -30,7 +30,7 @@ _SECRET_KEY = re.compile(
     r"(^|[^a-z])(api|auth|private|access)?(key|token|password|passwd|secret|credentials?|bearer)([^a-z]|$)"
 )
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
+FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
 
 
 def mask_secrets(node: Any, key: str = "") -> Any:
@@ -64,7 +64,7 @@ def _flat_items(node: Any, place: str) -> Iterator[tuple[str, str]]:
             yield from _flat_items(item, f"{place}.{index}")
     else:
         text = node if isinstance(node, str) else json.dumps(node, ensure_ascii=False, default=str)
-        yield _FORBIDDEN_CHARS.sub("_", place)[:KEY_CHARS], _cut(text)
+        yield FORBIDDEN_CHARS.sub("_", place)[:KEY_CHARS], _cut(text)
 
 
 def _cut(text: str) -> str:

@@ -1,8 +1,10 @@
 """Prints titles, tables and labelled facts: as plain lines in a file, with rich on a terminal."""
 
+import csv
+import io
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -146,6 +148,15 @@ def _show_table(table: Table, console: "Console", width: int) -> None:
     for number, line in enumerate(["", *table.lines(width)]):
         rule = set(line) <= {"-", " "}
         console.print(line, markup=False, style="dim" if rule else "bold" if number == 1 else "", soft_wrap=True)
+
+
+def csv_text(records: Sequence[Mapping[str, object]]) -> str:
+    """A CSV table with a column for every key of any record."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for one in records for key in one)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
 
 
 def format_number(value: float | None, digits: int = 3) -> str:

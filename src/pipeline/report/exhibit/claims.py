@@ -53,8 +53,8 @@ def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResu
 
 
 def _cell(shown: RenderedExhibit, claim: Claim, group: str, row: str) -> Cell:
-    line = shown.row(group, row)
-    return shown.measured_cell(line, shown.exhibit.column(claim.metric)) if line else None
+    found = shown.row(group, row)
+    return shown.measured_cell(found, shown.exhibit.column(claim.metric)) if found else None
 
 
 def _difference_bounds(difference: Estimate) -> tuple[float, float, str]:

@@ -1,11 +1,9 @@
 """Renders an exhibit as text, exhibit.json, exhibit.csv, a figure, and metrics for MLflow."""
 
-import csv
-import io
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from pipeline.report.exhibit.claims import NO_INTERVAL, ClaimResult, count_statu
 from pipeline.report.exhibit.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
-from pipeline.report.table import LabelledTexts, ReportPart, Table
+from pipeline.report.mlflow_store import FORBIDDEN_CHARS
+from pipeline.report.table import LabelledTexts, ReportPart, Table, csv_text
 
 _LEGEND = (
     ("ours", "value [95 % interval, prompts resampled] (least to greatest seed); what is not known is a dash"),
@@ -40,9 +39,9 @@ def exhibit_parts(
 
 def _missing_jobs(shown: RenderedExhibit) -> Iterator[str]:
     """The missing jobs of rows that other jobs have filled."""
-    for line in shown.rows:
-        if line.problem and any(cell is not None for cell in line.measured.values()):
-            yield f"{line.label}: {line.problem}"
+    for row in shown.rows:
+        if row.problem and any(cell is not None for cell in row.measured.values()):
+            yield f"{row.label}: {row.problem}"
 
 
 def _table(shown: RenderedExhibit) -> Table:
@@ -52,32 +51,30 @@ def _table(shown: RenderedExhibit) -> Table:
     named = zip(shown.exhibit.columns, columns, strict=True)
     headings = (*heads, *(f"{column.name}\n{cells[0]}" for column, cells in named))
     rows = [
-        _row(shown, line, (line.group, line.label) if grouped else (line.label,), [cells[n] for cells in columns])
-        for n, line in enumerate(shown.rows, 1)
+        _row(shown, row, (row.group, row.label) if grouped else (row.label,), [cells[n] for cells in columns])
+        for n, row in enumerate(shown.rows, 1)
     ]
     return Table(headings, tuple(rows), num_label_columns=len(heads))
 
 
-def _row(shown: RenderedExhibit, line: ExhibitRow, labels: tuple[str, ...], cells: Sequence[str]) -> tuple[str, ...]:
+def _row(shown: RenderedExhibit, row: ExhibitRow, labels: tuple[str, ...], cells: Sequence[str]) -> tuple[str, ...]:
     """The row's cells, or the reason why it has neither measured nor reported values."""
-    empty = not any(cell is not None for cell in line.measured.values()) and not shown.exhibit.reported_rows().get(
-        (line.group, line.label)
+    empty = not any(cell is not None for cell in row.measured.values()) and not shown.exhibit.reported_rows().get(
+        (row.group, row.label)
     )
-    return (*labels, line.problem) if empty and line.problem else (*labels, *cells)
+    return (*labels, row.problem) if empty and row.problem else (*labels, *cells)
 
 
 def _column_cells(shown: RenderedExhibit, column: ExhibitColumn) -> list[str]:
     """`reported | ours` as heading and for each row, with aligned bars."""
-    ours = [
-        (format_reported(shown, line, column), format_cell(shown.measured_cell(line, column))) for line in shown.rows
-    ]
+    ours = [(format_reported(shown, row, column), format_cell(shown.measured_cell(row, column))) for row in shown.rows]
     pairs = [("reported", "ours"), *ours]
     left, right = (max(len(pair[side]) for pair in pairs) for side in (0, 1))
     return [f"{theirs:>{left}} | {own:<{right}}" for theirs, own in pairs]
 
 
-def format_reported(shown: RenderedExhibit, line: ExhibitRow, column: ExhibitColumn) -> str:
-    found = shown.reported_value(line, column.name)
+def format_reported(shown: RenderedExhibit, row: ExhibitRow, column: ExhibitColumn) -> str:
+    found = shown.reported_value(row, column.name)
     return "-" if found is None else str(found)
 
 
@@ -109,48 +106,40 @@ def _claim_sentence(result: ClaimResult) -> str:
     return f"{result.claim.statement}{place}: {own}{bounds}{basis}"
 
 
-_FORBIDDEN = re.compile(r"[^\w\-. :/]")
-
-
 def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: Path) -> list[Path]:
     """Writes exhibit.json and exhibit.csv; their paths."""
     node = {
         "title": shown.exhibit.title,
-        "rows": [_row_json(shown, line) for line in shown.rows],
+        "rows": [_row_json(shown, row) for row in shown.rows],
         "claims": [_claim_json(result) for result in results],
         "deviations": list(shown.exhibit.deviations),
     }
     as_json, as_csv = folder / "exhibit.json", folder / "exhibit.csv"
     fingerprint.write_atomic(as_json, json.dumps(node, indent=1, ensure_ascii=False) + "\n")
-    fingerprint.write_atomic(as_csv, _csv(shown))
+    fingerprint.write_atomic(as_csv, csv_text([_csv_record(shown, row) for row in shown.rows]))
     return [as_json, as_csv]
 
 
 def exhibit_metrics(shown: RenderedExhibit, results: Sequence[ClaimResult]) -> dict[str, float]:
     """`exhibit/ROW/COLUMN` of every measured number, and the number of claims of each status."""
     found = {f"exhibit/claims {status}": float(n) for status, n in count_statuses(results).items()}
-    for line, column, cell in _all_cells(shown):
+    for row, column in product(shown.rows, shown.exhibit.columns):
+        cell = shown.measured_cell(row, column)
         if isinstance(cell, Estimate):
-            place = "/".join(filter(None, ("exhibit", line.group, line.label, column.name)))
-            found[_FORBIDDEN.sub("_", place)] = cell.value
+            place = "/".join(filter(None, ("exhibit", row.group, row.label, column.name)))
+            found[FORBIDDEN_CHARS.sub("_", place)] = cell.value
     return found
 
 
-def _all_cells(shown: RenderedExhibit) -> Iterator[tuple[ExhibitRow, ExhibitColumn, Cell]]:
-    for line in shown.rows:
-        for column in shown.exhibit.columns:
-            yield line, column, shown.measured_cell(line, column)
-
-
-def _row_json(shown: RenderedExhibit, line: ExhibitRow) -> dict[str, Any]:
+def _row_json(shown: RenderedExhibit, row: ExhibitRow) -> dict[str, Any]:
     columns = {
         column.name: {
-            "reported": shown.reported_value(line, column.name),
-            "measured": _cell_json(shown.measured_cell(line, column)),
+            "reported": shown.reported_value(row, column.name),
+            "measured": _cell_json(shown.measured_cell(row, column)),
         }
         for column in shown.exhibit.columns
     }
-    return {"group": line.group, "row": line.label, "problem": line.problem, "columns": columns}
+    return {"group": row.group, "row": row.label, "problem": row.problem, "columns": columns}
 
 
 def _cell_json(cell: Cell) -> Any:
@@ -163,33 +152,19 @@ def _cell_json(cell: Cell) -> Any:
 
 def _claim_json(result: ClaimResult) -> dict[str, Any]:
     low, high = result.bounds or (None, None)
-    difference = result.difference.value if result.difference else None
     return {
-        "statement": result.claim.statement,
-        "group": result.group,
-        "status": result.status,
-        "difference": difference,
-        "low": low,
-        "high": high,
+        "statement": result.claim.statement, "group": result.group, "status": result.status,
+        "difference": result.difference.value if result.difference else None, "low": low, "high": high,
         "basis": result.basis,
-    }
+    }  # fmt: skip
 
 
-def _csv(shown: RenderedExhibit) -> str:
-    records = [_csv_record(shown, line) for line in shown.rows]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(dict.fromkeys(key for one in records for key in one)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
-
-
-def _csv_record(shown: RenderedExhibit, line: ExhibitRow) -> dict[str, object]:
-    record: dict[str, object] = {"group": line.group, "row": line.label, "problem": line.problem}
+def _csv_record(shown: RenderedExhibit, row: ExhibitRow) -> dict[str, object]:
+    record: dict[str, object] = {"group": row.group, "row": row.label, "problem": row.problem}
     for column in shown.exhibit.columns:
-        cell = shown.measured_cell(line, column)
+        cell = shown.measured_cell(row, column)
         interval = cell.interval if isinstance(cell, Estimate) else None
-        record[f"{column.name} reported"] = shown.reported_value(line, column.name)
+        record[f"{column.name} reported"] = shown.reported_value(row, column.name)
         record[column.name] = cell.value if isinstance(cell, Estimate) else cell
         record[f"{column.name} low"] = interval.low if interval else None
         record[f"{column.name} high"] = interval.high if interval else None

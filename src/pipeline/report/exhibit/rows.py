@@ -31,28 +31,28 @@ class RenderedExhibit:
     @classmethod
     def with_reported_rows(cls, exhibit: Exhibit, measured_rows: Iterable[ExhibitRow]) -> "RenderedExhibit":
         found = list(measured_rows)
-        known = {(line.group, line.label) for line in found}
+        known = {(row.group, row.label) for row in found}
         absent = [ExhibitRow(*place, problem="not run") for place in exhibit.reported_rows() if place not in known]
         return cls(exhibit, [*found, *absent])
 
     @property
     def groups(self) -> list[str]:
-        return list(dict.fromkeys(line.group for line in self.rows))
+        return list(dict.fromkeys(row.group for row in self.rows))
 
     def row(self, group: str, label: str) -> ExhibitRow | None:
-        return next((line for line in self.rows if (line.group, line.label) == (group, label)), None)
+        return next((row for row in self.rows if (row.group, row.label) == (group, label)), None)
 
-    def reported_value(self, line: ExhibitRow, column: str) -> float | str | None:
-        return self.exhibit.reported_rows().get((line.group, line.label), {}).get(column)
+    def reported_value(self, row: ExhibitRow, column: str) -> float | str | None:
+        return self.exhibit.reported_rows().get((row.group, row.label), {}).get(column)
 
-    def measured_cell(self, line: ExhibitRow, column: ExhibitColumn) -> Cell:
+    def measured_cell(self, row: ExhibitRow, column: ExhibitColumn) -> Cell:
         """The cell in the column's unit, or relative to the row that the column names; None if not known."""
-        own = line.measured.get(column.metric_name)
+        own = row.measured.get(column.metric_name)
         if not isinstance(own, Estimate):
             return own
         if column.relative is None:
             return own.scaled(column.scale)
-        found = self.row(line.group, column.relative.row)
+        found = self.row(row.group, column.relative.row)
         other = found.measured.get(column.metric_name) if found else None
         if not isinstance(other, Estimate):
             return None

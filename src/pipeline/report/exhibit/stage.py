@@ -38,9 +38,9 @@ def report_exhibit(out: Path, *, exhibit: Exhibit, table: Path) -> None:
 
     Raises TableError where `table` has no rows.json, or one of another shape.
     """
-    lines = list(read_rows(table))
-    shown = RenderedExhibit.with_reported_rows(exhibit, lines)
-    made = write_exhibit(shown, out, out / "figures" / "exhibit.png", list(_missing_metric_notes(exhibit, lines)))
+    rows = list(read_rows(table))
+    shown = RenderedExhibit.with_reported_rows(exhibit, rows)
+    made = write_exhibit(shown, out, out / "figures" / "exhibit.png", list(_missing_metric_notes(exhibit, rows)))
     (out / "exhibit.txt").write_text("\n".join(plain_lines(made.parts)) + "\n", encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(made.metrics, indent=1), encoding="utf-8")
 
@@ -80,9 +80,9 @@ def _cell(value: Any, where: str) -> Cell:
         raise TableError(f"{where} is {value!r}; a number, a text, null or a list of numbers is wanted.") from problem
 
 
-def _missing_metric_notes(exhibit: Exhibit, lines: list[ExhibitRow]) -> Iterator[str]:
+def _missing_metric_notes(exhibit: Exhibit, rows: list[ExhibitRow]) -> Iterator[str]:
     """Metrics of columns that no row has, often by a spelling mistake."""
-    known = {metric for line in lines for metric in line.measured}
+    known = {metric for row in rows for metric in row.measured}
     for column in exhibit.columns:
         if column.metric_name not in known:
             yield f"no row has {column.metric_name!r}; there are {', '.join(sorted(known))}"
