@@ -27,10 +27,10 @@ def test_messages_are_immutable_in_tests() -> None:
 
 
 def test_messages_compare_and_hash_by_type_and_value() -> None:
-    rows = SequenceSlice("s", 0, 2, (1, 2))
-    assert rows == SequenceSlice("s", 0, 2, (1, 2)) != SequenceSlice("s", 0, 2, (1, 3))
+    seq = SequenceSlice("s", 0, 2, (1, 2))
+    assert seq == SequenceSlice("s", 0, 2, (1, 2)) != SequenceSlice("s", 0, 2, (1, 3))
     assert len({Span(0, 8), Span(0, 8), Span(0, 9), DraftStopRule(4)}) == 3
-    assert Request(0, rows, (), 0, (), "d") != (0, rows, (), 0, (), "d")
+    assert Request(0, seq, (), 0, (), "d") != (0, seq, (), 0, (), "d")
 
 
 @pytest.mark.parametrize("name", ["synera", "cloud_centric"])

@@ -40,7 +40,7 @@ def target_token(prefix: int) -> int:
 
 
 def own_text(prompt: tuple[int, ...], limit: int, ends: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """What the target alone writes."""
+    """The text that the target alone writes."""
     prefix, out = 1, []
     for token in prompt:
         prefix = extend(prefix, token)
@@ -57,14 +57,14 @@ class FakePair:
     alpha: float = 0.7
     step_s: float = 0.01
     forward_s: float = 0.015
-    row_s: float = 2e-4
-    blobs: dict[str, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)
-    """Hidden states: tokens and prefixes of the rows; shared by chips that pass them on to each other."""
+    token_s: float = 2e-4
+    hidden_states: dict[str, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)
+    """By id of a tensor: the tokens and their prefixes; shared by chips that send hidden states to each other."""
     caches: dict[tuple[str, int | None], list[int]] = field(default_factory=dict)
     drafts_at: dict[tuple[str, int | None], int] = field(default_factory=dict)
     """Where the drafts of a session's last forward began."""
     medusa: MedusaHeads | None = None
-    rows_run: int = 0
+    num_tokens_run: int = 0
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         if isinstance(work, DraftWork):
@@ -81,7 +81,7 @@ class FakePair:
         return token if agrees else (token + 1 + int(chance(prefix, 2) * 5)) % VOCABULARY
 
     def tops(self, prefix: int) -> tuple[int, int, int]:
-        """The drafter's three likeliest, among which is the target's token."""
+        """The drafter's three top candidates, among which is the target's token."""
         own, target = self.drafter_token(prefix), target_token(prefix)
         return own, (own + 7) % VOCABULARY if own == target else target, (own + 11) % VOCABULARY
 
@@ -103,7 +103,7 @@ class FakePair:
         cache = self._cache(work.session, None, work.start)
         if work.branches:
             return self._branches(work, cache[-1])
-        assert work.input_tokens or not work.stop_rule.max_tokens, "a model answers to a row"
+        assert work.input_tokens or not work.stop_rule.max_tokens, "a draft needs at least one input token"
         for token in work.input_tokens:
             cache.append(extend(cache[-1], token))
         tokens: list[int] = []
@@ -131,10 +131,10 @@ class FakePair:
             tops.append(self.tops(cache[-1]))
             for name in work.requested_scores:
                 scores[name].append(self._score(cache[-1], name))
-        self.rows_run += len(work.input_tokens) + max(0, len(tokens) - 1)
+        self.num_tokens_run += len(work.input_tokens) + max(0, len(tokens) - 1)
         seen = {k: tuple(v) for k, v in scores.items()}
         done = DraftOutcome(tuple(tokens), seen, tuple(tops), stopped, len(cache) - 1, tuple(odds), (0,) * len(odds))
-        return done, self.step_s * max(1, len(tokens)) + self.row_s * len(work.input_tokens)
+        return done, self.step_s * max(1, len(tokens)) + self.token_s * len(work.input_tokens)
 
     def _branches(self, work: DraftWork, base: int) -> tuple[DraftOutcome, float]:
         prefixes = []
@@ -151,67 +151,73 @@ class FakePair:
         return DraftOutcome(tokens, scores, tops, False, work.start, odds, (0,) * len(odds)), self.step_s
 
     def _forward(self, work: ForwardWork) -> tuple[tuple[SliceOutcome, ...], float]:
-        results = [self._rows(work.span, rows, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)]
+        results = [
+            self._run_slice(work.span, seq, out) for seq, out in zip(work.slices, work.hidden_exports, strict=True)
+        ]
         if MEDUSA_TREE in work.requested_outputs:
-            results = [self._with_tree(result, rows) for result, rows in zip(results, work.slices, strict=True)]
-        n = sum(rows.num_tokens for rows in work.slices)
-        self.rows_run += n
-        return tuple(results), self.forward_s + self.row_s * n
+            results = [self._with_tree(result, seq) for result, seq in zip(results, work.slices, strict=True)]
+        n = sum(seq.num_tokens for seq in work.slices)
+        self.num_tokens_run += n
+        return tuple(results), self.forward_s + self.token_s * n
 
-    def _rows(self, span: Span, rows: SequenceSlice, out: str) -> SliceOutcome:
+    def _run_slice(self, span: Span, seq: SequenceSlice, out: str) -> SliceOutcome:
         tokens, prefixes = (
-            (rows.tokens, []) if span.embedding else self.blobs[rows.hidden_states.id if rows.hidden_states else ""]
+            (seq.tokens, [])
+            if span.embedding
+            else self.hidden_states[seq.hidden_states.id if seq.hidden_states else ""]
         )
         if span.start_layer < span.end_layer:
-            tokens = tokens if span.embedding else tokens[rows.hidden_offset : rows.hidden_offset + rows.num_tokens]
-            assert len(tokens) == rows.num_tokens, f"{rows.num_tokens} rows, but {len(tokens)} tokens or hidden states"
-            prefixes = self._append(tokens, rows, span)
+            tokens = tokens if span.embedding else tokens[seq.hidden_offset : seq.hidden_offset + seq.num_tokens]
+            assert len(tokens) == seq.num_tokens, (
+                f"{seq.num_tokens} tokens in the slice, but {len(tokens)} tokens or hidden states"
+            )
+            prefixes = self._append(tokens, seq, span)
         if not span.lm_head:
             if not out:
                 return SliceOutcome(None, None)
-            n = rows.num_tokens if out == "all" else rows.num_drafts + 1
-            blob = TensorRef(f"{span.start_layer}/{rows.session}/{rows.start}/{len(self.blobs)}", n * ROW_NBYTES)
-            self.blobs[blob.id] = tokens[-n:], prefixes[-n:]
-            return SliceOutcome(None, blob)
-        return SliceOutcome(self._verdict(rows, prefixes) if rows.rule else None, None)
+            n = seq.num_tokens if out == "all" else seq.num_drafts + 1
+            ref = TensorRef(f"{span.start_layer}/{seq.session}/{seq.start}/{len(self.hidden_states)}", n * ROW_NBYTES)
+            self.hidden_states[ref.id] = tokens[-n:], prefixes[-n:]
+            return SliceOutcome(None, ref)
+        return SliceOutcome(self._verdict(seq, prefixes) if seq.rule else None, None)
 
-    def _append(self, tokens: tuple[int, ...], rows: SequenceSlice, span: Span) -> list[int]:
-        """What the cache holds of these rows now."""
-        key, plain = (rows.session, span.start_layer), rows.num_tokens - rows.num_drafts
-        if rows.kept_tree_nodes is not None:
+    def _append(self, tokens: tuple[int, ...], seq: SequenceSlice, span: Span) -> list[int]:
+        """Appends the tokens and returns their prefixes in the cache."""
+        key, plain = (seq.session, span.start_layer), seq.num_tokens - seq.num_drafts
+        if seq.kept_tree_nodes is not None:
             whole, at = self.caches[key], self.drafts_at[key] + 1
-            whole[at:] = [whole[at + i] for i in rows.kept_tree_nodes]
-        cache = self._cache(rows.session, span.start_layer, rows.start)
-        self.drafts_at[key] = rows.start + plain
+            whole[at:] = [whole[at + i] for i in seq.kept_tree_nodes]
+        cache = self._cache(seq.session, span.start_layer, seq.start)
+        self.drafts_at[key] = seq.start + plain
         for i, token in enumerate(tokens):
-            tree = rows.parents is not None and i >= plain
-            before = cache[rows.start + plain + rows.parents[i - plain] + 1] if tree and rows.parents else cache[-1]
+            tree = seq.parents is not None and i >= plain
+            before = cache[seq.start + plain + seq.parents[i - plain] + 1] if tree and seq.parents else cache[-1]
             cache.append(extend(before, token))
-        return cache[rows.start + 1 :]
+        return cache[seq.start + 1 :]
 
-    def _verdict(self, rows: SequenceSlice, prefixes: list[int]) -> Verdict:
-        asked, drafts = prefixes[-rows.num_drafts - 1 :], rows.tokens[len(rows.tokens) - rows.num_drafts :]
-        assert len(drafts) == rows.num_drafts, "drafts to judge are not there"
-        if rows.sampling and rows.num_drafts:
-            assert [odds.id for odds in rows.draft_probs] == [f"odds/{prefix}" for prefix in asked[:-1]]
-        parents = range(-1, rows.num_drafts - 1) if rows.parents is None else rows.parents
+    def _verdict(self, seq: SequenceSlice, prefixes: list[int]) -> Verdict:
+        before, drafts = prefixes[-seq.num_drafts - 1 :], seq.tokens[len(seq.tokens) - seq.num_drafts :]
+        assert len(drafts) == seq.num_drafts, "drafts to verify are missing"
+        if seq.sampling and seq.num_drafts:
+            assert [odds.id for odds in seq.draft_probs] == [f"odds/{prefix}" for prefix in before[:-1]]
+        parents = range(-1, seq.num_drafts - 1) if seq.parents is None else seq.parents
         path = [-1]
         while True:
-            wanted = target_token(asked[path[-1] + 1])
+            wanted = target_token(before[path[-1] + 1])
             stands = [i for i, p in enumerate(parents) if p == path[-1] and drafts[i] == wanted]
             if not stands:
                 break
             path.append(stands[0])
-        return Verdict(len(path) - 1, wanted, None if rows.parents is None else tuple(path[1:]))
+        return Verdict(len(path) - 1, wanted, None if seq.parents is None else tuple(path[1:]))
 
-    def _with_tree(self, result: SliceOutcome, rows: SequenceSlice) -> SliceOutcome:
-        """The heads' candidates: their likeliest is right with probability `alpha`, else their second."""
+    def _with_tree(self, result: SliceOutcome, seq: SequenceSlice) -> SliceOutcome:
+        """The Medusa heads' candidates: the first is right with probability `alpha`, else the second."""
         if result.verdict is None:
             return result
         assert self.medusa
-        asked = self.blobs[rows.hidden_states.id][1][-rows.num_drafts - 1 :] if rows.hidden_states else []
+        before = self.hidden_states[seq.hidden_states.id][1][-seq.num_drafts - 1 :] if seq.hidden_states else []
         verdict, likeliest = result.verdict, []
-        prefix = extend(asked[(verdict.kept_tree_nodes or (verdict.accepted - 1,))[-1] + 1], verdict.next_token)
+        prefix = extend(before[(verdict.kept_tree_nodes or (verdict.accepted - 1,))[-1] + 1], verdict.next_token)
         for head in range(self.medusa.num_heads):
             token, other = target_token(prefix), (target_token(prefix) + 3) % VOCABULARY
             ranks = [token, other] if chance(prefix, head) < self.alpha else [other, token]
@@ -223,5 +229,5 @@ class FakePair:
 
 
 def _odds(work: DraftWork, prefixes: list[int]) -> list[TensorRef]:
-    """What a token was drawn from is known by what stood before it."""
+    """References to distributions, named by the prefix of each token."""
     return [TensorRef(f"odds/{prefix}", 16) for prefix in prefixes] if work.sampling or work.full_draft_probs else []

@@ -153,7 +153,7 @@ class HostGroup:
         tensors = self._tensors()
         host = NodeHost(self.topology, (name,), tensors, Security(), self.limits, "digest", 997)
         chip = ControlledPair(self._engines(name, tensors) if self._engines else None)
-        chip.blobs = self._hidden
+        chip.hidden_states = self._hidden
         running = RunningHost(host, RealTimeDriver(WallClock(), on_error=lambda problem: None), chip, tensors)
         running.driver.add(name, self.topology.create_node(name), ComputeResource(running.chip))
         running.driver.on_emit(lambda deliver, now: running.delivered.append(deliver))

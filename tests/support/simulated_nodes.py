@@ -118,8 +118,8 @@ def world(
             f"device-{i}", p, hops, tiers, seed, timeout_s, at_once, ROW_NBYTES
         )
     nodes = {name: factory() for name, factory in make.items()}
-    blobs: dict[str, Any] = {}
-    chips = {name: FakePair(alpha, blobs=blobs, medusa=p.draft.medusa) for name in nodes}
+    hidden_states: dict[str, Any] = {}
+    chips = {name: FakePair(alpha, hidden_states=hidden_states, medusa=p.draft.medusa) for name in nodes}
     for name, node in nodes.items():
         simulator.add(name, node, ComputeResource(chips[name]))
         if name not in tiers:

@@ -109,10 +109,10 @@ class TieredRun:
         self.queries, self.log = queries, log or Log()
         self.simulator = RecordingSimulator([self.log])
         self.users = WorkloadClients(queries, self.topology.devices)
-        blobs: dict[str, Any] = {}
+        hidden_states: dict[str, Any] = {}
 
         def engine() -> FakeEngine:
-            return FakeEngine(FakePair(alpha, blobs=blobs))
+            return FakeEngine(FakePair(alpha, hidden_states=hidden_states))
 
         models = LoadedModels(engine(), LAYERS, engine(), LAYERS, Words(), engine(), new_cloud_engine=engine)  # type: ignore[arg-type]
         chips = ChipFactory(self.topology, models, queries)

@@ -140,8 +140,8 @@ def test_small_messages_do_not_change_the_rate_estimate() -> None:
 
 def asked(hop: int, path: tuple[str, ...], sent_s: float | None, condition: PathStats | None = None) -> Request:
     hops = (Hop("here", Span(0, 2, embedding=True)), Hop("cloud", Span(2, 5)), Hop("cloud.1", Span(5, 8)))
-    rows = SequenceSlice("s", 0, 64, (), hidden_states=TensorRef("b", PART))
-    return Request(0, rows, hops, hop, path, "device", sent_s=sent_s, path_stats=condition)
+    seq = SequenceSlice("s", 0, 64, (), hidden_states=TensorRef("b", PART))
+    return Request(0, seq, hops, hop, path, "device", sent_s=sent_s, path_stats=condition)
 
 
 def test_a_pipeline_adds_up_what_its_nodes_see() -> None:

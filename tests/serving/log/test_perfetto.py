@@ -168,9 +168,9 @@ def test_a_restarted_device_ends_its_sessions_and_a_waiting_session_is_not_drawn
 
 
 def test_a_queue_wait_starts_with_a_requests_first_part_and_not_after_its_session(tmp_path: Path) -> None:
-    rows = SequenceSlice("s", 0, 1, (1,), 0, "greedy")
-    part = MessageReceived(Request(0, rows, (), 0, (), "d"))
-    start = StartWork(1, ForwardWork(Span(0, 8, True, True), (rows,), ("last",)))
+    seq = SequenceSlice("s", 0, 1, (1,), 0, "greedy")
+    part = MessageReceived(Request(0, seq, (), 0, (), "d"))
+    start = StartWork(1, ForwardWork(Span(0, 8, True, True), (seq,), ("last",)))
     entries = [
         EventHandled("d", 0.0, RequestArrived(GenerationRequest("s", (1,), 4)), ()),
         *(EventHandled("cloud", at_s, part, ()) for at_s in (1.0, 2.0)),

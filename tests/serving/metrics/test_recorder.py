@@ -72,7 +72,7 @@ def test_bytes_and_busy_seconds_add_up(name: str) -> None:
     assert sum(r.uplink_messages for r in records.values()) == len(ups)
     works = [s.work for s in w.log.commands(StartWork)]
     rows = sum(rows.num_tokens for work in works if isinstance(work, ForwardWork) for rows in work.slices)
-    assert sum(r.cloud_forward_tokens for r in records.values()) == rows == w.chips["cloud"].rows_run
+    assert sum(r.cloud_forward_tokens for r in records.values()) == rows == w.chips["cloud"].num_tokens_run
     batches = [work for work in works if isinstance(work, ForwardWork)]
     assert sum(r.cloud_busy_s for r in records.values()) == pytest.approx(0.015 * len(batches) + 2e-4 * rows)
     for record in records.values():
@@ -92,8 +92,8 @@ def test_drafted_tokens_are_those_of_the_drafter() -> None:
 def test_the_time_of_a_batch_is_divided_by_tokens() -> None:
     recorder = Recorder(["d"])
     recorder.records = {name: SessionRecord(name, "d", 1, 0.0) for name in "ab"}
-    rows = tuple(SequenceSlice(name, 0, n, (), rule="greedy") for name, n in (("a", 1), ("b", 3)))
-    recorder.work_done("cloud", ForwardWork(None, rows, ("last",) * 2), (), 1.0, 2.0)  # type: ignore[arg-type]
+    seq = tuple(SequenceSlice(name, 0, n, (), rule="greedy") for name, n in (("a", 1), ("b", 3)))
+    recorder.work_done("cloud", ForwardWork(None, seq, ("last",) * 2), (), 1.0, 2.0)  # type: ignore[arg-type]
     assert [recorder.records[n].cloud_busy_s for n in "ab"] == [0.25, 0.75]
     assert [recorder.records[n].timeline[0][0] for n in "ab"] == ["decode", "prefill"]
 
@@ -110,8 +110,8 @@ def test_waiting_in_the_cloud_ends_when_the_batch_begins() -> None:
             since[message.slice.session] = now
         for start in commands:
             if isinstance(start, StartWork) and isinstance(start.work, ForwardWork):
-                for rows in start.work.slices:
-                    waited[rows.session] += now - since[rows.session]
+                for seq in start.work.slices:
+                    waited[seq.session] += now - since[seq.session]
     assert {n: r.cloud_queue_s for n, r in records.items()} == pytest.approx(waited)
     assert all(r.cloud_queue_s > 0 for r in records.values())
 

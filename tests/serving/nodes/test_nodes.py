@@ -99,8 +99,8 @@ def test_a_cached_prefix_is_never_computed_again() -> None:
     )
     chunks = reuse.chunks()
     corrections = len(chunks) - 1  # each verdict but the last is followed by a question that feeds its token
-    assert reuse.chips["cloud"].rows_run == 12 + corrections + sum(len(c.tokens) for c in chunks)
-    assert anew.chips["cloud"].rows_run > 3 * reuse.chips["cloud"].rows_run
+    assert reuse.chips["cloud"].num_tokens_run == 12 + corrections + sum(len(c.tokens) for c in chunks)
+    assert anew.chips["cloud"].num_tokens_run > 3 * reuse.chips["cloud"].num_tokens_run
     assert anew.text("s0.0") == reuse.text("s0.0")
 
 

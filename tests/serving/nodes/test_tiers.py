@@ -60,7 +60,7 @@ def forwards(run: TieredRun, node: str, session: str) -> list[tuple[float, float
             continue
         if isinstance(event, WorkFinished) and event.job in begun:
             since, work = begun.pop(event.job)
-            found += [(since, now, rows) for rows in work.slices if rows.session == session]
+            found += [(since, now, seq) for seq in work.slices if seq.session == session]
         begun |= {c.job: (now, c.work) for c in said if isinstance(c, StartWork) and isinstance(c.work, ForwardWork)}
     return found
 
@@ -333,10 +333,10 @@ def test_caches_of_a_lost_device_are_kept_for_its_lease_and_then_dropped(name: s
     topology = Topology(tiered_setup(tiers(1, 1), name, devices=1), LAYERS)
     worker, hop = topology.create_node("nano-0"), [hop.node for hop in topology.hops].index("nano")
     assert isinstance(worker, Worker)
-    rows = SequenceSlice(
+    seq = SequenceSlice(
         "s", 0, 12, () if hop else tuple(range(12)), 0, "greedy", hidden_states=TensorRef("b", 100) if hop else None
     )
-    asked = Request(7, rows, topology.hops, hop, ("device-0", "nano-0")[1 - hop :], "device-0")
+    asked = Request(7, seq, topology.hops, hop, ("device-0", "nano-0")[1 - hop :], "device-0")
     worker.handle(MessageReceived(asked), 0.0)
     worker.handle(TimerFired(worker.timer), 0.0)
     worker.handle(WorkFinished(worker.job, (SliceOutcome(None, TensorRef("c", 10)),)), 1.0)

@@ -45,8 +45,8 @@ def worker(capacity: float = INF, **override: Any) -> Worker:
 def ask(
     session: str = "a", start: int = 0, n: int = 10, check: int = 0, round_: int = 0, budget: int = 1
 ) -> MessageReceived:
-    rows = SequenceSlice(session, start, n, tuple(range(start, start + n)), check, "greedy")
-    return MessageReceived(Request(round_, rows, ROUTE, 0, ("cloud",), f"device of {session}", budget))
+    seq = SequenceSlice(session, start, n, tuple(range(start, start + n)), check, "greedy")
+    return MessageReceived(Request(round_, seq, ROUTE, 0, ("cloud",), f"device of {session}", budget))
 
 
 def decide(w: Worker, now: float = 0.0) -> list[Any]:
@@ -275,8 +275,8 @@ def test_sessions_of_a_failed_batch_run_alone() -> None:
 def test_a_token_within_the_budget_has_the_slack_of_one_token() -> None:
     """The device promised 4 tokens/s; what loops begins with a quarter of a second, whatever the first one had."""
     w = worker()
-    rows = SequenceSlice("a", 0, 10, tuple(range(10)), 0, "greedy")
-    w.handle(MessageReceived(Request(0, rows, ROUTE, 0, ("cloud",), "device", 3, 9.0, 1.0, slo_tokens_per_s=4.0)), 0.0)
+    seq = SequenceSlice("a", 0, 10, tuple(range(10)), 0, "greedy")
+    w.handle(MessageReceived(Request(0, seq, ROUTE, 0, ("cloud",), "device", 3, 9.0, 1.0, slo_tokens_per_s=4.0)), 0.0)
     decide(w)
     finish(w, Verdict(0, 7), now=2.0)
     ((item,),) = w.queue.values()

@@ -125,9 +125,9 @@ def test_loads_of_the_sampled_engine_equal_the_engines() -> None:
     assert loads == (batch_load(32, [(0, 10), (10, 1), (11, 1)], 3)._replace(num_forwards=3, extra_sessions=0),)
     _, loads = models.device.execute(DraftWork("r00000", 0, prompt[:-1], DraftStopRule(0)))
     assert loads == (batch_load(32, [(0, 9)]),)
-    rows = SequenceSlice("r00000", 0, 13, (*prompt, 40, 44, 49), 3, "greedy")
+    seq = SequenceSlice("r00000", 0, 13, (*prompt, 40, 44, 49), 3, "greedy")
     results, loads = models.cloud.execute(
-        ForwardWork(WHOLE, (rows, SequenceSlice("r00001", 4, 2, (16, 20))), ("last", "last"))
+        ForwardWork(WHOLE, (seq, SequenceSlice("r00001", 4, 2, (16, 20))), ("last", "last"))
     )
     assert [r.verdict and (r.verdict.accepted, r.verdict.next_token) for r in results] == [(2, 48), None]  # type: ignore[union-attr]
     assert loads == (batch_load(32, [(0, 13), (4, 2)], 4),)

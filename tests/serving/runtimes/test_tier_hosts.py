@@ -98,7 +98,7 @@ def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str)
             doomed, other = await caught(here)
             await doomed.end()
             await answered(device, "s")
-            assert other.chip.rows_run
+            assert other.chip.num_tokens_run
             nodes[doomed.host.node_names[0]] = again = await hosts.node(doomed.host.node_names[0])
             await device.host.wait_until_reachable(again.host.node_names, 10)
             for session in ("t", "u"):

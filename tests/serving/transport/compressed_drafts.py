@@ -142,9 +142,9 @@ class Pair:
         drafted, _ = self.device.execute(work)
         assert isinstance(drafted, DraftOutcome)
         sent, rule = (*text[there:], *drafted.tokens), "sample" if sampling else "greedy"
-        rows = SequenceSlice(session, there, len(sent), sent, GAMMA, rule, sampling, draft_probs=drafted.draft_probs)
+        seq = SequenceSlice(session, there, len(sent), sent, GAMMA, rule, sampling, draft_probs=drafted.draft_probs)
         size, arrived = self._through(
-            Request(round_, rows, self._route, 0, ("cloud-0",), "device-0", expected_tokens=GAMMA)
+            Request(round_, seq, self._route, 0, ("cloud-0",), "device-0", expected_tokens=GAMMA)
         )
         (result,), _ = self.cloud.execute(ForwardWork(self._route[0].span, (arrived,), ("last",)))
         return drafted, size, result.verdict

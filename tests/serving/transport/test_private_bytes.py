@@ -215,8 +215,8 @@ def own_text(model: DecomposedModel) -> tuple[int, ...]:
     engine, text = TorchEngine(model), list(PROMPT)
     at = 0
     while len(text) < len(PROMPT) + LIMIT and text[-1] not in ENDS:
-        rows = SequenceSlice("own", at, len(text) - at, tuple(text[at:]), 0, "greedy")
-        ((result,), _), at = engine.execute(ForwardWork(Span(0, LAYERS, True, True), (rows,), ("last",))), len(text)
+        seq = SequenceSlice("own", at, len(text) - at, tuple(text[at:]), 0, "greedy")
+        ((result,), _), at = engine.execute(ForwardWork(Span(0, LAYERS, True, True), (seq,), ("last",))), len(text)
         assert result.verdict
         text.append(result.verdict.next_token)
     return tuple(text[len(PROMPT) :])

@@ -163,8 +163,8 @@ def hello(*nodes: str) -> bytes:
 
 
 def request(session: str = "s", device: str = "device-0", cloud: str = "cloud-0", n: int = 3, **how: Any) -> Request:
-    rows = SequenceSlice(session, 0, n, tuple(range(n)), 1, "greedy", **how)
-    return Request(0, rows, ROUTE, 0, (cloud,), device)
+    seq = SequenceSlice(session, 0, n, tuple(range(n)), 1, "greedy", **how)
+    return Request(0, seq, ROUTE, 0, (cloud,), device)
 
 
 async def serves(sink: FakeSink, address: str, name: str = "good-0") -> None:

@@ -56,9 +56,9 @@ def test_llama_cpp_writes_the_text_of_torch(
         text = tuple(rng.randrange(3, len(tokenizer)) for _ in range(rng.randrange(2, 40)))
         prompt, start = text, 0
         while len(text) < len(prompt) + TOKENS and (start == 0 or text[-1] not in tokenizer.eos_token_ids):
-            rows = SequenceSlice(f"s{number}", start, len(text) - start, text[start:], 0, "greedy")
+            seq = SequenceSlice(f"s{number}", start, len(text) - start, text[start:], 0, "greedy")
             at = time.perf_counter()
-            ((result,), _) = engine.execute(ForwardWork(Span(0, 3, True, True), (rows,), ("last",)))
+            ((result,), _) = engine.execute(ForwardWork(Span(0, 3, True, True), (seq,), ("last",)))
             began += time.perf_counter() - at
             assert result.verdict
             start, text, tokens = len(text), (*text, result.verdict.next_token), tokens + 1

@@ -59,8 +59,8 @@ def test_the_projects_endpoint_as_server_writes_a_text_to_its_end(tokenizer: Tok
         text, prompt = (40, 41, 42), (40, 41, 42)
         start = 0
         while text[-1] not in tokenizer.eos_token_ids:
-            rows = SequenceSlice("a", start, len(text) - start, text[start:], 0, "greedy")
-            outcome, _ = engine.execute(ForwardWork(Span(0, 1, True, True), (rows,), ("last",)))
+            seq = SequenceSlice("a", start, len(text) - start, text[start:], 0, "greedy")
+            outcome, _ = engine.execute(ForwardWork(Span(0, 1, True, True), (seq,), ("last",)))
             verdict = outcome[0].verdict
             assert isinstance(verdict, Verdict)
             start, text = len(text), (*text, verdict.next_token)

@@ -5,27 +5,27 @@ from random import Random
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
 TOKENS = 90
-BEHIND = 80
-"""Tokens that are known of each answer: drafts are guessed with their help."""
+ANSWER_TOKENS = 80
+"""Tokens of each answer that are computed first; most drafts are taken from them."""
 
 
-class Talk:
-    """One session's text, and what is cached of it."""
+class RandomSession:
+    """One session's text and the number of its cached tokens."""
 
-    def __init__(self, name, luck, write):
-        self.name, self.luck = name, luck
-        self.text = [luck.randrange(3, TOKENS) for _ in range(luck.randint(4, 24))]
+    def __init__(self, name, rng, write):
+        self.name, self.rng = name, rng
+        self.text = [rng.randrange(3, TOKENS) for _ in range(rng.randint(4, 24))]
         self.answer = [*self.text, *write(tuple(self.text))]
         self.cached, self.keep = 0, None
 
-    def ask(self):
-        """A part of what is not cached yet, or all of it with drafts, in a row or in a tree, most of them right."""
-        luck, rest = self.luck, self.text[self.cached :]
-        if len(rest) > 3 and self.keep is None and luck.random() < 0.5:
-            n = luck.randint(1, len(rest) - 1)
+    def next_slice(self):
+        """A part of the uncached tokens, or all of them with drafts in a chain or a tree, most of them right."""
+        rng, rest = self.rng, self.text[self.cached :]
+        if len(rest) > 3 and self.keep is None and rng.random() < 0.5:
+            n = rng.randint(1, len(rest) - 1)
             return SequenceSlice(self.name, self.cached, n, tuple(rest[:n]))
-        tree, count = luck.random() < 0.5, luck.randint(0, 4)
-        parents = [luck.randint(-1, i - 1) if tree else i - 1 for i in range(count)]
+        tree, count = rng.random() < 0.5, rng.randint(0, 4)
+        parents = [rng.randint(-1, i - 1) if tree else i - 1 for i in range(count)]
         drafts = self._guessed(parents)
         return SequenceSlice(
             self.name, self.cached, len(rest) + count, (*rest, *drafts), count, "greedy",
@@ -36,16 +36,16 @@ class Talk:
         depths, drafts = [], []
         for parent in parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
-            right = self.luck.random() < 0.67
-            drafts.append(self.answer[len(self.text) + depths[-1]] if right else self.luck.randrange(3, TOKENS))
+            right = self.rng.random() < 0.67
+            drafts.append(self.answer[len(self.text) + depths[-1]] if right else self.rng.randrange(3, TOKENS))
         return drafts
 
-    def hear(self, asked, verdict):
+    def apply_verdict(self, seq, verdict):
         self.keep = None
         if verdict is None:
-            self.cached += asked.num_tokens
+            self.cached += seq.num_tokens
             return
-        drafts = asked.tokens[len(asked.tokens) - asked.num_drafts :]
+        drafts = seq.tokens[len(seq.tokens) - seq.num_drafts :]
         stand = (
             drafts[: verdict.accepted]
             if verdict.kept_tree_nodes is None
@@ -55,34 +55,34 @@ class Talk:
         self.cached, self.keep = len(self.text) - 1, verdict.kept_tree_nodes
 
     @property
-    def over(self):
+    def ended(self):
         return len(self.answer) - len(self.text) < 8
 
 
-def writing(engine):
-    """Prompt to answer, by an engine that is no party to the conversation."""
+def answers_of(engine):
+    """A function from prompt to answer, by an engine that takes no part in the work."""
 
     def write(prompt):
-        drafted, _ = engine.execute(DraftWork("writer", 0, prompt, DraftStopRule(BEHIND)))
+        drafted, _ = engine.execute(DraftWork("writer", 0, prompt, DraftStopRule(ANSWER_TOKENS)))
         return drafted.tokens
 
     return write
 
 
-def play(engine, layers, rounds, write, seed=0):
-    """(verdicts, loads) of each round of several sessions at once, some of which end and begin anew."""
-    luck, span = Random(seed), Span(0, layers, embedding=True, lm_head=True)
-    talks = [Talk(f"s{i}", luck, write) for i in range(3)]
-    said = []
+def run_random_work(engine, layers, rounds, write, seed=0):
+    """(verdicts, loads) of each round of several sessions at once, some of which end and are replaced."""
+    rng, span = Random(seed), Span(0, layers, embedding=True, lm_head=True)
+    sessions = [RandomSession(f"s{i}", rng, write) for i in range(3)]
+    outcomes = []
     for _ in range(rounds):
-        chosen = luck.sample(talks, luck.randint(1, len(talks)))
-        asked = tuple(talk.ask() for talk in chosen)
-        results, loads = engine.execute(ForwardWork(span, asked, ("last",) * len(asked)))
-        said.append(([result.verdict for result in results], loads))
-        for talk, rows, result in zip(chosen, asked, results, strict=True):
-            talk.hear(rows, result.verdict)
-        for i, talk in enumerate(talks):
-            if talk.over or luck.random() < 0.03:
-                engine.drop(talk.name, 0)
-                talks[i] = Talk(talk.name, luck, write)
-    return said
+        chosen = rng.sample(sessions, rng.randint(1, len(sessions)))
+        slices = tuple(session.next_slice() for session in chosen)
+        results, loads = engine.execute(ForwardWork(span, slices, ("last",) * len(slices)))
+        outcomes.append(([result.verdict for result in results], loads))
+        for session, seq, result in zip(chosen, slices, results, strict=True):
+            session.apply_verdict(seq, result.verdict)
+        for i, session in enumerate(sessions):
+            if session.ended or rng.random() < 0.03:
+                engine.drop(session.name, 0)
+                sessions[i] = RandomSession(session.name, rng, write)
+    return outcomes

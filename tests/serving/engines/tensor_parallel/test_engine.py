@@ -19,7 +19,7 @@ from serving.engines.torch.model_runner import ModelRunner
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.engines.torch.tensor_store import TensorStore
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
-from tests.serving.engines.tensor_parallel.dialogue import play, writing
+from tests.serving.engines.tensor_parallel.dialogue import answers_of, run_random_work
 from tests.support.tiny_models import build_model
 
 WHOLE = Span(0, 4, embedding=True, lm_head=True)
@@ -74,10 +74,10 @@ def ask(engine, *rows, span=WHOLE, out="last"):
 
 
 def same_talk(one, two, logits, rounds):
-    write, said = writing(TorchEngine(one.model)), []
+    write, said = answers_of(TorchEngine(one.model)), []
     for engine in (one, two):
         logits.clear()
-        said.append((play(engine, 4, rounds, write), torch.cat(logits)))
+        said.append((run_random_work(engine, 4, rounds, write), torch.cat(logits)))
     assert said[0][0] == said[1][0]
     verdicts = [verdict for found, _ in said[0][0] for verdict in found if verdict]
     assert any(verdict.kept_tree_nodes and len(verdict.kept_tree_nodes) > 1 for verdict in verdicts)
@@ -184,9 +184,9 @@ def test_a_sharded_pipeline_stage_holds_only_its_layers(saved):
             found.append(engine.tensor_store.get(result.hidden_states))
         torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)
         for span in (Span(0, 2, embedding=True), Span(2, 4)):
-            rows = SequenceSlice("b", 0, 2, (5, 6), hidden_states=led.tensor_store.put(torch.zeros(2, 32), "test", 0))
+            seq = SequenceSlice("b", 0, 2, (5, 6), hidden_states=led.tensor_store.put(torch.zeros(2, 32), "test", 0))
             with pytest.raises(RuntimeError, match="is not held here"):
-                ask(led, rows, span=span, out="all")
+                ask(led, seq, span=span, out="all")
         blob = led.tensor_store.put(torch.zeros(2, 32), "test", 0)
         ask(led, SequenceSlice("c", 0, 2, (), hidden_states=blob), span=Span(1, 3), out="all")
 

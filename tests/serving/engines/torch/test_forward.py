@@ -93,8 +93,8 @@ def test_exported_hidden_states_take_two_bytes_a_number(engine):
 def test_accepted_tree_nodes_are_kept_in_the_cache(engine, written):
     wrong = _other(written[0])
     drafts, parents = (wrong, written[0], wrong, written[1], written[2]), (-1, -1, 1, 1, 3)
-    rows = SequenceSlice("a", 0, 14, (*PROMPT, *drafts), 5, "greedy", parents=parents)
-    assert _verdicts(engine, rows) == [Verdict(3, written[3], (1, 3, 4))]
+    seq = SequenceSlice("a", 0, 14, (*PROMPT, *drafts), 5, "greedy", parents=parents)
+    assert _verdicts(engine, seq) == [Verdict(3, written[3], (1, 3, 4))]
     follow = SequenceSlice("a", 12, 2, (written[3], written[4]), 1, "greedy", parents=(-1,), kept_tree_nodes=(1, 3, 4))
     assert _verdicts(engine, follow) == [Verdict(1, written[5], (0,))]
     nothing = SequenceSlice(
@@ -114,9 +114,9 @@ def test_a_tree_that_follows_a_prompt_in_chunks_gets_the_same_verdict(engine, wr
 
 
 def test_a_sampled_tree_is_refused_by_the_rule_that_accepts_chains(engine):
-    rows = SequenceSlice("s", 0, 10, (*PROMPT, 1), 1, "sample", SamplingParams(1.0, 0, 1.0, 0), parents=(-1,))
+    seq = SequenceSlice("s", 0, 10, (*PROMPT, 1), 1, "sample", SamplingParams(1.0, 0, 1.0, 0), parents=(-1,))
     with pytest.raises(ValueError, match="'sample' for a tree"):
-        _verdicts(engine, rows)
+        _verdicts(engine, seq)
 
 
 def test_sampled_decoding_draws_from_the_target(engine, llama):

@@ -16,6 +16,7 @@ from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
     DraftStopRule,
+    DraftTree,
     DraftWork,
     ForwardWork,
     GenerationRequest,
@@ -184,12 +185,12 @@ def test_a_split_model_writes_the_text_of_the_whole(variant, download, saved, wr
 def test_hidden_states_received_whole_may_be_run_in_parts(download, sizes, saved, written, logits):
     route = Route(saved["mistral"], 1, 1, download)
     first, middle, head = route.hops
-    rows = SequenceSlice("a", 0, 23, PROMPT, 0, "greedy")
-    (whole,), _ = route.device.execute(ForwardWork(first.span, (rows,), ("all",)))
-    rows, at = replace(rows, tokens=(), hidden_states=whole.hidden_states), 0
+    seq = SequenceSlice("a", 0, 23, PROMPT, 0, "greedy")
+    (whole,), _ = route.device.execute(ForwardWork(first.span, (seq,), ("all",)))
+    seq, at = replace(seq, tokens=(), hidden_states=whole.hidden_states), 0
     for size in sizes:
         assert len(route.tensor_store) == 1  # until its last row has run
-        part, at = rows.narrow(at, at + size), at + size
+        part, at = seq.narrow(at, at + size), at + size
         out = download if download == "all" or part.rule else ""
         (deep,), _ = route.clouds[0].execute(ForwardWork(middle.span, (part,), (out,)))
         if deep.hidden_states:
@@ -204,12 +205,12 @@ def test_hidden_states_received_whole_may_be_run_in_parts(download, sizes, saved
 
 def test_drafts_are_verified_from_hidden_states_cut_before_them(saved, written):
     route, w = Route(saved["qwen3"], 1, 1), written["qwen3"]
-    rows = SequenceSlice("a", 0, 25, (*PROMPT, w[0], other(w[1])), 2, "greedy")
-    (whole,), _ = route.device.execute(ForwardWork(route.hops[0].span, (rows,), ("all",)))
-    rows = replace(rows, tokens=(), hidden_states=whole.hidden_states)
-    for part in (rows.narrow(0, 20), rows.narrow(20, 25)):
+    seq = SequenceSlice("a", 0, 25, (*PROMPT, w[0], other(w[1])), 2, "greedy")
+    (whole,), _ = route.device.execute(ForwardWork(route.hops[0].span, (seq,), ("all",)))
+    seq = replace(seq, tokens=(), hidden_states=whole.hidden_states)
+    for part in (seq.narrow(0, 20), seq.narrow(20, 25)):
         (deep,), _ = route.clouds[0].execute(ForwardWork(route.hops[1].span, (part,), ("last" if part.rule else "",)))
-    asked = replace(rows, tokens=(w[0], other(w[1])), hidden_states=deep.hidden_states, hidden_offset=0)
+    asked = replace(seq, tokens=(w[0], other(w[1])), hidden_states=deep.hidden_states, hidden_offset=0)
     (found,), _ = route.device.execute(ForwardWork(route.hops[2].span, (asked,), ("last",)))
     assert found.verdict == Verdict(1, w[1])
 
@@ -217,11 +218,11 @@ def test_drafts_are_verified_from_hidden_states_cut_before_them(saved, written):
 @pytest.mark.parametrize("span", [Span(0, 2, embedding=True), Span(2, 4), Span(0, 1), Span(4, 4, lm_head=True)])
 def test_a_span_runs_only_its_layers(span, saved):
     part = TorchEngine(load_model(saved["llama"]).restricted_to(Span(1, 3)))
-    rows = SequenceSlice("a", 0, 2, (5, 6), 0, "greedy")
+    seq = SequenceSlice("a", 0, 2, (5, 6), 0, "greedy")
     if not span.embedding:
-        rows = replace(rows, tokens=(), hidden_states=part.tensor_store.put(torch.zeros(2, 32), "test", 0))
+        seq = replace(seq, tokens=(), hidden_states=part.tensor_store.put(torch.zeros(2, 32), "test", 0))
     with pytest.raises(RuntimeError, match="is not held here; its placement has it run elsewhere"):
-        part.execute(ForwardWork(span, (rows,), ("all",)))
+        part.execute(ForwardWork(span, (seq,), ("all",)))
 
 
 def test_a_device_loads_only_its_first_layers(saved):
@@ -310,9 +311,8 @@ def test_medusa_heads_propose_their_top_tokens_along_the_tree(saved):
     hidden = torch.randn(32, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         first, second = (list(head(hidden).argsort(descending=True)) for head in heads)
-        tokens, parents = MedusaProposer(heads, medusa, 97).propose(hidden)
-    assert tokens == (first[0], first[1], second[2], second[0])
-    assert parents == (-1, -1, 0, 1)
+        tree = MedusaProposer(heads, medusa, 97).propose(hidden)
+    assert tree == DraftTree((first[0], first[1], second[2], second[0]), (-1, -1, 0, 1))
 
 
 def test_initial_medusa_heads_equal_the_models_head(saved):

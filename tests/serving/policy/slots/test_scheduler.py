@@ -15,9 +15,9 @@ FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
 
 
 def item(session: str, left: int, check: int = 0, arrived: float = 0.0, blob: TensorRef | None = None) -> QueuedRequest:
-    rows = SequenceSlice(session, 0, left, tuple(range(left)), check, "greedy", hidden_states=blob)
+    seq = SequenceSlice(session, 0, left, tuple(range(left)), check, "greedy", hidden_states=blob)
     return QueuedRequest(
-        Request(0, rows, (), 0, (), "device"), rows, Span(0, 8, embedding=True, lm_head=True), arrived, left
+        Request(0, seq, (), 0, (), "device"), seq, Span(0, 8, embedding=True, lm_head=True), arrived, left
     )
 
 

@@ -7,14 +7,14 @@ SPAN = Span(0, 1, True, True)
 
 
 def ask(watch: VerificationObserver, session: str, now: float, slack_s: float = INF, check: int = 2) -> SequenceSlice:
-    rows = SequenceSlice(session, 0, 3, (1, 2, 3), check, "greedy")
-    request = Request(0, rows, (Hop("cloud", SPAN),), 0, (), "device-0", slack_s=slack_s)
+    seq = SequenceSlice(session, 0, 3, (1, 2, 3), check, "greedy")
+    request = Request(0, seq, (Hop("cloud", SPAN),), 0, (), "device-0", slack_s=slack_s)
     watch.event_handled("cloud-0", MessageReceived(request), now, ())
-    return rows
+    return seq
 
 
-def run(watch: VerificationObserver, begin_s: float, end_s: float, *rows: SequenceSlice) -> None:
-    watch.work_done("cloud-0", ForwardWork(SPAN, rows, ("last",) * len(rows)), (), begin_s, end_s)
+def run(watch: VerificationObserver, begin_s: float, end_s: float, *seq: SequenceSlice) -> None:
+    watch.work_done("cloud-0", ForwardWork(SPAN, seq, ("last",) * len(seq)), (), begin_s, end_s)
 
 
 def test_a_batch_slower_than_recent_ones_is_a_spike() -> None:
