@@ -34,7 +34,7 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
 
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":
-    """The stages that a command line asks for, inputs before what uses them."""
+    """The stages of a command line, inputs first."""
     from pipeline.running import create_job
 
     with composed(*overrides) as cfg:
@@ -42,7 +42,7 @@ def stages(overrides: Sequence[str]) -> "list[Stage]":
 
 
 def run(cfg: "DictConfig") -> "JobReport | None":
-    """What `python -m pipeline` does with a configuration; None where it stops before serving."""
+    """Runs a configuration as `python -m pipeline` does; None if it stops before serving."""
     from pipeline import running
 
     return running.run(cfg)

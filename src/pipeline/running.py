@@ -1,4 +1,4 @@
-"""Plans one composed configuration, builds its stages, and reports; it knows nothing of the command line."""
+"""Plans a composed configuration, builds its stages, and reports the result."""
 
 import inspect
 import sys
@@ -51,7 +51,7 @@ class Job:
         return frozenset([names] if isinstance(names, str) else names)
 
     def plan(self, goal: str = "serve") -> Plan:
-        """The stages that `goal` needs; raises ConfigError for what cannot work."""
+        """The stages that `goal` needs. Raises ConfigError for an invalid configuration."""
         found = make_plan(self.config["stages"], self.schema, (goal,))
         unknown = sorted(self.force - set(found.stages))
         if unknown:
@@ -61,7 +61,7 @@ class Job:
         return found
 
     def run(self, goals: Iterable[Stage]) -> tuple[Path, frozenset[str]]:
-        """Builds what is missing up to `goals`; the last one's folder, and the digests of what was built now."""
+        """Builds missing stages up to `goals`; the folder of the last goal, and the digests of the stages built now."""
         self.store.ensure_writable()
         runner = Runner(self.store, _call_stage, self.observer, self.force)
         folders = [runner.ensure_built(goal) for goal in goals]
@@ -69,7 +69,7 @@ class Job:
 
 
 def _call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
-    """Runs a stage's function with what it declares: its options, `out`, and `work` and `progress` if it wants them."""
+    """Runs a stage's function with its options, `out`, and, if it declares them, `work` and `progress`."""
     target = load(stage.target, stage.name)
     wanted = inspect.signature(target).parameters
     own = {name: value for name, value in (("work", work), ("progress", progress)) if name in wanted}
@@ -80,7 +80,7 @@ def _call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path],
 
 
 def create_job(cfg: DictConfig) -> Job:
-    """The job that a composed configuration describes; raises ConfigError for what cannot be resolved."""
+    """The job of a composed configuration. Raises ConfigError if it cannot be resolved."""
     from hydra.core.global_hydra import GlobalHydra
 
     loader: Any = GlobalHydra.instance().config_loader()
@@ -90,7 +90,7 @@ def create_job(cfg: DictConfig) -> Job:
 
 
 def _report_mode(wanted: str) -> str:
-    """What is printed of a job; raises ConfigError for a mode that there is not."""
+    """The mode of a job's printed report. Raises ConfigError for an unknown one."""
     if wanted not in REPORTS:
         raise ConfigError(f"report is {wanted!r}; allowed are {', '.join(REPORTS)}.")
     return wanted if wanted != "auto" else "line" if _is_swept() else "full"
@@ -104,7 +104,7 @@ def _is_swept() -> bool:
 
 
 def run(cfg: DictConfig) -> "JobReport | None":
-    """Plans, builds and reports one job; raises UserError for what a user can mend."""
+    """Plans, builds and reports one job. Raises UserError for mistakes of a user."""
     stop = str(cfg.stage)
     job = create_job(cfg)
     goal = str(cfg.goal)
@@ -146,7 +146,7 @@ def _build_stage(job: Job, name: str) -> None:
 
 
 def describe_plan(job: Job, plan: Plan) -> str:
-    """One line a stage: its kind and key, and whether and why it would run."""
+    """A line for each stage: its kind, its key, and whether and why it would run."""
     width = max(len(stage.key) for stage in plan.stages.values())
     lines = [
         f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.explain(stage)}"
@@ -175,7 +175,7 @@ def _run_and_report(job: Job) -> "JobReport":
 
 
 def _with_serving_versions(context: JobContext, job: Job, plan: Plan) -> JobContext:
-    """With the code and versions that served, which for a cached result are not today's."""
+    """The context with the code and versions of the build, which for a cached result may be older."""
     manifest = job.store.manifest(plan.serve)
     return replace(context, revision=manifest.revision, versions=manifest.versions) if manifest else context
 

@@ -70,9 +70,9 @@ def select_removable(
     older_than_days: float | None,
     now: datetime,
 ) -> list[CacheEntry]:
-    """What `clean` may remove: of these names or keys (all if none), that old, and not needed for those to keep.
+    """Artifacts that `clean` may remove: with these names or keys (all if none), that old, and not needed for `keep`.
 
-    Raises ValueError for a name that nothing stored has: a misspelt one to keep would let everything go.
+    Raises ValueError for an unknown name: a misspelt one in `keep` would keep nothing.
     """
     known = sorted({entry.manifest.name for entry in found})
     for name in [*names, *keep]:

@@ -1,4 +1,4 @@
-"""How a stage differs from one that was built before, in words."""
+"""Describes how a stage differs from one that was built before."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a result may depend on besides its configuration: code, versions, machine."""
+"""The environment of a result: code revision, versions, machine."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of this project, and of the packages that compute."""
+    """Versions of Python, of this project, and of the packages that compute."""
     found = {"python": platform.python_version()}
     for package in ("tandem-llm", *PACKAGES):
         try:

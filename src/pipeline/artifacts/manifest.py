@@ -1,4 +1,4 @@
-"""stage.json: what an artifact is, what it was made from, and what its files were when they were whole."""
+"""stage.json: the record of an artifact, its inputs and its files."""
 
 import hashlib
 import json
@@ -78,7 +78,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def find_damage(folder: Path, manifest: Manifest | None, check_contents: bool = False) -> str | None:
-    """What is wrong with an artifact, or None: names and sizes, and with `check_contents` the contents as well."""
+    """The damage of an artifact, or None, by names and sizes, and with `check_contents` by contents."""
     if manifest is None:
         return f"{MANIFEST_FILE} is missing or unreadable"
     for name, file in manifest.files.items():

@@ -1,4 +1,4 @@
-"""A stage is data: what to run. How, where and when are the runner's and the store's business.
+"""A stage is data: function, arguments and inputs. The runner decides when it runs, the store where it is kept.
 
 canonical JSON of (name, target, version, args) --sha256--> digest
     {"_stage_": "corpus"}             in args stands for that input's digest
@@ -67,12 +67,12 @@ class Stage:
 
     @property
     def key(self) -> str:
-        """Name and the start of the digest: short enough to print, long enough to be the only one."""
+        """Name and start of the digest: short, and unique in practice."""
         return f"{self.name}-{self.digest[:12]}"
 
     @cached_property
     def ancestors(self) -> dict[str, "Stage"]:
-        """Everything this is built from, by digest, inputs before what uses them."""
+        """All direct and indirect inputs by digest, inputs first."""
         found: dict[str, Stage] = {}
         for stage in self.inputs.values():
             found |= stage.ancestors | {stage.digest: stage}

@@ -37,7 +37,7 @@ class Store:
     root: Path
 
     def path(self, stage: Stage) -> Path:
-        """Where the artifact is or would be."""
+        """The folder of the artifact, which may not exist."""
         return self.root / stage.name / stage.digest[:16]
 
     def has(self, stage: Stage) -> bool:
@@ -45,7 +45,7 @@ class Store:
         return self.path(stage).is_dir() and self.find_damage(stage) is None
 
     def find_damage(self, stage: Stage, check_contents: bool = False) -> str | None:
-        """What is wrong with an artifact that is there, or None; `check_contents` reads the contents too."""
+        """The damage of an existing artifact, or None; `check_contents` reads the contents too."""
         if not self.path(stage).is_dir():
             return None
         found = self.manifest(stage)

@@ -1,4 +1,4 @@
-"""What Hydra says of a command line, said as the user's mistakes that they are."""
+"""Turns errors of Hydra into messages about the user's command line."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 
 @contextmanager
 def as_config_errors() -> Iterator[None]:
-    """Raises ConfigError for what Hydra and OmegaConf refuse."""
+    """Raises ConfigError for errors of Hydra and OmegaConf."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -22,7 +22,7 @@ def as_config_errors() -> Iterator[None]:
 
 
 def _unknown_option(problem: Exception) -> str | None:
-    """Of an option that there is not; None where it is something else."""
+    """The message for an unknown option; None for any other problem."""
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
     missing = problem.__cause__

@@ -1,6 +1,4 @@
-"""The command line: `python -m pipeline +policy=synera`, `python -m pipeline show GROUP`, `python -m pipeline cache
-...`.
-"""
+"""The command line: `python -m pipeline +policy=synera`, and the commands `show`, `cache` and `doctor`."""
 
 import os
 import sys
@@ -27,7 +25,8 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 
 def main() -> None:
     argv = arguments.normalise(sys.argv[1:])
-    command = {"cache": _run_cache_command, "show": _run_show_command}.get(argv[0] if argv else "")
+    commands = {"cache": _run_cache_command, "show": _run_show_command, "doctor": _run_doctor_command}
+    command = commands.get(argv[0] if argv else "")
     if command:
         try:
             sys.exit(command(argv[1:]))
@@ -113,6 +112,16 @@ def _run_show_command(argv: list[str]) -> int:
 
     with _closed_pipe_tolerated():
         print(show_group(argv))
+    return 0
+
+
+def _run_doctor_command(argv: list[str]) -> int:
+    from pipeline.command.doctor import describe
+
+    if argv:
+        raise UserError(f"doctor takes no arguments, got {' '.join(argv)}.")
+    with _closed_pipe_tolerated():
+        print(describe())
     return 0
 
 

@@ -1,6 +1,6 @@
-"""`python -m serving.cloud ...` and `python -m serving.device ...`: a process that serves until it is told to stop.
+"""`python -m serving.cloud ...` and `python -m serving.device ...`: a process that serves until it is stopped.
 
-It is described as a stage is, from the same configuration, and needs the same artifacts; but it leaves none.
+The configuration describes it as a stage, with the same artifacts as inputs; it leaves none itself.
 """
 
 import logging
@@ -33,8 +33,8 @@ _CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 
 
 def main(name: str, description: str | None, default_choices: Sequence[str] = ()) -> None:
-    """Runs the service `name` of the configuration that the command line composes; `default_choices` are choices of
-    groups that it need not make.
+    """Runs the service `name` of the composed configuration; `default_choices` hold for groups that the command line
+    does not choose.
     """
     if _HELP_FLAGS & set(sys.argv[1:]):
         print(usage(name, description or ""))
@@ -52,7 +52,7 @@ def main(name: str, description: str | None, default_choices: Sequence[str] = ()
 
 
 def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> None:
-    """Builds what the service needs, and calls its function; raises UserError for what a user can mend."""
+    """Builds the artifacts of the service and calls its function. Raises UserError for mistakes of a user."""
     from pipeline import api
     from pipeline.config import policy_variants
     from pipeline.config.build import load
@@ -78,7 +78,7 @@ def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> 
 
 
 def _without_page_policies(overrides: Sequence[str], folder: Path | None) -> "DictConfig | None":
-    """The configuration without other policies beside the first; None where the words name none."""
+    """The configuration without the page's policies; None if the words name none."""
     from pipeline import api
     from pipeline.config import policy_variants
 
@@ -90,7 +90,7 @@ def _without_page_policies(overrides: Sequence[str], folder: Path | None) -> "Di
 
 
 def usage(name: str, description: str) -> str:
-    """What `--help` says: what the service is, its policies and its options, as the configuration has them."""
+    """The text of `--help`: the service, its policies and its options."""
     policies = "\n".join(f"  {policy:<14}  {what}" for policy, what in choices_available((), "policy").items())
     return (
         f"usage: python -m serving.{name} +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--config-dir DIR]\n\n"
@@ -109,7 +109,7 @@ def _config_section(name: str) -> str:
 
 
 def _split_flags(words: Sequence[str]) -> tuple[list[str], Path | None]:
-    """Overrides, and the folder of `--config-dir`; raises ConfigError for another flag."""
+    """The overrides and the folder of `--config-dir`. Raises ConfigError for another flag."""
     overrides: list[str] = []
     folder, left = None, iter(words)
     for word in left:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 STAGE_SECTIONS = {"model": "stages", "hardware": "stages", "policy": "artifacts", "runtime": "stages"}
-"""Where groups describe stages of their own: what trains a pair, measures a chip, profiles what a policy needs, records
-what a simulation looks up."""
+"""The key below which a group describes its own stages: training a pair, measuring a chip, profiling for a policy,
+recording for a simulation."""
 
 HOISTED_SECTIONS = {"workload": "profiling"}
-"""What a group says for others, and no part of what it configures."""
+"""The key below which a group describes values for other groups; it moves to the top of the configuration."""
 
 
 def register_resolvers() -> None:
@@ -64,7 +64,7 @@ def _hidden_scorers(*, _root_: DictConfig) -> list[Any]:
 
 
 def _made_class(node: Any) -> Any:
-    """The class of what a node describes; None where nothing says it, or where building it will report an error."""
+    """The class of the object that a node describes; None if unknown, or if building it will report an error."""
     try:
         target = load(node[TARGET], "")
     except (ConfigError, KeyError):
@@ -111,8 +111,8 @@ def _pop(cfg: DictConfig, group: str, key: str) -> dict[Any, Any]:
 
 @dataclass
 class ConfigLibrary:
-    """Groups of the search path, a user's own folders included; `groups_by_class` maps a class to the group that holds
-    its names.
+    """Groups of the search path, a user's own folders included; `groups_by_class` maps a class to the group of its
+    names.
     """
 
     loader: "ConfigLoaderImpl"
@@ -120,9 +120,9 @@ class ConfigLibrary:
     _loaded: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     def named_config(self, target: str, name: str) -> Any:
-        """The node that `name` stands for where a `target` is wanted; None where that class has no names.
+        """The node of `name` for the class `target`; None if that class has no names.
 
-        Raises LookupError with the names there are.
+        Raises LookupError with the known names.
         """
         group = self.groups_by_class.get(target)
         if group is None:

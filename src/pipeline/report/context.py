@@ -46,7 +46,7 @@ class JobContext:
     number: int | None = None
     sweep: Path | None = None
     report: str = "full"
-    """What is printed of the job: "full", "line" or "quiet"."""
+    """The printed report of the job: "full", "line" or "quiet"."""
 
     @property
     def policy(self) -> str:

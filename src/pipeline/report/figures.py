@@ -170,7 +170,7 @@ def _draw_lane(axes: "Axes", row: int, pieces: Sequence[TimelineSpan], request: 
 
 
 def _draw_token_times(axes: "Axes", row: int, request: RequestRecord, until_s: float) -> None:
-    """How many tokens the user saw at each moment; in the cloud's colour where it judged or wrote one of them."""
+    """The number of tokens that the user saw at each moment, in the cloud's colour if it judged or wrote one."""
     moments: dict[float, list[str]] = defaultdict(list)
     for seen_s, origin in zip(request.token_times_s, request.origins, strict=True):
         moments[seen_s].append(origin)

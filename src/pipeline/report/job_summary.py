@@ -1,4 +1,4 @@
-"""What is printed of one job: its configuration, latency, and what became of tokens, bytes and energy.
+"""The printed summary of one job: its configuration, latency, tokens, bytes, energy and cost.
 
 A text such as `{throughput/tokens_per_s} tokens/s` names metrics, each of which is printed as its definition says.
 """

@@ -145,7 +145,7 @@ class SmoothMetric:
 
 
 def smooth_metric(key: str) -> SmoothMetric | None:
-    """How the metric is resampled; None for what is no function of sums: percentiles, rates, a stage's numbers."""
+    """The metric as a function of sums; None for one that is not: percentiles, rates, counts, a stage's numbers."""
     metric = definitions.find(key)
     if metric is None or key.endswith(("/median", "/p90", "/p99")):
         return None

@@ -33,7 +33,7 @@ class ErrorRow:
 
     @property
     def relative_error(self) -> float:
-        """Of the simulation against the mean of the real runs, as a share of it."""
+        """The error of the simulation over the mean of the real runs."""
         return self.simulated / mean(self.real) - 1
 
     @property

@@ -131,7 +131,7 @@ class Combination:
 Formula: TypeAlias = (
     Count | Total | Mean | Ratio | Rate | Percentiles | SlaPercentiles | BusyPeriods | CloudCost | Combination | str
 )
-"""How a metric follows from the requests' records; a text says where it comes from instead."""
+"""The computation of a metric from the requests' records; a text names another source."""
 MEAN_TBT = "latency/tbt_s/mean"
 
 

@@ -1,4 +1,4 @@
-"""How busy and how full the nodes of each tier were, and how long devices stalled (Synera, section 3.3)."""
+"""Utilisation and memory of each tier's nodes, and the stalls of devices (Synera, section 3.3)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
