@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.artifacts import environment
+from serving.transport.shaping.netem import search_path
+from serving.transport.shaping.tc import may_administer
 
 DISTRIBUTION = "tandem-llm"
 EXTRAS: Mapping[str, str] = {
@@ -109,11 +111,14 @@ def _is_installed(package: str) -> bool:
     return True
 
 
+def _may_administer() -> bool:
+    status = Path("/proc/self/status")
+    return may_administer(status.read_text(encoding="utf-8")) if status.exists() else os.geteuid() == 0
+
+
 def _tools() -> Iterator[Finding]:
-    tc = shutil.which("tc", path=os.environ.get("PATH", "") + os.pathsep + "/usr/sbin:/sbin")
-    root = os.geteuid() == 0
-    lacks = [] if tc else ["the command tc (package iproute2)"]
-    lacks += [] if root else ["root"]
+    lacks = [] if shutil.which("tc", path=search_path()) else ["the command tc (package iproute2)"]
+    lacks += [] if _may_administer() else ["root, or CAP_NET_ADMIN"]
     purpose = "runtime.shaping=tc: links shaped by the kernel"
     yield Finding("netem", f"{purpose}; lacks {' and '.join(lacks)}" if lacks else purpose, not lacks)
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -1,0 +1,34 @@
+"""The report on what is installed here, and what is missing for what."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pipeline.command import doctor
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+
+
+def test_every_extra_says_what_needs_it():
+    assert set(doctor.EXTRAS) == set(PYPROJECT["project"]["optional-dependencies"])
+    assert PYPROJECT["project"]["name"] == doctor.DISTRIBUTION
+
+
+def test_an_installed_extra_lacks_nothing():
+    assert doctor.missing_packages("dev") == []
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "_is_installed", lambda package: package != "datasets")
+    assert doctor.missing_packages("hub") == ["datasets"]
+    report = doctor.describe().splitlines()
+    (line,) = (line for line in report if line[4:].startswith("hub "))
+    assert line.startswith("no  ")
+    assert "pip install 'tandem-llm[hub]' (lacks datasets)" in line
+
+
+def test_without_root_or_tc_netem_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.which", lambda *args, **kwargs: None)
+    monkeypatch.setattr(doctor, "may_administer", lambda status: False)
+    assert "lacks the command tc (package iproute2) and root, or CAP_NET_ADMIN" in doctor.describe()
