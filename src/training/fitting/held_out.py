@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,14 +19,21 @@ SplitShares = tuple[float, float, float]
 """Shares of training, validation and test."""
 
 
-def random_split(items: Sequence[T], shares: SplitShares, seed: int) -> tuple[list[T], list[T], list[T]]:
+class Split(NamedTuple, Generic[T]):
+    """Three parts that have nothing in common."""
+
+    train: T
+    validation: T
+    test: T
+
+
+def random_split(items: Sequence[T], shares: SplitShares, seed: int) -> Split[list[T]]:
     """Random train/validation/test split. Validation and test have at least one item; training may be empty."""
     order = np.random.default_rng(seed).permutation(len(items)).tolist()
     num_test, num_validation = (max(1, round(share * len(order))) for share in (shares[2], shares[1]))
     ends = max(0, len(order) - num_test - num_validation), max(0, len(order) - num_test)
     parts = order[: ends[0]], order[ends[0] : ends[1]], order[ends[1] :]
-    train, validation, test = ([items[i] for i in part] for part in parts)
-    return train, validation, test
+    return Split(*([items[i] for i in part] for part in parts))
 
 
 def training_workload(workload: Workload, prompt_factor: int) -> Workload:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.engines.torch.forward import encode_hidden
@@ -19,10 +20,7 @@ from serving.engines.torch.sequence_cache import SequenceCache
 from serving.outcomes.offline import run_untimed
 from serving.outcomes.record import target_only
 from serving.progress import Progress
-from training.fitting.held_out import random_split
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from training.fitting.held_out import Split, random_split
 
 TRACE_FILE, HEADER_FILE = "hidden.safetensors", "hidden.json"
 TENSORS = ("shallow", "deep", "tokens", "text_ends", "prompt_lens")
@@ -34,15 +32,15 @@ SPLIT_SHARES = (0.85, 0.075, 0.075)
 class HiddenStateTrace:
     """Hidden states of `n` texts that the target wrote, their `t` tokens end to end."""
 
-    shallow: "Tensor"
+    shallow: Tensor
     """(t, hidden), fp16: output of the first `shallow_layers` layers."""
-    deep: "Tensor"
+    deep: Tensor
     """(t, hidden), fp16: output of the last layer, before the final norm."""
-    tokens: "Tensor"
+    tokens: Tensor
     """(t), prompts and answers."""
-    text_ends: "Tensor"
+    text_ends: Tensor
     """(n): where each text ends."""
-    prompt_lens: "Tensor"
+    prompt_lens: Tensor
     """(n): tokens of each text that are its prompt."""
     prompt_ids: tuple[str, ...]
     """(n) ids of the texts' prompts in their data set, each once."""
@@ -62,16 +60,11 @@ class HiddenStateTrace:
                 f"{len(self)} texts cannot be split into training, validation and test; raise "
                 "workload.profiling.num_prompts"
             )
-        return TextSplit(*map(tuple, random_split(range(len(self)), SPLIT_SHARES, seed)))
+        return Split(*map(tuple, random_split(range(len(self)), SPLIT_SHARES, seed)))
 
 
-@dataclass(frozen=True)
-class TextSplit:
-    """Indices of texts; each text is in one part."""
-
-    train: tuple[int, ...]
-    validation: tuple[int, ...]
-    test: tuple[int, ...]
+TextSplit: TypeAlias = Split[tuple[int, ...]]
+"""Indices of texts; each text is in one part."""
 
 
 def write(folder: Path, trace: HiddenStateTrace, made_from: Mapping[str, str]) -> None:
@@ -122,27 +115,6 @@ def _header(folder: Path) -> dict[str, Any]:
     return found
 
 
-def concatenate(
-    texts: "Sequence[tuple[Tensor, Tensor, Sequence[int]]]",
-    prompt_lens: Sequence[int],
-    prompt_ids: Sequence[str],
-    shallow_layers: int,
-) -> HiddenStateTrace:
-    """The trace of the texts' (shallow, deep, tokens)."""
-    import torch
-
-    lengths = [len(tokens) for _, _, tokens in texts]
-    return HiddenStateTrace(
-        shallow=torch.cat([text[0] for text in texts]),
-        deep=torch.cat([text[1] for text in texts]),
-        tokens=torch.tensor([token for text in texts for token in text[2]], dtype=torch.int32),
-        text_ends=torch.tensor(lengths).cumsum(0),
-        prompt_lens=torch.tensor(prompt_lens),
-        prompt_ids=tuple(prompt_ids),
-        shallow_layers=shallow_layers,
-    )
-
-
 def record(
     models: LoadedModels, queries: Sequence[Query], shallow_layers: int, seed: int, progress: Progress
 ) -> HiddenStateTrace:
@@ -151,17 +123,21 @@ def record(
     """
     target: Any = models.cloud
     records = run_untimed(target_only(), models, queries, seed, progress)
-    texts, prompts, names = [], [], []
-    for query in queries:
-        text = (*query.request.prompt, *records[query.request.session].tokens)
-        texts.append((*hidden_states(target.model, text, shallow_layers), text))
-        prompts.append(len(query.request.prompt))
-        names.append(query.prompt.id)
-    return concatenate(texts, prompts, names, shallow_layers)
+    texts = [(*query.request.prompt, *records[query.request.session].tokens) for query in queries]
+    states = [hidden_states(target.model, text, shallow_layers) for text in texts]
+    return HiddenStateTrace(
+        shallow=torch.cat([shallow for shallow, _ in states]),
+        deep=torch.cat([deep for _, deep in states]),
+        tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
+        text_ends=torch.tensor([len(text) for text in texts]).cumsum(0),
+        prompt_lens=torch.tensor([len(query.request.prompt) for query in queries]),
+        prompt_ids=tuple(query.prompt.id for query in queries),
+        shallow_layers=shallow_layers,
+    )
 
 
 @torch.inference_mode()
-def hidden_states(model: DecomposedModel, text: Sequence[int], shallow_layers: int) -> "tuple[Tensor, Tensor]":
+def hidden_states(model: DecomposedModel, text: Sequence[int], shallow_layers: int) -> tuple[Tensor, Tensor]:
     """(shallow, deep) of every token of a text, each of shape (tokens, hidden), rounded to fp16 as for sending."""
     runner, depth = ModelRunner(model, model.vocab_size), len(model.layers)
     cache = SequenceCache(model, 0, depth)

@@ -165,7 +165,7 @@ def train(
     return {
         "recipe": asdict(recipe),
         "seed": seed,
-        "texts": {name: len(part) for name, part in asdict(split).items()},
+        "texts": {name: len(part) for name, part in split._asdict().items()},
         "parameters": sum(weight.numel() for weight in module.trained_module.parameters()),
         "steps": len(history.losses),
         "best_step": best.best_step,

@@ -4,14 +4,14 @@ them as rows of WISP's Table 8, Fig. 2 and Fig. 3, `{group: {row: {metric: cell}
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving.core.scores import LOGIT_SCORES
 from training.fitting.cluster_statistics import ClusterValues, clustered_ratio
-from training.fitting.held_out import random_split
+from training.fitting.held_out import Split, random_split
 from training.wisp import trace
 from training.wisp.trace import DraftWindows, Flags, Floats, Ints, Names
 
@@ -46,7 +46,7 @@ class TokenSamples:
             self.features[kept], self.accepted[kept], self.session[kept], self.windows.for_sessions(sessions)
         )
 
-    def split(self, seed: int) -> "SampleSplit":
+    def split(self, seed: int) -> "Split[TokenSamples]":
         """Random split by session, so that no answer is in two parts.
 
         Raises ValueError for fewer than three sessions, or a part without accepted or without rejected tokens.
@@ -59,16 +59,11 @@ class TokenSamples:
                 "be split into training, validation and test with accepted and rejected tokens in each; raise "
                 "workload.profiling.num_prompts, or change the pair"
             )
-        return SampleSplit(*parts)
+        return Split(*parts)
 
 
-@dataclass(frozen=True)
-class SampleSplit:
-    """Three sets of samples that share no session."""
-
-    train: TokenSamples
-    validation: TokenSamples
-    test: TokenSamples
+SampleSplit: TypeAlias = Split[TokenSamples]
+"""Three sets of samples that share no session."""
 
 
 def load_samples(path: Path) -> TokenSamples:

@@ -59,10 +59,8 @@ def test_heads_are_served_and_change_no_text(
     found = medusa.load(tmp_path)
     assert (found.num_heads, len(found.tree)) == (2, 3)
     assert found.num_parameters == 2 * (64 * 64 + 64 + 64 * toy_model.vocab_size)
-    tokens, parents = load_medusa_heads(toy_model, found, toy_model.vocab_size).propose(
-        torch.zeros(toy_model.hidden_size)
-    )
-    assert (len(tokens), parents) == (3, found.parents)
+    proposed = load_medusa_heads(toy_model, found, toy_model.vocab_size).propose(torch.zeros(toy_model.hidden_size))
+    assert (len(proposed.tokens), proposed.parents) == (3, found.parents)
     figures = json.loads((tmp_path / "metrics.json").read_text())
     assert figures["served/exact_match"] == 1.0
     assert figures["served/acceptance_length"] == found.acceptance_length > serving_eval.MIN_TOKENS_PER_ROUND
