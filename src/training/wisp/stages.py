@@ -10,7 +10,7 @@ from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
 from serving.policy.policy import EngineRequirements
 from serving.policy.slots.early_exit import EarlyExit
-from serving.progress import Progress, silent
+from serving.progress import Progress
 from serving.workload.workload import Workload
 from training.fitting.trainer import CPU_TRAINER, Trainer
 from training.wisp.families import PredictorFamily
@@ -151,17 +151,15 @@ def compare_at_recall(
     shares.
     """
     from training.wisp.comparison import matched_recall_rows
-    from training.wisp.families import fit_predictor
+    from training.wisp.families import fit_families
 
     wrong = [at for at in recalls if not 0 < at < 1]
     if wrong or not recalls:
         raise ValueError(f"recalls are {list(recalls)}; give shares between 0 and 1, as 0.75")
-    split, chances = load_samples(token_trace).split(seed), {}
-    for i, family in enumerate(families):
-        chances[family.name] = fit_predictor(family, split, seed, trainer, silent).probabilities(split.test.features)
-        progress(i + 1, len(families), family.name)
-    found = matched_recall_rows(chances, split.test, recalls)
-    _write(out, "rows.json", found)
+    split = load_samples(token_trace).split(seed)
+    fitted = fit_families(families, split, seed, trainer, progress)
+    chances = {name: one.probabilities(split.test.features) for name, one in fitted}
+    _write(out, "rows.json", matched_recall_rows(chances, split.test, recalls))
 
 
 def measure_predictor_latency(
@@ -180,13 +178,11 @@ def measure_predictor_latency(
     `machine` is part of the artifact's identity only, so that two machines can share outputs.
     """
     from training.wisp.evaluation import token_latency
-    from training.wisp.families import fit_predictor
+    from training.wisp.families import fit_families
 
-    split, rows = load_samples(token_trace).split(seed), {}
-    for i, family in enumerate(families):
-        found = fit_predictor(family, split, seed, trainer, silent)
-        rows[family.name] = token_latency(found, split.test.features, num_calls)
-        progress(i + 1, len(families), family.name)
+    split = load_samples(token_trace).split(seed)
+    fitted = fit_families(families, split, seed, trainer, progress)
+    rows = {name: token_latency(one, split.test.features, num_calls) for name, one in fitted}
     _write(out, "rows.json", {"this machine": rows})
 
 
