@@ -70,7 +70,8 @@ def non_negative_least_squares(x: Array, y: Array) -> Array:
     """
     from scipy.optimize import nnls
 
-    columns = np.sort(np.unique(x, axis=1, return_index=True)[1])
+    first_of = {column.tobytes(): i for i, column in reversed(list(enumerate(x.T.copy())))}
+    columns = sorted(first_of.values())
     scale, found = _column_norms(x[:, columns]), np.zeros(x.shape[1])
     q, r = np.linalg.qr(x[:, columns] / scale)  # the same problem with as few equations as columns
     found[columns] = nnls(r, q.T @ y)[0] / scale
