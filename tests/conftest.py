@@ -7,5 +7,5 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; test workers with
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, so that no core waits for it in the end."""
+    """Starts the longest tests first, so that no worker waits for one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)

@@ -37,7 +37,7 @@ def plan_words(command: str) -> list[str]:
 
 
 def test_commands_plan_as_written(tmp_path: Path) -> None:
-    """All in one process, whose imports they share; the sweeps of papers plan dozens of jobs and are composed below."""
+    """In one process, to import once; the papers' sweeps plan dozens of jobs and are only composed, below."""
     chosen = [words for words in map(plan_words, planned()) if not words[0].startswith("+experiment=")]
     chosen = [words for words in chosen if find_spec("bitsandbytes") or not any("nf4" in word for word in words)]
     commands = [[*words, "stage=plan", f"outputs={tmp_path}", "tracking.uri=none"] for words in chosen]

@@ -1,4 +1,4 @@
-"""The main job at toy size, killed in each of its stages, and started four times at once."""
+"""The main job at toy size, killed in each of its stages, and run in four processes at once."""
 
 import os
 import signal

@@ -183,7 +183,7 @@ LESS = {
     "hyperion/batching": (*TIERS, "+variant/hyperion/orchestrator=most_throughput", "workload.arrivals.rate_per_s=0.4"),
     "hyperion/drafting": ("training.seed=0", "+variant/hyperion/drafting=sled,hat", "workload.max_new_tokens=6"),
 }
-"""What makes an experiment smaller still."""
+"""Further overrides that make an experiment smaller."""
 SAID = {
     **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},
     **{f"wisp/fig{n}": (f"WISP, Fig. {n}",) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)},

@@ -1,4 +1,4 @@
-"""docs/extending.md and exhibits.md as written: their files are put into an empty folder and their commands are run."""
+"""docs/extending.md and exhibits.md as written: their files are created and their commands are run."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def run(lab: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 
 def in_shared_outputs(command: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """Where the toy pair may be another test's."""
+    """The outputs folder, whose toy pair other tests may have built."""
     outputs = tmp_path_factory.getbasetemp().parent / "experiments"
     return f"{command} outputs={outputs} trainer.threads=1 tracking.uri=none", outputs
 

@@ -1,4 +1,4 @@
-"""One policy, every driver, one log: every policy of conf/, on a really trained toy pair.
+"""Every driver makes the same decisions, for every policy of conf/ on a trained toy pair.
 
 By script (virtual time for live drivers) the simulator, the live driver and the live driver behind real gRPC streams
 must say exactly the same; a simulation that looks tokens up in a trace must decide the same; and every log, that of a
@@ -61,7 +61,7 @@ POLICIES.remove("unset")
 
 
 def slots(file: Path) -> dict[str, str]:
-    """What a file of conf/ chooses besides itself."""
+    """The defaults that a file of conf/ chooses."""
     chosen = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", ())
     return {slot: choice for entry in chosen if isinstance(entry, dict) for slot, choice in entry.items()}
 

@@ -1,4 +1,4 @@
-"""The soak for one minute, with real processes and engines: so that it still runs when its ten minutes are wanted."""
+"""The soak for one minute, with real processes and engines."""
 
 import subprocess
 import sys

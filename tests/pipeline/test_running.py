@@ -1,4 +1,4 @@
-"""A job builds what is missing, and what it is told to build again."""
+"""A job builds missing and forced stages."""
 
 from pathlib import Path
 from typing import Any

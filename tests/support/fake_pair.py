@@ -24,7 +24,7 @@ from serving.messages import (
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
 LAYERS = 8
 ROW_NBYTES = 8192
-"""Of a hidden state."""
+"""Bytes of a hidden state."""
 
 
 def extend(prefix: int, token: int) -> int:

@@ -1,4 +1,4 @@
-"""What a host still holds for sessions; for the tests and for benchmarks/soak.
+"""The state that a host holds for sessions; for the tests and for benchmarks/soak.
 
 All of it is 0 once all sessions are over. Every dict, list, set and deque of a node is counted, whatever its name, so
 that a new table is counted too.
@@ -56,7 +56,7 @@ def in_chip(executor: Any, tensors: Any) -> Held:
 
 
 def in_driver(driver: RealTimeDriver) -> Held:
-    """What is due, and what is being computed."""
+    """Scheduled events, and work in progress."""
     return {"events": len(driver._heap), "work": driver._num_in_flight}
 
 

@@ -50,7 +50,7 @@ def read_until(process: Building, text: str) -> str:
 
 
 def rest_of(process: Building) -> str:
-    """What it says from here on, after being told to go on."""
+    """The rest of the process's output, after a line that lets it continue."""
     said, errors = process.communicate("go on\n", timeout=60)
     return said + errors
 

@@ -1,4 +1,4 @@
-"""Command lines as people type them: what they lead to, and what bad ones are told, before any work."""
+"""Command lines: their plans, and the errors of invalid ones before any work."""
 
 import json
 import os

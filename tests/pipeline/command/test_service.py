@@ -121,7 +121,7 @@ def test_a_service_gets_the_configured_setup_and_options(tmp_path: Path, monkeyp
 
 
 def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the page would be started with."""
+    """The arguments that the page would be started with."""
     called = []
 
     def run(config: Any, accelerator: str = "cpu") -> None:

@@ -1,4 +1,4 @@
-"""A slot's choice brings what it needs into any policy: one override makes a whole plan."""
+"""A slot's choice brings its stages into any policy's plan."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""State monitoring (HAT, section 3.2): Eq. 1 and 2, and what a link can carry as its receiver sees it."""
+"""State monitoring (HAT, section 3.2): Eq. 1 and 2, and the rate of a link as its receiver estimates it."""
 
 from collections.abc import Sequence
 
@@ -51,7 +51,7 @@ def test_the_batch_time_model_is_eq_2_and_never_decreases(batches: list[tuple[in
 def test_the_batch_time_update_is_the_nearest_line_through_the_new_value(
     batches: list[tuple[int, float]], turn_s: float
 ) -> None:
-    """By what it says at 256 rows more, and at none."""
+    """The distance is measured at 256 tokens more, and at none."""
     before, after = fed(batches[:-1]), fed(batches)
     assume(after.per_token_s > 0.0)
     assume(after.base_s > 0.0)
@@ -83,7 +83,7 @@ def test_the_first_batch_gives_no_slope() -> None:
 
 
 def heard(link: Link, messages: Sequence[tuple[float, int]], clock_s: float) -> LinkRate:
-    """What the receiver makes of messages (sent at, bytes), whose senders' clock is off by so much."""
+    """The receiver's estimate from messages (sent at, bytes) of a sender whose clock has an offset."""
     rate, channel = LinkRate(), link.channel("up", key(1, "link"))
     for at, nbytes in messages:
         rate.update(nbytes, at + clock_s, channel.arrival_s(nbytes, at))

@@ -1,4 +1,4 @@
-"""The token bookkeeping by table: what a verdict agrees on, what survives of drafts, caches and look-ahead."""
+"""The token bookkeeping by table: verdicts, and what they leave of drafts, caches and lookahead."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The live driver: by script the simulator's own log, through a thread and a transport too; on the wall, real time."""
+"""The real-time driver: the simulator's log with a scripted clock, also through a thread and a transport; real time."""
 
 import asyncio
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def test_with_a_scripted_clock_the_log_equals_the_simulators(name: str, detour: 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_on_the_wall_clock_every_request_is_answered_and_the_log_replays(name: str) -> None:
-    """Nothing is slept: the work of the fake pair takes no time here, and the link hardly any."""
+    """Without sleeping: the fake pair's work takes no time here, and the link hardly any."""
     w = world(policy(name), drive=lambda observers: RealTimeDriver(WallClock(), observers, "wall"))
     asyncio.run(played(w))
     assert set(w.endings().values()) == {"complete"}
@@ -64,7 +64,7 @@ def test_on_the_wall_clock_every_request_is_answered_and_the_log_replays(name: s
 
 
 def test_work_is_stretched_to_the_hardware() -> None:
-    """What the executor says is how long the chip is busy, one thing after the other."""
+    """The chip is busy for the executor's durations, one work after the other."""
     spans: list[tuple[float, float]] = []
 
     class Spans:

@@ -1,4 +1,4 @@
-"""Virtual time: the order of what happens at one instant, chips that are busy, links that keep their order."""
+"""Virtual time: the order of simultaneous events, busy chips, and links that keep their order."""
 
 import gc
 from collections.abc import Iterable

@@ -210,7 +210,7 @@ WRONG_NODES = {
 
 @pytest.mark.parametrize("match", WRONG_NODES)
 def test_tier_nodes_need_exactly_one_address_each(match: str) -> None:
-    """By both sides, before anything is trained."""
+    """Refused by cloud and device, before any training."""
     service = ServiceOptions(nodes=WRONG_NODES[match], node="nano-0")
     for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match=match):

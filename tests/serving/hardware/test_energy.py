@@ -22,7 +22,7 @@ OURS = {
 }  # fmt: skip
 """Milliseconds and joules a token."""
 NEEDED_MS = {"15W": 124.0, "30W": 62.0, "40W": 46.5, "MAXN": 46.5}
-"""What a token would have to take at the mode's whole budget."""
+"""The time of a token at the mode's whole power budget."""
 
 
 def decode_s(name: str, mode: str, share: float = 1.0) -> float:

@@ -76,7 +76,7 @@ class Turn:
         self.drafted = next(self._starts(StartWork), None)
 
     def _starts(self, kind: type) -> Iterator[int]:
-        """Where the work that is asked of the cloud, or of the device itself, begins."""
+        """The positions at which the work of the cloud, or of the device itself, begins."""
         for command in self.w.log.commands(kind):
             match command:
                 case SendMessage(_, Request() as request):

@@ -74,7 +74,7 @@ def prefix_of(tokens: list[int]) -> int:
 
 
 def guess_of(w: World, chunk: DraftDecision) -> str:
-    """What the waiting slot guessed of this chunk, and what became of it: told anew from the delivered text."""
+    """The outcome of the lookahead for this chunk, computed again from the delivered text."""
     call = next(call for call in w.calls if call.session == chunk.session)
     text = [*call.prompt, *w.text(chunk.session)]
     s = Session(call, 1)

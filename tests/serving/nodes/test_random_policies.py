@@ -107,7 +107,7 @@ SPLIT: dict[str, list[Any]] = SLOTS | {
     "kv_cache": [PrefixCaching(), PrefixCaching(100.0)],
     "placement": [UShapedPlacement(pipeline_stages=p, download=d) for p in (1, 2, 4) for d in ("all", "last")],  # type: ignore[arg-type]
 }
-"""Of a target whose first layers and head are on the device."""
+"""Slot choices for a target whose first layers and head are on the device."""
 TREES = SPLIT | {
     "draft": [MedusaDraft(MEDUSA)],
     "verify": [TreeVerify()],
@@ -118,7 +118,7 @@ TREES = SPLIT | {
 }
 FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES}
 SEEDS = {"whole": 100, "split": 25, "trees": 25}
-"""Of each hundred: the machine is the same, hops that are here are few."""
+"""How many of each hundred seeds are run."""
 
 
 def drawn(r: random.Random, family: str) -> Policy | None:
@@ -167,10 +167,10 @@ def mishap(w: World, r: random.Random) -> bool:
 
 
 class Unruly(Simulator):
-    """Its wires lose messages, say them twice, and let one overtake another: for a while or for ever.
+    """A simulator whose links lose, duplicate and reorder messages, for a while or for ever.
 
-    Behind a device's own hop they only say them twice: a middle hop, which hears no verdict, cannot tell a draft that
-    fell from the part of a prompt that should have replaced it, and no transport loses that part and goes on.
+    After a device's own hop they only duplicate: a middle hop, which gets no verdict, cannot distinguish a rejected
+    draft from the part of a prompt that should have replaced it, and no transport loses that part and continues.
     """
 
     def __init__(self, observers: Sequence[Observer], r: random.Random, family: str) -> None:

@@ -41,7 +41,7 @@ MOMENTS = [i * 0.013 for i in range(30)]
 @pytest.mark.parametrize("at", MOMENTS)
 @pytest.mark.parametrize("action", ["fail", "local"])
 def test_every_request_ends_whenever_the_cloud_is_lost(at: float, action: str) -> None:
-    """Also the moments at which no verdict is awaited: the loss is noticed when the next question is due."""
+    """Also while no verdict is awaited: the loss shows when the next request is due."""
     w = world(policy("sled", link_loss=LinkLoss(action), kv_cache=PrefixCaching()), devices=1, limit=30)  # type: ignore[arg-type]
     w.simulator.run(at)
     w.simulator.post(at, "device-0", PeerLost("cloud"))

@@ -110,7 +110,7 @@ def test_reserve_returns_true_for_a_new_session() -> None:
 
 
 def test_memory_is_reserved_for_the_longest_answer() -> None:
-    """In whole blocks, from the first pass on; the last token is never fed."""
+    """Memory in whole blocks, from the first pass on; the last token is never computed."""
     made = book(question("a", n=10, budget=5), question("b", n=3, budget=1))
     assert told(made, capacity=100).free_tokens == 100 - 14 - 3
     assert told(made, capacity=128, block=16).free_tokens == 128 - 16 - 16

@@ -287,7 +287,7 @@ IN_PARTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("override", IN_PARTS.values(), ids=IN_PARTS)
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: dict[str, Any]) -> None:
-    """All of its parts do: once the second followed the path that was."""
+    """All parts of the prompt pass it: once, the second part took the earlier path."""
     made, asked = tiered_setup(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
     calm = TieredRun(made, asked).run()
     _, doomed = of(calm, "s0")
@@ -313,7 +313,7 @@ def test_an_answer_lost_with_its_stream_is_requested_again(name: str, limit: int
 
 
 def cut(run: TieredRun, ends: set[str], down_s: float, up_s: float) -> None:
-    """What is sent between two parties in that time is lost, and both know."""
+    """Messages between the two nodes in that time are lost, and both nodes are notified."""
     stage, send = run.simulator, run.simulator._send
 
     def lossy(name: str, message: SendMessage) -> None:
@@ -329,7 +329,7 @@ def cut(run: TieredRun, ends: set[str], down_s: float, up_s: float) -> None:
 
 @pytest.mark.parametrize("name", ["hyperion", "hat"])
 def test_caches_of_a_lost_device_are_kept_for_its_lease_and_then_dropped(name: str) -> None:
-    """Also where its path begins on itself. When it is back it may count its rounds from 0."""
+    """Also if the path begins on the device. A device that is back may count attempts from 0."""
     topology = Topology(tiered_setup(tiers(1, 1), name, devices=1), LAYERS)
     worker, hop = topology.create_node("nano-0"), [hop.node for hop in topology.hops].index("nano")
     assert isinstance(worker, Worker)

@@ -1,4 +1,4 @@
-"""Early exit, adopted drafts and whole distributions: a trace says what the engine does, and what it costs."""
+"""Early exit, adopted drafts and full distributions: a replayed trace equals the engine, with its costs."""
 
 import random
 from dataclasses import replace

@@ -82,7 +82,7 @@ def test_a_fitted_run_has_the_traces_acceptance_and_informative_scores(model: Fi
 
 
 def test_lookahead_sees_the_targets_token_among_the_candidates(model: FittedAcceptance) -> None:
-    """In the made-up trace it is the second candidate of every wrong draft."""
+    """In the made-up trace the target's token is the second candidate of every wrong draft."""
     queries = model.make_queries(asked(1), Decoding(), 0)
     ahead = replace(setup("sled").policy, lookahead=Ahead())
     call = queries[0].request

@@ -1,4 +1,4 @@
-"""Playing a policy without clocks: the same decisions as with them."""
+"""Untimed runs make the decisions of timed ones."""
 
 from serving.outcomes.offline import CONCURRENT_SESSIONS, run_untimed
 from serving.runtimes import emulated

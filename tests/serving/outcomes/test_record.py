@@ -1,4 +1,4 @@
-"""TraceRecorder: what is interrupted goes on, what was saved is read again, and what is damaged is refused by name."""
+"""TraceRecorder: resuming, saving and loading, and the errors of damaged traces."""
 
 import json
 from dataclasses import dataclass, fields, replace

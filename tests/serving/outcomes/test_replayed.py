@@ -1,4 +1,4 @@
-"""A recorded trace against the models it was recorded from: one and the same run."""
+"""A run on a recorded trace equals the run on the recorded models."""
 
 import re
 from collections.abc import Mapping

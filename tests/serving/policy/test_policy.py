@@ -1,4 +1,4 @@
-"""What goes together in a policy, and what is refused with which words."""
+"""Valid policies, and the errors of incompatible slot choices."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -52,7 +52,7 @@ def test_emulated_time_is_that_of_the_named_hardware() -> None:
 
 
 def test_requests_that_never_end_are_named() -> None:
-    """Also where later calls of the closed loop never began."""
+    """Also if later requests of the closed loop never began."""
     from serving.drivers.simulator import Simulator
     from serving.messages import Event
 

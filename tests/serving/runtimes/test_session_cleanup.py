@@ -16,7 +16,7 @@ from tests.support.tiny_models import save_checkpoints
 
 
 def left_in(cloud: RunningHost) -> dict[str, int]:
-    """What a cloud holds for any device."""
+    """The state that a cloud holds for devices."""
     names = {"transport sessions": num_transport_sessions(cloud.host)}
     chip = in_chip(cloud.chip, cloud.tensors)
     return in_node(cloud.node) | chip | in_driver(cloud.driver) | in_streams(cloud.host) | names

@@ -47,7 +47,7 @@ async def answered(device: RunningHost, *sessions: str, limit: int = 24) -> None
 
 
 async def caught(parties: list[RunningHost]) -> tuple[RunningHost, RunningHost]:
-    """Of two that hold what they compute: the one that does, and the other, which goes on."""
+    """The host that holds its work, and the other of the two, which continues."""
     await until(lambda: any(party.chip.held.is_set() for party in parties))
     (busy,) = (party for party in parties if party.chip.held.is_set())
     (other,) = (party for party in parties if party is not busy)

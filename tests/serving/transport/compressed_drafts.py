@@ -1,4 +1,4 @@
-"""Drafts asked about twice over the real wire, with whole and with compressed distributions, on models of random
+"""Drafts sent twice over the real wire format, with full and with compressed distributions, on models of random
 weights and a real vocabulary; for the tests and for benchmarks/compression.py.
 """
 
@@ -49,10 +49,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Question:
-    """One chunk asked about with its whole distributions and with compressed ones."""
+    """One chunk verified with its full distributions and with compressed ones."""
 
     entropies: tuple[float, ...]
-    """Of the drafter's own distributions, in nats."""
+    """Entropies of the drafter's distributions, in nats."""
     whole: Size
     compressed: Size
     kept: tuple[int, ...]
@@ -76,7 +76,7 @@ def device_model(nats: float, hidden: int) -> Any:
 
 
 def _scale(logits: torch.Tensor, nats: float) -> float:
-    """By how much to multiply logits so that their mean entropy is `nats`, found by halving."""
+    """The factor by which logits get a mean entropy of `nats`, found by bisection."""
     low, high = 0.0, 16.0 / float(logits.std())
     for _ in range(12):
         middle = (low + high) / 2
@@ -112,7 +112,7 @@ class Pair:
         self._luggage = ReceivedTensors(self.cloud.tensor_store, Limits().tensors_nbytes)
 
     def questions(self, number: int, chunks: int, sampling: SamplingParams | None) -> Iterator[Question]:
-        """Of one session, chunk after chunk as the verdicts have it."""
+        """The chunks of one session, one after the other as verdicts commit them."""
         session, text = f"device-0/{number}", prompt(number).tolist()
         here = there = 0  # how long the caches are
         for round_ in range(chunks):
@@ -150,7 +150,7 @@ class Pair:
         return drafted, size, result.verdict
 
     def _through(self, message: Request) -> tuple[Size, SequenceSlice]:
-        """The rows as the other side reads them, their tensors in that side's store."""
+        """The slice as the receiver decodes it, with its tensors in the receiver's store."""
         frame = encode_message("device-0", "cloud-0", message, (self._pack, self._pack))
         arrived, carried = self._decoder.decode(frame)
         self._luggage.add(carried)

@@ -1,4 +1,4 @@
-"""ZeRO shares out a training and changes nothing of what it learns; what cannot be trained so is refused at once."""
+"""ZeRO trains the weights of one process; unsupported settings are refused at once."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def toy_cloud(toy_pair: tuple[Path, Path]) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def toy_workload(toy_corpus: Path) -> Workload:
-    """What a toy run is profiled on."""
+    """The workload that a toy run is profiled on."""
     tasks = TinyTasks(corpus=toy_corpus, split="validation")
     return Workload(dataset=tasks, num_prompts=12, max_prompt_tokens=192, max_new_tokens=12)
 

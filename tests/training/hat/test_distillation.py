@@ -1,4 +1,4 @@
-"""What is learned is Eq. 4, and Medusa's loss, of the right tokens."""
+"""The losses of adapter (Eq. 4) and Medusa heads, on the right tokens."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def batch(found: HiddenStateTrace) -> HiddenStateBatch:
 
 
 def drafted(model: DecomposedModel, tokens: Tensor, distillation: AdapterDistillation) -> Tensor:
-    """What the engine's draft model feeds its head with."""
+    """The hidden states that the engine's draft model passes to its head."""
     drafter = attach_adapter(model, 2, distillation.trained_module)
     stack = ModelRunner(drafter, model.vocab_size)
     hidden = stack.run(stack.embed(tokens.tolist()), [RunnerInput(SequenceCache(drafter, 0, 3), len(tokens))], 0, 3)

@@ -1,4 +1,4 @@
-"""The stages at toy size: what they write is served, and what is no better than none is refused."""
+"""The training stages at toy size: their artifacts are served, and useless ones are refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A trace holds what the engine computes, and says of which token."""
+"""A trace holds the engine's hidden states with their tokens."""
 
 from dataclasses import replace
 from pathlib import Path

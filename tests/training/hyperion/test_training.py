@@ -63,7 +63,7 @@ def test_the_served_network_equals_the_trained_one() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_training_begins_with_hypsched_s_rule(seed: int) -> None:
-    """Where the first node by far is clear."""
+    """Episodes in which the first node is clearly the best."""
     torch.manual_seed(seed)
     untrained, task = LearnedDispatch(TrainableDispatchNetwork(16).export()), Task("s", 64, 8, 72, 0)
     waiting = ((3.0, 0.2, 9.0), (5.0, 4.0, 0.5), (0.1, 2.0, 2.0))

@@ -107,7 +107,7 @@ def test_of_equal_columns_the_first_gets_the_whole_coefficient():
 
 
 def test_the_wake_up_time_is_separated_from_the_constant_by_drafts_of_several_passes():
-    """Of drafts of one to eight passes, all of a device that rests before each."""
+    """From drafts of one to eight passes on a device that wakes up before each draft."""
     true = LatencyModel(2e-5, 0, 0, 8e-4, layers=4, source="made up", head_token_s=1e-4, wake_s=9e-4)
     timings = []
     for shape in DRAFT_GRID.shapes(40, 12, 256, 0):

@@ -1,4 +1,4 @@
-"""A profile of a real engine, however fast this machine is: the whole artifact."""
+"""The artifact of a profile of a real engine, on a machine of any speed."""
 
 from __future__ import annotations
 

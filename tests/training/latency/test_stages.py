@@ -1,4 +1,4 @@
-"""WISP's tables and figures of a profile: rows that say what the artifact holds, and nothing else."""
+"""WISP's tables and figures of a profile: their rows hold the values of the artifact."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICK = ProfilingOptions(bootstraps=100)
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory) -> Path:
-    """Of made-up timings that are off by 2 %."""
+    """A profile of made-up timings with 2 % noise."""
     out = tmp_path_factory.mktemp("profile")
     cloud = ModelProfile("cloud", architecture("llama2_13b"), "nowhere", QUICK, made_up(0.02))
     write_profile(out, "made up", [cloud], {"processor": "none"})

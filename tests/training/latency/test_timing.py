@@ -1,4 +1,4 @@
-"""What is timed runs on fresh sessions, leaves nothing, and ends when its budget does."""
+"""Timed runs have fresh sessions, leave no state, and end with their budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is timed begins behind exactly the cached tokens, in a slot that need not grow."""
+"""Timed work begins after exactly the cached tokens, in a cache that need not grow."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def router(first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path_fa
 
 
 def choices(path: Path, states: RoutingStates, text: int) -> list[int]:
-    """What a model writes after each token of an answer, by `transformers`."""
+    """The next token of a model after each token of an answer, by `transformers`."""
     from transformers import AutoModelForCausalLM
 
     tokens, prompt = states.text_tokens(text)

@@ -1,4 +1,4 @@
-"""Logits and drafts by hand, and a toy pair against what `transformers` says of it."""
+"""Logits and drafts by hand, and a toy pair against `transformers`."""
 
 import json
 from dataclasses import dataclass

@@ -64,7 +64,7 @@ def test_how_often_the_most_important_drafts_are_cut() -> None:
 
 
 def test_scores_are_summarised_by_auc_and_correlation() -> None:
-    """Of drafts: doubt ranks one whole draft beside the last cut one, importance 0.6, 0.2, 0.2 against 0.1 and 0.3."""
+    """Doubt ranks one whole draft beside the last cut one, importance 0.6, 0.2, 0.2 against 0.1 and 0.3."""
     assert value(SCORE, "doubt of drafts", "auc") == pytest.approx(5.5 / 6)
     assert value(SCORE, "importance of drafts", "auc") == pytest.approx(4 / 6)
     assert value(SCORE, "doubt of tokens", "auc") == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Profiling stages on made-up records: what becomes of answers without a draft."""
+"""Profiling stages on made-up records, some without a draft."""
 
 from pathlib import Path
 from types import SimpleNamespace

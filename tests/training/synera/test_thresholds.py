@@ -1,4 +1,4 @@
-"""From judged chunks to c_th and alpha, by hand."""
+"""c_th and alpha from verified chunks, by hand."""
 
 import pytest
 

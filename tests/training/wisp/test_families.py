@@ -1,4 +1,4 @@
-"""Every family learns the same samples, says the same twice, and refuses what it cannot be."""
+"""Every family learns from the same samples, is reproducible, and refuses invalid options."""
 
 import json
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""The network is trained to what it is served as; a predictor that is no better than none is refused."""
+"""The served predictor equals the trained network; a useless predictor is refused."""
 
 from dataclasses import replace
 from pathlib import Path

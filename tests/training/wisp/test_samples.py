@@ -1,4 +1,4 @@
-"""Traces of judged windows, their samples, and what is left of them, by hand."""
+"""Traces of verified windows and their samples, by hand."""
 
 from pathlib import Path
 

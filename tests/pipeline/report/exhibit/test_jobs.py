@@ -1,4 +1,4 @@
-"""What a sweep hears of its jobs besides what they served: the numbers of the stages behind them."""
+"""The metrics of a job's stages in a sweep."""
 
 import json
 

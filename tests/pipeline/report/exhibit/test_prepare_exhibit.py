@@ -1,4 +1,4 @@
-"""What is refused before the first job of a sweep, and what is not."""
+"""Exhibits that are refused before the first job of a sweep."""
 
 import re
 from typing import Any
@@ -30,7 +30,7 @@ PARAMS = {"+variant": "cloud,no_lookahead", "+pair": "small", "training.seed": "
 def asked(
     exhibit: str = EXHIBIT, *words: str, sweeper: str = "x.BasicSweeper", goal: str = "serve"
 ) -> SweepExhibit | None:
-    """What a multirun with these words on its command line makes of an exhibit."""
+    """The exhibit that a multirun with these command-line words prepares."""
     hydra: dict[str, Any] = {
         "sweeper": {"_target_": sweeper, "params": PARAMS},
         "overrides": {"task": list(words)},

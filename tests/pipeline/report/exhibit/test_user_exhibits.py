@@ -1,4 +1,4 @@
-"""Exhibits and variants as people declare them: through the command line, with conf/ of their own."""
+"""Exhibits and variants of a user's configuration folder, through the command line."""
 
 import sys
 from collections.abc import Callable

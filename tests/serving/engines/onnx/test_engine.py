@@ -1,4 +1,4 @@
-"""The device's engine on onnxruntime beside the one on torch: the same works, the same outcomes and loads."""
+"""The device's engine on onnxruntime has the outcomes and loads of the one on torch."""
 
 from dataclasses import replace
 from pathlib import Path

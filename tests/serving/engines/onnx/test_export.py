@@ -1,4 +1,4 @@
-"""Graphs beside `transformers`, for every architecture; what is refused, and how a failure is told."""
+"""Exported graphs against `transformers`, for every architecture; refusals and errors."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Which weights a graph was exported from, by what their files hold."""
+"""The digest of the weights that a graph was exported from."""
 
 import os
 from pathlib import Path

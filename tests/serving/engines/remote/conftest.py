@@ -60,7 +60,7 @@ def tokenizer(pair: tuple[Path, Path]) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def brain(pair: tuple[Path, Path]) -> Callable[[tuple[int, ...]], int]:
-    """What the large model of the pair writes next, greedily, by `transformers` alone."""
+    """The greedy next token of the pair's large model, by `transformers` alone."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -57,7 +57,7 @@ class FakeServer:
     """Certificate and key: then it speaks TLS."""
     faults: deque[Any] = field(default_factory=deque)
     asked: list[dict[str, Any]] = field(default_factory=list)
-    """All questions to write, refused ones and faults included."""
+    """All completion requests, including refused and failed ones."""
     wrong: list[str] = field(default_factory=list)
     """Why questions were refused."""
 

@@ -248,7 +248,7 @@ RIGHT_TO_LEFT = "\u202e"
 def test_a_servers_message_is_quoted_briefly_and_without_the_key(
     fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, said: str, fault: Any
 ) -> None:
-    """Also where only a part of the key would be left of it."""
+    """Also where the quotation would be cut inside the key."""
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
     fake.faults = deque([fault(said)])
     with pytest.raises(RemoteError) as told:

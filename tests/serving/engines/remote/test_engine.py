@@ -1,4 +1,4 @@
-"""A server in the place of an engine: the same outcomes as the torch engine's, work by work and text by text."""
+"""A server as engine: the outcomes and texts of the torch engine."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A real llama.cpp server with a checkpoint of ours, converted: token for token what torch writes."""
+"""A real llama.cpp server with a converted checkpoint writes the tokens of torch."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def url(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where it listens; it shows a key and is called `large`."""
+    """The URL of a llama.cpp server with a key and the model name `large`."""
     why = "xllamacpp and gguf are not installed (the extra llama_cpp): no real llama.cpp server is tested"
     xllamacpp = pytest.importorskip("xllamacpp", reason=why)
     pytest.importorskip("gguf", reason=why)

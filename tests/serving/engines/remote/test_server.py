@@ -1,4 +1,4 @@
-"""What a server's options refuse, and how long its client waits."""
+"""Options of a remote server, and the pauses of its client."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A model that two processes share, against the same one in this process alone."""
+"""A model sharded over two processes against the same model in one process."""
 
 import multiprocessing as mp
 import os
@@ -29,7 +29,7 @@ VARIANTS = ("llama_yarn", "qwen2_mixed", "qwen3", "mistral", "phi3", "phi3_longr
 
 @pytest.fixture
 def logits(monkeypatch):
-    """All that heads say in this process."""
+    """All logits, computed in this process."""
     said, plain = [], ModelRunner.apply_lm_head
 
     def spy(self, normed):
@@ -135,7 +135,7 @@ def ends_with_its_follower(engine, team):
 
 
 def test_a_model_on_two_processes_answers_as_on_one_until_a_process_dies(saved, logits):
-    """All in one: to start a process takes seconds."""
+    """One test for several assertions, since starting a process takes seconds."""
     path = saved("llama")
     with shared(path) as (model, team):
         assert (model.kv_heads, load_model(path).kv_heads) == (1, 2)

@@ -1,4 +1,4 @@
-"""A shared model where others are: opened as a pair's, and served by the pipeline."""
+"""A sharded model, loaded as part of a pair and served by the pipeline."""
 
 import os
 import subprocess

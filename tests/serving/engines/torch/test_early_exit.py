@@ -191,7 +191,7 @@ def test_check_layers_are_spaced_as_the_rule_says(last, checks, depth, layers):
 
 
 def test_importance_depends_on_the_text_and_not_on_exits(engine):
-    """It is that of the layers that always run: here the first, below every check."""
+    """Importance is read in layers that always run: here the first, below every check."""
     early, _ = draft(engine, cap=5, rule=AT_ONCE)
     seen, _ = draft(engine, (*PROMPT, *early.tokens[:-1]), 0, NEVER, "b", num_adopted_drafts=5)
     assert seen.scores["importance"] == pytest.approx(early.scores["importance"], abs=1e-5)

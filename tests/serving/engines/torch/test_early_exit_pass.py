@@ -1,4 +1,4 @@
-"""Rows that leave early, wait, and are taken along: whatever came before, a layer's output is the unsplit model's."""
+"""Tokens that exit early, are suspended and continued: every layer's output is the whole model's."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The engine as nodes use it: sessions, what is recomputed, what each pass is said to have done."""
+"""The engine as nodes use it: sessions, recomputation, and the loads of passes."""
 
 import copy
 

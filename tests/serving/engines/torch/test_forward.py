@@ -1,4 +1,4 @@
-"""Hops: verdicts, hidden states between spans, trees, and what is refused."""
+"""Forward work: verdicts, hidden states between spans, trees, and refusals."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Hidden states in the numbers in which they cross a link, and back."""
+"""Encoding and decoding of hidden states for a link."""
 
 from typing import Any
 

@@ -107,7 +107,7 @@ class Chip:
 
 @pytest.fixture(scope="module")
 def model(causal):
-    """It always writes token 0, so that drafts stand and fall as a test likes."""
+    """A model that always writes token 0, so that a test decides which drafts are accepted."""
     model = decompose(copy.deepcopy(causal("llama", num_hidden_layers=1)))
     model.lm_head.weight.zero_()
     return model

@@ -1,4 +1,4 @@
-"""Real models under a device that drafts ahead, leaves layers early and weighs its drafts: as if it did neither."""
+"""Lookahead, early exit and importance on real models change neither drafts nor text."""
 
 import itertools
 

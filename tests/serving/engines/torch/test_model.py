@@ -1,4 +1,4 @@
-"""Opening checkpoints, and what is said of those that cannot be used."""
+"""Loading checkpoints, and the errors of unusable ones."""
 
 import json
 

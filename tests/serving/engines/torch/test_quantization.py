@@ -35,7 +35,7 @@ def saved(causal, tmp_path):
 
 
 def stored(model):
-    """What the linear layers of the blocks are, and the dtypes of their weights."""
+    """The classes of the blocks' linear layers and the dtypes of their weights."""
     modules = [m for layer in model.layers for m in layer.modules() if isinstance(m, nn.Linear)]
     return {type(m).__name__ for m in modules}, {m.weight.dtype for m in modules}
 

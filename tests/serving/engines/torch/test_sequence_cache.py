@@ -1,4 +1,4 @@
-"""Slots: growth, roll-back, survivors of a tree, and holes."""
+"""Sequence caches: growth, roll-back, accepted tree nodes, and holes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A target in parts that different engines hold: the device's two ends, the cloud's stages, against the whole model."""
+"""A target split over engines, the device's two ends and the cloud's stages, against the whole model."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def saved(causal, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def written(causal):
-    """What each writes behind the prompt."""
+    """The text that each model writes after the prompt."""
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     return {
         v: tuple(causal(v).generate(torch.tensor([PROMPT]), **options)[0, len(PROMPT) :].tolist()) for v in VARIANTS
@@ -65,7 +65,7 @@ def written(causal):
 
 @pytest.fixture
 def logits(monkeypatch):
-    """All that heads say."""
+    """All logits."""
     said, plain = [], ModelRunner.logits
 
     def spy(self, hidden):
@@ -87,7 +87,7 @@ class Route:
         self.clouds = [TorchEngine(whole.restricted_to(h.span), **options) for h in self.hops if h.node != DEVICE_TIER]
 
     def ask(self, *asked, probes=()):
-        """Of a batch that keeps together the verdicts, by session."""
+        """Verdicts by session, of a batch."""
         tokens = {rows.session: rows.tokens[len(rows.tokens) - rows.num_drafts :] for rows in asked}
         for hop, engine in zip(self.hops, (self.device, *self.clouds, self.device), strict=True):
             if hop.span.lm_head:

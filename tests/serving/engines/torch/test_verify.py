@@ -1,4 +1,4 @@
-"""Verdict rules, and that speculative sampling cannot be told from the target alone."""
+"""Acceptance rules, and that speculative sampling has the target's distribution."""
 
 import pytest
 import torch

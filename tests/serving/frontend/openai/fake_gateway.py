@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FakeTokenizer:
-    """What the endpoint uses of `serving.engines.tokenizer.Tokenizer`."""
+    """The part of `serving.engines.tokenizer.Tokenizer` that the endpoint uses."""
 
     def __init__(self) -> None:
         self.hf = byte_level()

@@ -11,7 +11,7 @@ def shown(stops: tuple[str, ...], pieces: list[str]) -> str:
 
 
 def expected(stops: tuple[str, ...], text: str) -> str:
-    """By the definition: the shortest beginning of the text that ends with a stop string, without that string."""
+    """The definition: the shortest beginning of the text that ends with a stop string, without that string."""
     for end in range(len(text) + 1):
         met = [stop for stop in stops if text[:end].endswith(stop)]
         if met:

@@ -18,7 +18,7 @@ CHROMIUM = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 PLACE = "[...document.activeElement.parentElement.children].indexOf(document.activeElement)"
-"""Of the focused token in its answer."""
+"""The position of the focused token in its answer."""
 LONG = 400
 """Tokens: seconds on the named device."""
 

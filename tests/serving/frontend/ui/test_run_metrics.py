@@ -1,4 +1,4 @@
-"""What a run is counted as, and what its words say of it."""
+"""The metrics of a run and their descriptions."""
 
 from serving.frontend.ui.run_metrics import RunMeter
 from serving.metrics.recorder import SessionRecord

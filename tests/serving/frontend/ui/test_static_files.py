@@ -1,4 +1,4 @@
-"""The files that a browser gets: nothing of the page is elsewhere."""
+"""The page's static files, which refer to no other server."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What is observed of a run, and that no state of it remains."""
+"""The token trace of a run, which leaves no state."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ from tests.support.tiny_models import save_checkpoints
 
 PROMPT = "where is the red key"
 WIDTH = 16
-"""Of the tiny checkpoints' hidden states."""
+"""Width of the tiny checkpoints' hidden states."""
 PF = REPORTED_FACTORS["llama2_13b"]
 
 Event = tuple[str, dict[str, Any]]

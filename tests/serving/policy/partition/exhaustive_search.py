@@ -1,4 +1,4 @@
-"""Small instances, and every split of them with what it costs, by plain sums: what the strategies are held to.
+"""Small instances, and every split of them with its costs by plain sums, as a reference for the strategies.
 
 Figures are whole eighths, so that all sums are exact and ties are ties.
 """

@@ -1,4 +1,4 @@
-"""How a model is divided over a testbed: what a tier's speed is taken to be, and what follows for the paper's."""
+"""How a model is divided over a testbed: the speeds of tiers, and the paper's divisions."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -55,7 +55,7 @@ def test_flops_are_the_blocks_over_the_tops_times_the_chips() -> None:
 
 
 def test_bandwidth_capacities_count_reads_of_the_weights() -> None:
-    """Of the embedding, which the first block holds, one row is read a pass; the head is read whole."""
+    """A pass reads one row of the embedding, which the first block holds, and the whole head."""
     made = division(capacity="bandwidth", new_tokens=10, tiers={"a": Tier(fleet(AGX))})
     row = made.problem().block_s[0]
     block = architecture("llama3_8b").part(1, embedding=False, lm_head=False).weights_nbytes("fp16")

@@ -16,7 +16,7 @@ many = settings(max_examples=500, deadline=None)
 
 
 def chosen(split: PartitionStrategy, problem: PartitionProblem, splits: list[Found]) -> Found | None:
-    """What it chose, which is one of them; None where there is none, which it says, and of which tier."""
+    """The split that the strategy chose among all; None if it refused, with the tier, because there is none."""
     if not splits:
         with pytest.raises(ValueError, match=r"^partition: ") as refused:
             split.solve(problem)

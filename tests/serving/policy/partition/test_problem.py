@@ -1,4 +1,4 @@
-"""What a problem is, and what is said where there is no split."""
+"""Partition problems, and the errors where there is no split."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What each strategy does on instances that can be checked by hand, the paper's among them."""
+"""Each strategy on instances that can be checked by hand, the paper's among them."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_hypsplit_on_the_paper_s_orins(blocks, gbps, ends):
 
 
 def test_hypsplit_finds_a_split_where_the_printed_algorithm_returns_null():
-    """All splits lie within epsilon below the upper bound, so no tau that it tries is feasible, or none is tried."""
+    """All splits lie within epsilon below the upper bound, so that no tried tau is feasible, or none is tried."""
     problem = alike(2, (0.5, 1.0))
     assert tau_bounds_s(problem) == (0.5, 2.0)
     assert HypSplit(epsilon_s=5.0).solve(problem) == (1, 2)

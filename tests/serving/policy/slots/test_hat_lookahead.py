@@ -1,4 +1,4 @@
-"""What HAT's device prepares for while the cloud verifies (section 3.5): which verdicts, how far, and to what end."""
+"""HAT's lookahead while the cloud verifies (section 3.5): the assumed verdicts and the number of steps."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Token routing on real nodes and small random models: whose token is whose, and what is computed for it."""
+"""Token routing on simulated nodes and small random models: the origin of each token and its cost."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -155,7 +155,7 @@ def test_a_request_may_set_its_threshold_or_small_only(pair: tuple[Path, Path], 
 
 
 def test_the_opposite_side_routes_the_other_tokens(pair: tuple[Path, Path], router: TokenRouter) -> None:
-    """Of the first token of each answer, which nothing was routed before."""
+    """The score of each answer's first token, before which no token was routed."""
     first = []
     for side in ("below", "above"):
         chosen = replace(router, side=side)

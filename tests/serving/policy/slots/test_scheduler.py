@@ -1,4 +1,4 @@
-"""What schedulers pick, by table: rows as `session: left` or `session: left/check`."""
+"""The batches of schedulers, by table: requests as `session: left` or `session: left/check`."""
 
 from collections.abc import Mapping
 from dataclasses import replace

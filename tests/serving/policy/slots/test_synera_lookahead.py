@@ -1,4 +1,4 @@
-"""What the device prepares for while the cloud verifies (Synera, section 4.4): position and token by hand."""
+"""Synera's lookahead while the cloud verifies (section 4.4): position and token by hand."""
 
 from collections import Counter
 from typing import Any

@@ -50,7 +50,7 @@ class Kernel:
         return ""
 
     def on(self, device):
-        """What was done to a device, looking apart."""
+        """The commands that changed a device, without queries."""
         return [told for told in self.told if f"dev {device} " in f"{told} " and "show" not in told]
 
 
