@@ -1,4 +1,4 @@
-"""The format of trained artifacts: a JSON header, and weights by name in a safetensors file beside it."""
+"""The format of trained and recorded artifacts: a JSON header, and arrays by name in a safetensors file beside it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,27 @@ class ArtifactFormat:
     """The configuration key whose value is the artifact's folder."""
     stage: str = "train"
     """The stage that builds the artifact."""
+    version: int = 1
 
-    def save(self, folder: Path, header: Mapping[str, Any], weights: Mapping[str, Floats] | None = None) -> None:
+    def save(self, folder: Path, header: Mapping[str, Any], weights: Mapping[str, NDArray[Any]] | None = None) -> None:
         if weights is not None:
             from safetensors.numpy import save_file
 
             save_file({name: np.ascontiguousarray(each) for name, each in weights.items()}, folder / self.weights_file)
-        (folder / self.header_file).write_text(json.dumps(header, indent=1), encoding="utf-8")
+        text = json.dumps({"version": self.version, **header}, indent=1)
+        (folder / self.header_file).write_text(text, encoding="utf-8")
 
-    def read_header(self, folder: Path) -> Any:
-        """Raises ValueError when the header is missing or not JSON."""
-        return self._read(folder / self.header_file, lambda file: json.loads(file.read_text(encoding="utf-8")))
+    def read_header(self, folder: Path) -> dict[str, Any]:
+        """Raises ValueError when the header is missing, not JSON, or of another version."""
+        return self._read(folder / self.header_file, self._parse_header)
 
-    def read_weights(self, folder: Path) -> dict[str, Floats]:
+    def _parse_header(self, file: Path) -> dict[str, Any]:
+        header: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if (found := header.pop("version", 1)) != self.version:
+            raise ValueError(f"it is of version {found}, this code reads {self.version}")
+        return header
+
+    def read_weights(self, folder: Path) -> dict[str, NDArray[Any]]:
         """Raises ValueError when the weights are missing or damaged."""
         from safetensors.numpy import load_file
 
@@ -63,9 +71,7 @@ class ArtifactFormat:
             raise self._unreadable(file, problem) from None
 
     def _unreadable(self, file: Path, problem: Exception) -> ValueError:
-        return ValueError(
-            f"{self.kind} {file} cannot be read ({problem!r}); {self.stage} again with stage={self.stage}"
-        )
+        return ValueError(f"{self.kind} {file} cannot be read ({problem!r}); make it again with stage={self.stage}")
 
 
 def digest(weights: Mapping[str, Floats]) -> str:

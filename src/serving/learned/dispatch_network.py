@@ -19,7 +19,6 @@ from serving.messages import LoadReport
 
 HEADER, WEIGHTS = "dispatcher.json", "dispatcher.safetensors"
 FORMAT = ArtifactFormat("dispatcher", HEADER, WEIGHTS, "policy.dispatch.dispatcher.path")
-VERSION = 1
 MESSAGE_ROUNDS = 2
 TASK_FEATURES = ("rows", "steps", "nodes")
 """The task vertex: t / (t + 64) of its t tokens, p / (p + 8) of its p passes, 1 / K for K nodes."""
@@ -142,7 +141,6 @@ class DispatchNetwork:
     def save(self, folder: Path) -> None:
         """Writes dispatcher.json and dispatcher.safetensors."""
         header = {
-            "version": VERSION,
             "family": "graph",
             "graph": _GRAPH,
             "hidden_size": self.hidden_size,
@@ -175,8 +173,6 @@ def load(path: Path) -> DispatchNetwork:
 
 
 def _from_header(header: Mapping[str, Any], saved: dict[str, Floats]) -> DispatchNetwork:
-    if header["version"] != VERSION:
-        raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
     if header["graph"] != _GRAPH:
         raise ValueError(f"its graph is {header['graph']}, this code reads {_GRAPH}")
     found = DispatchNetwork(

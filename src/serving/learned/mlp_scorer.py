@@ -9,8 +9,6 @@ from serving.core.scores import LOGIT_SCORES
 from serving.learned.artifact import ArtifactFormat, check_digest
 from serving.learned.mlp import NumpyMLP, layers_from
 
-VERSION = 2
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MLPScorer(NumpyMLP):
@@ -38,7 +36,6 @@ class MLPScorer(NumpyMLP):
 
     def save(self, folder: Path) -> None:
         header = {
-            "version": VERSION,
             "features": self._features,
             "layers": [len(bias) for _, bias in self.layers],
             "sha256": self.digest,
@@ -53,8 +50,6 @@ class MLPScorer(NumpyMLP):
         """
         header, saved = cls.files.read_header(folder), cls.files.read_weights(folder)
         with cls.files.parsing(folder):
-            if header["version"] != VERSION:
-                raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
             layers = layers_from(saved, len(header["layers"]))
             more = {each.name: _typed(header[each.name], each.default) for each in cls._header_fields()}
             found = cls(layers, saved["mean"], saved["std"], **more)

@@ -1,6 +1,5 @@
 """Outcomes from a model of acceptance that was fitted to a trace: a Markov chain, and scores resampled with it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from serving.core.decoding import Decoding
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.deployment.queries import Query
+from serving.learned.artifact import ArtifactFormat
 from serving.learned.medusa import CandidateRanks
 from serving.messages import EarlyExitRule
 from serving.outcomes.constant import numbered_queries, sampled_engines
@@ -123,8 +123,10 @@ def _sample(
     return pool[int(uniform(draws.stream, position, purpose) * len(pool))]
 
 
-VERSION = 2
 HEADER_FILE, TENSORS_FILE, ACCEPTED_NODES = "fitted.json", "pools.safetensors", "stems"
+FORMAT = ArtifactFormat(
+    "fitted acceptance", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "fit_outcomes", version=2
+)
 
 
 @dataclass(frozen=True)
@@ -194,14 +196,11 @@ class FittedAcceptance:
 def save(out: Path, fitted: FittedAcceptance) -> None:
     """Writes the model into a folder."""
     import numpy as np
-    from safetensors.numpy import save_file
 
     pools = dict(zip(DRAFT_KINDS, fitted.pools.rows, strict=True)) | {"attention": fitted.pools.attention}
     if fitted.pools.last_accepted_nodes:
         pools[ACCEPTED_NODES] = tuple((node,) for node in fitted.pools.last_accepted_nodes)
-    save_file({name: np.array(rows, np.float32) for name, rows in pools.items()}, out / TENSORS_FILE)
     header = {
-        "version": VERSION,
         "probabilities": asdict(fitted.probabilities),
         "max_draft_len": fitted.pools.max_draft_len,
         "layers": fitted.layers,
@@ -212,7 +211,7 @@ def save(out: Path, fitted: FittedAcceptance) -> None:
         "medusa_tree": fitted.medusa_tree,
         "scorer_digests": fitted.scorer_digests,
     }
-    (out / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
+    FORMAT.save(out, header, {name: np.array(rows, np.float32) for name, rows in pools.items()})
 
 
 def load(
@@ -221,27 +220,15 @@ def load(
     """Reads what the stage `serving.stages.fit_outcomes` wrote.
 
     `prompt_lengths` replaces the recorded lengths of prompts; with `full_length_answers` all answers are as long as the
-    workload allows. Raises ValueError that names the folder when it is missing, cut off or inconsistent.
+    workload allows. Raises ValueError that names the file when it is missing, cut off or inconsistent.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        header = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
-        fitted = _parsed(header, load_file(path / TENSORS_FILE))
-    except OSError:
-        raise ValueError(
-            f"there is no fitted acceptance in {path}; runtime.outcomes.path names a folder that stage=fit_outcomes "
-            "made"
-        ) from None
-    except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as problem:
-        raise ValueError(f"fitted acceptance {path} cannot be read ({problem!r}); fit it again") from None
+    header, arrays = FORMAT.read_header(path), FORMAT.read_weights(path)
+    with FORMAT.parsing(path):
+        fitted = _parsed(header, arrays)
     return replace(fitted, prompt_lengths=prompt_lengths, full_length_answers=full_length_answers)
 
 
 def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
-    if (version := header.get("version", 1)) != VERSION:
-        raise ValueError(f"it is of version {version}, this code reads {VERSION}")
     depth, trained = header["max_draft_len"], tuple(header["scorer_digests"])
     for name, array in arrays.items():
         width = (

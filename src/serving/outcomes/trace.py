@@ -3,7 +3,6 @@
 On disk: `trace.json` has the header, `trace.safetensors` the tables, `tokenizer/` the tokenizer.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -13,14 +12,15 @@ from typing import Any, cast
 
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
+from serving.learned.artifact import ArtifactFormat
 from serving.learned.medusa import CandidateRanks
 from serving.messages import EarlyExitRule, GenerationRequest
 from serving.outcomes.outcomes import describe_exit
 from serving.workload.prompt import Prompt
 
-VERSION = 2
 NUM_TOP_CANDIDATES = 3
 HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR = "trace.json", "trace.safetensors", "tokenizer"
+FORMAT = ArtifactFormat("trace", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "record_outcomes", version=2)
 _SCORE = "score."
 """Begins the names of the saved tables of `TraceTables.scores`."""
 _HEADER_FIELDS = (
@@ -197,46 +197,32 @@ class OutcomeTrace:
 def save_trace(out: Path, trace: OutcomeTrace) -> None:
     """Writes the trace into a folder."""
     import numpy as np
-    from safetensors.numpy import save_file
 
     sessions = [asdict(session) for session in trace.sessions]
     texts = [session.pop("token_ids") for session in sessions]
     for session, token_ids in zip(sessions, texts, strict=True):
         session["num_tokens"] = len(token_ids)
         del session["first_row"]
-    header = {"version": VERSION, **{name: getattr(trace, name) for name in _HEADER_FIELDS}, "sessions": sessions}
+    header = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
     header["exit_rule"] = asdict(trace.exit_rule) if trace.exit_rule else None
-    arrays = {"token_ids": np.array([token for text in texts for token in text], np.int32), **_arrays(trace.tables)}
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, out / TENSORS_FILE)
-    (out / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
+    token_ids = np.array([token for text in texts for token in text], np.int32)
+    FORMAT.save(out, header, {"token_ids": token_ids, **_arrays(trace.tables)})
 
 
 def load_trace(path: Path) -> OutcomeTrace:
     """Reads what `save_trace` wrote.
 
-    Raises ValueError that names the folder when it is missing, cut off or inconsistent.
+    Raises ValueError that names the file when it is missing, cut off or inconsistent.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        header = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
-        if (version := header.pop("version", 1)) != VERSION:
-            raise ValueError(f"it is of version {version}, this code reads {VERSION}")
-        arrays = load_file(path / TENSORS_FILE)
+    header, arrays = FORMAT.read_header(path), FORMAT.read_weights(path)
+    with FORMAT.parsing(path):
         text = arrays.pop("token_ids").tolist()
         header["exit_rule"] = EarlyExitRule(**header["exit_rule"]) if header["exit_rule"] else None
         header["medusa_tree"] = tuple(tuple(ranks) for ranks in header["medusa_tree"])
         header["stop_tokens"] = tuple(header["stop_tokens"])
         trace = OutcomeTrace(_sessions(header.pop("sessions"), text), _tables(arrays), **header)
         _check(trace, len(text))
-    except OSError:
-        raise ValueError(
-            f"there is no trace in {path}; runtime.outcomes.path names a folder that stage=record_outcomes made"
-        ) from None
-    except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as problem:
-        raise ValueError(f"trace {path} cannot be read ({problem!r}); record it again") from None
-    return trace
+        return trace
 
 
 def join_traces(parts: Sequence[OutcomeTrace]) -> OutcomeTrace:

@@ -190,14 +190,14 @@ def test_a_saved_acceptance_model_is_loaded(model: FittedAcceptance, tmp_path: P
 
 
 def test_a_damaged_artifact_is_refused(model: FittedAcceptance, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no fitted acceptance in .*; runtime\.outcomes\.path names a folder"):
+    with pytest.raises(ValueError, match=r"there is no .*fitted.json; runtime\.outcomes\.path names a folder"):
         fitted.load(tmp_path)
     fitted.save(tmp_path, model)
     header = tmp_path / fitted.HEADER_FILE
     header.write_text(
         header.read_text(encoding="utf-8").replace('"max_draft_len": 4', '"max_draft_len": 5'), encoding="utf-8"
     )
-    with pytest.raises(ValueError, match=r"attention has the shape .*; its rows have 11 numbers.*fit it again"):
+    with pytest.raises(ValueError, match=r"attention has the shape .*; its rows have 11 numbers.*make it again with stage=fit_outcomes"):
         fitted.load(tmp_path)
 
 

@@ -218,10 +218,10 @@ def _no_prompt(folder: Path) -> None:
 def test_a_damaged_trace_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
     save_trace(tmp_path, trace())
     damage(tmp_path)
-    with pytest.raises(ValueError, match=rf"trace .*{message}.*record it again"):
+    with pytest.raises(ValueError, match=rf"trace .*{message}.*make it again with stage=record_outcomes"):
         load_trace(tmp_path)
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no trace in .*; runtime\.outcomes\.path names a folder"):
+    with pytest.raises(ValueError, match=r"there is no .*trace.json; runtime\.outcomes\.path names a folder"):
         load_trace(tmp_path)
