@@ -25,9 +25,7 @@ class RejectionPredictor(MLPScorer):
     """The rule by which the threshold was chosen."""
     name: ClassVar[str] = ACCEPTANCE
     feature_kind: ClassVar[Literal["scores"]] = "scores"
-    files: ClassVar[ArtifactFormat] = ArtifactFormat(
-        "predictor", HEADER, WEIGHTS, "policy.draft.scorer.path", version=2
-    )
+    files: ClassVar[ArtifactFormat] = ArtifactFormat("predictor", HEADER, WEIGHTS, "policy.draft.scorer.path")
 
     def __post_init__(self) -> None:
         super().__post_init__()
