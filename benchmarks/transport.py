@@ -64,15 +64,18 @@ def median_us(call: Callable[[], object]) -> float:
     return median(timeit.repeat(call, number=number, repeat=ROUNDS, timer=time.process_time)) / number * 1e6
 
 
+def encode(sender: str, to: str, message: Message, hidden: torch.Tensor | None) -> bytes:
+    return encode_message(sender, to, message, [] if hidden is None else [tensors.pack(hidden)])
+
+
 def print_codec() -> None:
     for name, (sender, to, message, hidden) in messages().items():
-        pack = None if hidden is None else (lambda _, states=hidden: tensors.pack(states),) * 2
         known = PeerExpectations(VOCAB_SIZE, HIDDEN_SIZE, HOPS)
-        decoder = FrameDecoder(Limits(), known, with_tensors=pack is not None)
-        encode = partial(encode_message, sender, to, message, pack)
-        frame = encode()
+        decoder = FrameDecoder(Limits(), known, with_tensors=hidden is not None)
+        encoded = partial(encode, sender, to, message, hidden)
+        frame = encoded()
         decoded_us = median_us(partial(decoder.decode, frame))
-        print(f"{name}: {len(frame):,} bytes, encoded in {median_us(encode):.1f} us, decoded in {decoded_us:.1f} us")
+        print(f"{name}: {len(frame):,} bytes, encoded in {median_us(encoded):.1f} us, decoded in {decoded_us:.1f} us")
 
 
 @dataclass

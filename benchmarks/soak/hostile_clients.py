@@ -27,7 +27,7 @@ def hostile_frames(r: random.Random) -> list[bytes]:
     hello = Hello((name,), "soak", r.random() < 0.5, boot_id="b").encoded
     rows = SequenceSlice(f"of-{name}", 0, 3, (1, 2, r.randrange(1 << 20)), 1, "greedy")
     route = (Hop("cloud", Span(0, r.randrange(1, 40), embedding=True, lm_head=True)),)
-    request = encode_message(name, "cloud-0", Request(0, rows, route, 0, ("cloud-0",), name), None)
+    request = encode_message(name, "cloud-0", Request(0, rows, route, 0, ("cloud-0",), name))
     kind = r.randrange(4)
     if kind == 0:
         return [r.randbytes(r.randrange(300))]

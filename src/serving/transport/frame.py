@@ -6,7 +6,7 @@ languages.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib import metadata
@@ -25,7 +25,6 @@ PROTOCOL = 6
 """Raised by every change of what travels; hosts of different protocols refuse each other."""
 _LENGTH_NBYTES = 4
 
-TensorPacker: TypeAlias = Callable[[TensorRef], PackedTensor]
 ReceivedTensor: TypeAlias = tuple[TensorRef, PackedTensor]
 
 
@@ -112,20 +111,8 @@ class Envelope:
 Frame: TypeAlias = Hello | Envelope | Goodbye
 
 
-def encode_message(sender: str, to: str, sent: Message, pack: tuple[TensorPacker, TensorPacker] | None) -> bytes:
-    """Returns a frame with one message.
-
-    Args:
-        pack: one function for tensors that only this message needs, one for tensors that may be sent again; None:
-            tensors do not travel.
-
-    Raises KeyError if a tensor is no longer in the store, ValueError for a number that cannot travel.
-    """
-    packed: list[PackedTensor] = []
-    if pack is not None and isinstance(sent, Request):
-        pack_once, pack_again = pack
-        hidden = sent.slice.hidden_states
-        packed = [*([pack_once(hidden)] if hidden else []), *map(pack_again, sent.slice.draft_probs)]
+def encode_message(sender: str, to: str, sent: Message, packed: Sequence[PackedTensor] = ()) -> bytes:
+    """Returns a frame with one message and its tensors. Raises ValueError for a number that cannot travel."""
     return encode_frame(Envelope(sender, to, sent, tuple([each.header for each in packed])), packed)
 
 

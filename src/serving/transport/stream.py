@@ -9,8 +9,9 @@ import grpc.aio
 
 from serving.messages import Message, Request, TensorRef
 from serving.transport import tensors
-from serving.transport.frame import Goodbye, TensorPacker, encode_frame, encode_message
+from serving.transport.frame import Goodbye, encode_frame, encode_message
 from serving.transport.limits import Limits, ProtocolError
+from serving.transport.tensors import PackedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +168,6 @@ class MessageSender:
 
     def __init__(self, tensor_store: TensorSource | None, limits: Limits) -> None:
         self._tensor_store, self._limits = tensor_store, limits
-        self._packers = _packers(tensor_store) if tensor_store is not None else None
 
     def send(self, outbox: Outbox | None, sender: str, to: str, message: Message) -> None:
         """Without an outbox (None), drops the message and its hidden states.
@@ -177,7 +177,7 @@ class MessageSender:
         if outbox is None:
             self._drop(message)
             return
-        data = encode_message(sender, to, message, self._packers)
+        data = encode_message(sender, to, message, self._pack(message))
         if len(data) > self._limits.message_nbytes:
             raise ValueError(
                 f"a message of {len(data)} bytes to {to} is above limits.message_nbytes="
@@ -185,11 +185,15 @@ class MessageSender:
             )
         outbox.put(data)
 
+    def _pack(self, message: Message) -> list[PackedTensor]:
+        """Hidden states are sent once and removed; a draft's distribution stays, because the request may be resent."""
+        store = self._tensor_store
+        if store is None or not isinstance(message, Request):
+            return []
+        hidden, probs = message.slice.hidden_states, message.slice.draft_probs
+        found = [store.take(hidden)] if hidden else []
+        return [tensors.pack(tensor) for tensor in (*found, *map(store.get, probs))]
+
     def _drop(self, message: Message) -> None:
         if self._tensor_store is not None and isinstance(message, Request) and message.slice.hidden_states:
             self._tensor_store.discard((message.slice.hidden_states,))
-
-
-def _packers(tensor_store: TensorSource) -> tuple[TensorPacker, TensorPacker]:
-    """Hidden states are sent once and removed; a draft's distribution stays, because the request may be resent."""
-    return lambda ref: tensors.pack(tensor_store.take(ref)), lambda ref: tensors.pack(tensor_store.get(ref))

@@ -24,7 +24,6 @@ from serving.messages import (
     SamplingParams,
     SequenceSlice,
     Span,
-    TensorRef,
     Verdict,
 )
 from serving.transport import tensors
@@ -151,12 +150,10 @@ class Pair:
 
     def _through(self, message: Request) -> tuple[Size, SequenceSlice]:
         """The slice as the receiver decodes it, with its tensors in the receiver's store."""
-        frame = encode_message("device-0", "cloud-0", message, (self._pack, self._pack))
+        packed = [tensors.pack(self.device.tensor_store.get(ref)) for ref in message.slice.draft_probs]
+        frame = encode_message("device-0", "cloud-0", message, packed)
         arrived, carried = self._decoder.decode(frame)
         self._luggage.add(carried)
         assert isinstance(arrived, Envelope)
         assert isinstance(arrived.message, Request)
         return Size(len(frame), sum(len(tensor.data) for _, tensor in carried)), arrived.message.slice
-
-    def _pack(self, blob: TensorRef) -> tensors.PackedTensor:
-        return tensors.pack(self.device.tensor_store.get(blob))

@@ -39,7 +39,7 @@ def refused(frame: bytes, tensors: bool = False, known: PeerExpectations = KNOWN
 def test_a_valid_frame_is_what_the_tests_change() -> None:
     decoder = FrameDecoder(Limits(max_tokens=100), KNOWN, with_tensors=False)
     assert decoder.decode(frame_of(ENVELOPE)) == (ENVELOPE, [])
-    assert decoder.decode(encode_message("device-0", "cloud-0", request(), None)) == (ENVELOPE, [])
+    assert decoder.decode(encode_message("device-0", "cloud-0", request())) == (ENVELOPE, [])
 
 
 @pytest.mark.parametrize(
@@ -332,6 +332,6 @@ def test_unknown_hops_are_not_checked() -> None:
     other = request()
     other = type(other)(0, other.slice, (Hop("x", Span(0, 2, True, True)),), 0, ("cloud-0",), "device-0")
     frame, received = FrameDecoder(Limits(), PeerExpectations(), with_tensors=False).decode(
-        encode_message("device-0", "cloud-0", other, None)
+        encode_message("device-0", "cloud-0", other)
     )
     assert (frame, received) == (Envelope("device-0", "cloud-0", other), [])

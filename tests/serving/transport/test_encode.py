@@ -96,7 +96,7 @@ others = st.one_of(
 def through(message: Message, sender: str = "cloud-0") -> Message:
     to = message.path[message.hop_index] if isinstance(message, Request) else "device-0"
     decoder = FrameDecoder(Limits(), PeerExpectations(), with_tensors=False)
-    found, received = decoder.decode(encode_message(sender, to, message, None))
+    found, received = decoder.decode(encode_message(sender, to, message))
     assert isinstance(found, Envelope)
     assert (found.sender, found.to) == (sender, to)
     assert not received
@@ -139,13 +139,13 @@ def test_an_absent_list_stays_different_from_an_empty_one() -> None:
 
 def test_a_number_outside_the_schema_is_an_error_when_encoding() -> None:
     with pytest.raises(ValueError, match="range"):
-        encode_message("a", "b", CacheMiss("s", -1, "a"), None)
+        encode_message("a", "b", CacheMiss("s", -1, "a"))
 
 
 def test_the_reply_in_the_documentation_is_what_is_sent() -> None:
     text = (Path(__file__).parents[3] / "docs" / "transport.md").read_text(encoding="utf-8")
     (example,) = re.findall(r'^    (\["Envelope", "cloud-0".*\])$', text, re.MULTILINE)
     reply = Reply("s", 3, 100, Verdict(3, 12345), ("cloud-0",), 0, 0.0123456)
-    frame = encode_message("cloud-0", "device-0", reply, None)
+    frame = encode_message("cloud-0", "device-0", reply)
     assert frame == frame_of(json.loads(example))
     assert len(frame) == 66

@@ -27,7 +27,7 @@ from tests.serving.transport.wire_rows import frame_of, row
 
 
 def told(message: Message, sender: str = "evil-0", to: str = "cloud-0") -> bytes:
-    return encode_message(sender, to, message, None)
+    return encode_message(sender, to, message)
 
 
 def asked(session: str = "s", device: str = "evil-0") -> bytes:

@@ -146,9 +146,9 @@ def test_a_host_fills_only_its_own_share_of_the_store() -> None:
         own = store.put(torch.ones(4), "own", 8)
         limits = replace(FAST, message_nbytes=100_000, tensors_nbytes=100_000, linger_s=0.05)
         async with listening(cloud, tensor_store=store, limits=limits) as (_, address):
-            packs = (lambda ref: tensors.pack(torch.ones(1, 10_000)),) * 2
+            packed = [tensors.pack(torch.ones(1, 10_000))]
             frames = [
-                encode_message("device-0", "cloud-0", hidden(TensorRef(f"flood/{i}", 1), 1), packs) for i in range(20)
+                encode_message("device-0", "cloud-0", hidden(TensorRef(f"flood/{i}", 1), 1), packed) for i in range(20)
             ]
             async with raw(address, Hello(("device-0",), sends_tensors=True).encoded, *frames):
                 for _ in range(20):
