@@ -14,6 +14,7 @@ from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, 
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
+from pipeline.config import preflight
 from pipeline.config.build import ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, resolve
 from pipeline.config.plan import Plan, build_arguments, make_plan
@@ -58,6 +59,7 @@ class Job:
             raise ConfigError(
                 f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
             )
+        preflight.check_accelerators(self.config, [one for one in found.stages.values() if not self.store.has(one)])
         return found
 
     def run(self, goals: Iterable[Stage]) -> tuple[Path, frozenset[str]]:
@@ -108,6 +110,8 @@ def run(cfg: DictConfig) -> "JobReport | None":
     stop = str(cfg.stage)
     job = create_job(cfg)
     goal = str(cfg.goal)
+    for note in preflight.unusual_values(job.config):
+        job.observer.note(f"note: {note}")
     if stop == "all" and goal == "serve":
         return _run_and_report(job)
     if stop == "all":

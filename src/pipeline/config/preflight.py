@@ -1,0 +1,60 @@
+"""What is found out before any work: accelerators that this machine lacks, and values in a unit that was not meant."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.artifacts.stage import Stage
+from pipeline.errors import ConfigError
+
+USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
+    "network.uplink_mbps": (0.01, 100_000, "Mbit/s"),
+    "network.downlink_mbps": (0.01, 100_000, "Mbit/s"),
+    "network.delay_ms": (0, 2_000, "ms, one way"),
+    "network.jitter_ms": (0, 1_000, "ms"),
+    "network.loss": (0, 0.3, "a share of the packets, 0.01 for 1 %"),
+    "decoding.temperature": (0, 2, "a temperature, 0 for greedy"),
+    "workload.max_new_tokens": (1, 32_768, "tokens of an answer"),
+    "workload.max_prompt_tokens": (1, 1_048_576, "tokens of a prompt"),
+    "policy.draft.k": (1, 64, "tokens of a draft"),
+}
+"""Dotted place -> lowest and highest usual value, and what the value is. A value outside is allowed, and noted."""
+
+
+def check_accelerators(config: Mapping[str, Any], missing: Sequence[Stage]) -> None:
+    """Raises ConfigError if serving, or the training of a `missing` stage, wants a GPU and torch sees none."""
+    if str(config["accelerator"]).startswith("cuda") and not _sees_gpu():
+        raise ConfigError(_no_gpu("accelerator", config["accelerator"], "accelerator=cpu"))
+    for stage in missing:
+        trainer = stage.resources.get("trainer")
+        if isinstance(trainer, dict) and trainer.get("accelerator") == "gpu" and not _sees_gpu():
+            raise ConfigError(_no_gpu("trainer.accelerator", "gpu", "trainer=cpu, or trainer.accelerator=cpu"))
+
+
+def _sees_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _no_gpu(option: str, value: str, instead: str) -> str:
+    import torch
+
+    why = "is a build without CUDA" if torch.version.cuda is None else "sees none here"
+    return f"{option} is {value}, and torch {torch.__version__} {why}. Nothing was run; set {instead}."
+
+
+def unusual_values(config: Mapping[str, Any]) -> list[str]:
+    """A note for each value that is possible and probably in another unit than was meant."""
+    notes = []
+    for place, (low, high, meaning) in USUAL_RANGES.items():
+        value = _value(config, place)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not low <= value <= high:
+            notes.append(f"{place} is {value:g}: it is {meaning}, usually {low:g} to {high:g}. Is it meant so?")
+    return notes
+
+
+def _value(config: Mapping[str, Any], place: str) -> Any:
+    node: Any = config
+    for key in place.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node

@@ -1,0 +1,53 @@
+"""What is found out before any work."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config import preflight
+from pipeline.errors import ConfigError
+
+
+def stage(**resources: Any) -> Any:
+    return SimpleNamespace(resources=resources)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_serving_on_a_gpu_that_is_not_there_is_refused_although_its_result_is_cached():
+    with pytest.raises(ConfigError, match=r"accelerator is cuda, and torch .*; set accelerator=cpu\."):
+        preflight.check_accelerators({"accelerator": "cuda"}, [])
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_training_on_a_gpu_that_is_not_there_is_refused_only_where_something_is_to_train():
+    trained = stage(trainer={"accelerator": "gpu"})
+    with pytest.raises(ConfigError, match=r"trainer\.accelerator is gpu.*; set trainer=cpu"):
+        preflight.check_accelerators({"accelerator": "cpu"}, [stage(accelerator="cpu"), trained])
+    preflight.check_accelerators({"accelerator": "cpu"}, [])
+
+
+def test_with_a_gpu_nothing_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    preflight.check_accelerators({"accelerator": "cuda:0"}, [stage(trainer={"accelerator": "gpu"})])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "note"),
+    [
+        ("network.uplink_mbps", 60_000_000, "network.uplink_mbps is 6e+07: it is Mbit/s, usually 0.01 to 100000"),
+        ("network.loss", 1, "a share of the packets, 0.01 for 1 %"),
+        ("network.uplink_mbps", 60, None),
+        ("network.uplink_mbps", "fast", None),
+    ],
+)
+def test_a_value_in_another_unit_gets_a_note(place: str, value: Any, note: str | None):
+    group, _, key = place.partition(".")
+    found = preflight.unusual_values({group: {key: value}})
+    assert len(found) == (note is not None)
+    assert note is None or note in found[0]
