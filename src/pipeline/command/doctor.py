@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.artifacts import environment
-from serving.transport.shaping.netem import search_path
-from serving.transport.shaping.tc import may_administer
+from pipeline.config.build import load
 
 DISTRIBUTION = "tandem-llm"
 EXTRAS: Mapping[str, str] = {
@@ -111,13 +110,19 @@ def _is_installed(package: str) -> bool:
     return True
 
 
+def may_administer(status: str) -> bool:
+    """`serving` is named by its path, since the pipeline imports none of it."""
+    return bool(load("serving.transport.shaping.tc.may_administer", "doctor")(status))
+
+
 def _may_administer() -> bool:
     status = Path("/proc/self/status")
     return may_administer(status.read_text(encoding="utf-8")) if status.exists() else os.geteuid() == 0
 
 
 def _tools() -> Iterator[Finding]:
-    lacks = [] if shutil.which("tc", path=search_path()) else ["the command tc (package iproute2)"]
+    path = load("serving.transport.shaping.netem.search_path", "doctor")()
+    lacks = [] if shutil.which("tc", path=path) else ["the command tc (package iproute2)"]
     lacks += [] if _may_administer() else ["root, or CAP_NET_ADMIN"]
     purpose = "runtime.shaping=tc: links shaped by the kernel"
     yield Finding("netem", f"{purpose}; lacks {' and '.join(lacks)}" if lacks else purpose, not lacks)
