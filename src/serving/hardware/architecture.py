@@ -13,7 +13,7 @@ ACTIVATION_NBYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "int8": 2, "int4": 2}
 """Bytes of one activation or KV entry."""
 
 Quantization: TypeAlias = Literal["none", "int8", "nf4"]
-"""How a checkpoint stores the linear layers of its blocks, if not in the precision of the rest."""
+"""Storage of the linear layers of a checkpoint's blocks, if it differs from the rest."""
 
 QUANTIZED_BITS: dict[str, float] = {"int8": 8, "nf4": 4.5}
 """Bits per weight in bitsandbytes. nf4: four bits plus an fp32 scale per 64 weights (QLoRA, section 3, without double

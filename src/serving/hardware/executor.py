@@ -38,7 +38,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class ModelSplit:
-    """How a placement splits a model."""
+    """A placement's split of a model."""
 
     scale: LayerScale
     hidden_dtype: HiddenDtype

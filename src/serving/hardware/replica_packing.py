@@ -1,4 +1,4 @@
-"""How many replicas of a model a cluster serves at once: the packing factor in Synera's cloud cost.
+"""Replicas of a model that a cluster serves at once: the packing factor in Synera's cloud cost.
 
 Synera, section 6.1: "the number of concurrent models that can run on a GPU cluster without causing more than 10 %
 latency degradation", with Llama-2-70B as 1. The paper does not state load, memory contents or how replicas share a

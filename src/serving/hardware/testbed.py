@@ -26,7 +26,7 @@ class Tier:
     network.
     """
     outages: OutageSchedule | None = None
-    """When each node fails and when it is back, without its state."""
+    """Times at which each node fails and returns without its state."""
     failing_nodes: tuple[int, ...] = ()
     """Indices of the nodes that fail; empty: all."""
     detect_ms: float = 1000.0

@@ -44,7 +44,7 @@ class Link:
     delay: LinkDelay | None = None
     """Added to delay_ms: a delay that changes, for both directions."""
     outages: OutageSchedule | None = None
-    """When the link of a device is down in both directions; no bits leave, and the clock of a trace runs on."""
+    """Times at which a device's link is down in both directions; no bits leave, and the clock of a trace runs on."""
     detect_ms: float = 1000.0
     """Time until both ends notice an outage, as by a keep-alive.
 

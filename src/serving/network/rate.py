@@ -10,7 +10,7 @@ TrafficDirection: TypeAlias = Literal["up", "down"]
 
 
 class TransmitRate(Protocol):
-    """How fast bits leave a host."""
+    """The rate at which bits leave a host."""
 
     def departure_s(self, nbytes: float, start_s: float) -> float:
         """When the last of `nbytes` has left, if the first may leave at `start_s`."""

@@ -96,7 +96,7 @@ class LinkRecording(ABC, Generic[T]):
 
     path: Path | None = None
     start: Literal["random", "begin"] = "random"
-    """Where each device starts: at the beginning, or at a random point, the same share of all its recordings' lengths.
+    """Start of each device: the beginning, or a random point, at the same share of all its recordings' lengths.
     """
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class LinkRecording(ABC, Generic[T]):
         return Path(str(self.path)).name
 
     def start_fraction(self, stream: int) -> float:
-        """Where the device with this `stream` starts, as a share of the length."""
+        """Start of the device with this `stream`, as a share of the length."""
         return uniform(stream, 0, "start of a recording") if self.start == "random" else 0.0
 
 

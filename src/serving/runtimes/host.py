@@ -48,7 +48,7 @@ class NodeHost:
         peers = frozenset(topology.workers) if topology.setup.hardware.tiers else frozenset[str]()
         self._expectations = PeerExpectations(vocabulary, hops=topology.hops or None, trusted_nodes=peers)
         self._session_ownership: SessionOwners | None = None
-        """Which peer owns each session; set by `listen`."""
+        """The peer that owns each session; set by `listen`."""
         self._transports: list[Transport] = []
         self._transport_to: dict[str, Transport] = {}
         self._driver: RealTimeDriver | None = None

@@ -32,7 +32,7 @@ _CONNECT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """What every process of a run has in common."""
+    """Options of all processes of a run."""
 
     pace: Pace = "wall"
     shaped: bool = True
@@ -46,7 +46,7 @@ class ProcessOptions:
 
 @dataclass(frozen=True)
 class NodeProcessConfig:
-    """What a child process is started with. Child and parent then exchange (kind, value) over a pipe.
+    """The arguments of a child process. Child and parent then exchange (kind, value) over a pipe.
 
     A cloud process sends `listening` with its address. The parent sends `dial` with the addresses to connect to and the
     nodes that run; the child sends `joined` when it reaches all of these. The parent sends `play` with the origin of

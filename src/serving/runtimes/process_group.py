@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from serving.deployment.queries import Query
 
 _STOP_TIMEOUT_S = 5.0
-"""How long a process may take to stop."""
+"""Time that a process may take to stop."""
 
 
 class ProcessGroup:

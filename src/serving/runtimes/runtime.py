@@ -26,7 +26,7 @@ class RunResult:
     is_text: bool = True
     """True if tokens are text, so that the quality of answers can be measured."""
     timeout_s: float | None = None
-    """How long devices waited for an answer before they sent a request again; None: for ever."""
+    """Time without an answer after which devices sent a request again; None: never."""
     local_timing: bool = False
     """True if work took as long as on this machine, whose power is unknown, and not as on the named chips."""
     notes: tuple[str, ...] = ()

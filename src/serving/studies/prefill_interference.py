@@ -1,4 +1,4 @@
-"""How prefills delay the sessions that decode in the same batches, by the cloud's latency model (HAT, section 2.3)."""
+"""Delay of decoding sessions by prefills in the same batches, by the cloud's latency model (HAT, section 2.3)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

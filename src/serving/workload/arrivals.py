@@ -1,4 +1,4 @@
-"""When requests arrive and at which device: closed loop, Poisson process, episodes of one, or a recorded trace."""
+"""Times and devices at which requests arrive: closed loop, Poisson process, episodes of one, or a recorded trace."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

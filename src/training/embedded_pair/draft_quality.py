@@ -1,4 +1,4 @@
-"""How well a small model drafts for a large one, token by token on the large model's greedy outputs."""
+"""Quality of a small model's drafts for a large one, token by token on the large model's greedy outputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

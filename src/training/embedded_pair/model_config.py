@@ -40,9 +40,9 @@ class InitConfig:
     shared_norm: float = 1.0
     """Length of a direction that all embeddings have in common; an embedding itself has length 1."""
     look_back_offsets: tuple[int, ...] = ()
-    """How many tokens back head i of the first layer looks at first; further heads look nowhere."""
+    """Offset, in tokens back, that head i of the first layer attends to at first; further heads have none."""
     sharpness: float = 3.0
-    """How much higher that token's initial score is than its neighbours'."""
+    """Difference of that token's initial score and its neighbours'."""
     induction_score: float = 0.0
     """Initial score that the second layer's heads give to a token that follows an earlier copy of the present one, at
     the offset of a first-layer head; 0: none.

@@ -1,4 +1,4 @@
-"""What is learned from and what is held out, and helpers for judging a trained artifact on held-out prompts."""
+"""Training and held-out parts of data, and helpers for the evaluation of a trained artifact on held-out prompts."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Where and how a training runs; nothing here changes what is learned."""
+"""The machine's part of a training: devices, threads, precision. The learned task does not depend on it."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ class Trainer:
     precision: str = "auto"
     """Of matrix products; weights are fp32. auto: bf16 if the hardware multiplies it, else fp32."""
     zero_stage: int = 2
-    """What ZeRO shards over `devices` with strategy=deepspeed. 0: nothing; 1: optimizer states; 2: gradients too.
+    """State that ZeRO shards over `devices` with strategy=deepspeed. 0: none; 1: optimizer states; 2: gradients too.
     Optimizers that need whole weights (Muon) shard nothing.
     """
 

@@ -28,9 +28,9 @@ from training.fitting.recipe import ReinforceRecipe
 from training.hyperion.environment import DispatchEnvironment, Episode
 
 COMPLETION_WEIGHT = 2.0
-"""How much the log-odds of an untrained network fall per unit of completion time (a task's mean time)."""
+"""Decrease of an untrained network's log-odds per unit of completion time (a task's mean time)."""
 MEMORY_WEIGHT = 6.0
-"""How much they fall if the node has no memory for the task."""
+"""Their decrease if the node has no memory for the task."""
 INIT_SCALE = 0.1
 """Scale of the vertex states' weights in the score layer, relative to torch's own initialisation."""
 

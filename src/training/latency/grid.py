@@ -139,7 +139,7 @@ MIN_HELD_OUT = 6
 
 @dataclass(frozen=True)
 class ProfilingOptions:
-    """How much is measured of each model. The defaults are those of WISP, appendix C, except for the repeats.
+    """The extent of each model's profile. The defaults are those of WISP, appendix C, except for the repeats.
 
     The paper takes the mean of 3 runs on its own GPU. Here the median of the undisturbed ones of 7 runs counts, because
     on a shared machine often none of three runs is undisturbed.

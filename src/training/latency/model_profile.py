@@ -57,7 +57,7 @@ class ModelProfile:
 
     @property
     def omitted(self) -> str:
-        """What the budget left out; empty if nothing."""
+        """The runs that the budget left out, as text; empty if there are none."""
         if self.warmup_runs is None:
             return ""
         parts = {

@@ -111,7 +111,7 @@ def _extreme_subsets(found: AlignedTokens | VerifiedDrafts) -> dict[str, Flags]:
 
 
 def _score_rows(judged: AlignedTokens, drafts: VerifiedDrafts, answers: int) -> dict[str, MetricRow]:
-    """How well doubt (1 - confidence) and importance detect misses of tokens, and drafts with a rejection."""
+    """AUC of doubt (1 - confidence) and importance for misses of tokens and for drafts with a rejection."""
     sets: dict[str, tuple[AlignedTokens | VerifiedDrafts, Flags]] = {
         "tokens": (judged, ~judged.top_1),
         "drafts": (drafts, drafts.has_rejection),

@@ -57,7 +57,7 @@ class TimedScheduler:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadTest:
-    """How a steady state is measured, in simulated seconds.
+    """The measurement of a steady state, in simulated seconds.
 
     Requests that arrive in the window count. The window is long enough for about `answers` requests if all answers just
     meet their SLO. Warm-up and window last at least as long as an answer may take, so that slow devices count, too. The

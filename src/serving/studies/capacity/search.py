@@ -46,7 +46,7 @@ STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True, kw_only=True)
 class CapacitySearch(LoadTest):
-    """How capacity is searched, for each seed separately, as in a repeated experiment.
+    """A search for the capacity, for each seed separately, as in a repeated experiment.
 
     The first seed starts at the number of devices that `start_tokens_per_s` would serve, doubles or halves until the
     violation rate crosses `epsilon`, then bisects until the bracket is at most `resolution` of its upper end (or 1).

@@ -1,5 +1,5 @@
-"""Which answers of a load test met their SLO, and why verifications were late: they waited, or their batch took longer
-than recent ones (WISP, section 5.3, Fig. 8).
+"""The answers of a load test that met their SLO, and the causes of late verifications: they waited, or their batch took
+longer than recent ones (WISP, section 5.3, Fig. 8).
 """
 
 from collections import defaultdict, deque
