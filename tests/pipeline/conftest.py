@@ -1,9 +1,12 @@
+import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from pipeline.report.mlflow_store import Tracking
 
@@ -12,11 +15,19 @@ CONNECT_PROGRAM = Path(__file__).parents[1] / "programs" / "connect_mlflow.py"
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
-    """A store that two processes created at once, and what each printed and complained about."""
-    outputs = tmp_path_factory.mktemp("store")
-    command = [sys.executable, str(CONNECT_PROGRAM), str(outputs)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    return outputs / "mlflow.db", [process.communicate(timeout=120) for process in both]
+    """A store that two processes created at once, and the (stdout, stderr) of each; one for all test workers."""
+    base = tmp_path_factory.getbasetemp()
+    outputs = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
+    outputs.mkdir(exist_ok=True)
+    printed = outputs / "printed.json"
+    with FileLock(outputs / "lock"):
+        if not printed.exists():
+            command = [sys.executable, str(CONNECT_PROGRAM), str(outputs)]
+            both = [
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
+            ]
+            printed.write_text(json.dumps([process.communicate(timeout=120) for process in both]))
+    return outputs / "mlflow.db", [tuple(texts) for texts in json.loads(printed.read_text())]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from serving.engines.torch.model import DecomposedModel
@@ -19,6 +20,7 @@ BRIEF = HATRecipe(steps=40, batch_size=7, learning_rate=0.1, warmup_steps=0, eva
 """So fast that it gets worse, and stops."""
 
 
+@pytest.mark.slow  # training/fitting/test_zero.py trains a smaller module in two processes
 def test_two_processes_train_the_adapter_that_one_trains(
     model: DecomposedModel, found: HiddenStateTrace, one_thread: Trainer, fresh: Callable[[str], Path]
 ) -> None:

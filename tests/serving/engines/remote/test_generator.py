@@ -191,7 +191,7 @@ def test_a_text_cut_into_other_tokens_is_refused_even_at_equal_length(tokenizer:
 
 
 def test_half_a_character_is_never_sent_as_text(tokenizer: Tokenizer) -> None:
-    """The server may write up to the end of its context; nothing beyond it can be requested."""
+    """Verification stops before an incomplete character, and no request may end in one."""
     prompt, own = ids("where is it?"), ids(" is\u6f22 ok")
     assert [REPLACEMENT_CHAR in decode(byte_level(), [t]) for t in own[:2]] == [False, True]
     with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
