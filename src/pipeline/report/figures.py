@@ -90,7 +90,7 @@ def draw_latency(records: Records, path: Path) -> Path:
     figure = create_figure(9.0, 3.4)
     for place, name in enumerate(("ttft_s", "tbt_s"), 1):
         metric = definitions.metric(f"latency/{name}")
-        assert isinstance(metric.formula, definitions.Percentiles)
+        assert isinstance(metric.formula, definitions.Distribution)
         values_s = [getattr(request, metric.formula.attribute) for request in records.requests]
         _draw_ecdf(figure.add_subplot(1, 2, place), values_s, metric.name, COLOURS[place - 1])
     return save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")

@@ -117,7 +117,7 @@ def _slot_choice(context: JobContext, slot: str, node: Mapping[str, Any]) -> str
 
 def _latency(summary: JobSummary) -> Table:
     """A row for each metric of percentiles that has a name."""
-    named = [one for one in definitions.METRICS if one.name and isinstance(one.formula, definitions.Percentiles)]
+    named = [one for one in definitions.METRICS if one.name and isinstance(one.formula, definitions.Distribution)]
     rows = [(one.name, *(format_metric(one, summary[key]) for key in one.keys)) for one in named]
     return Table(("latency, ms", *definitions.STATISTICS), tuple(rows))
 

@@ -56,7 +56,7 @@ def _values(formula: Formula, records: Records, known: Mapping[str, float]) -> I
     """(end of the key or what replaces `*`, value) of each number; `known` are the metrics so far."""
     requests = records.requests
     match formula:
-        case definitions.Percentiles(attribute):
+        case definitions.Distribution(attribute):
             spread = Percentiles.of(value for request in requests for value in _items(request, attribute))
             yield from ((f"/{name}", getattr(spread, name)) for name in STATISTICS if spread)
         case definitions.SlaPercentiles(attribute):
@@ -157,7 +157,7 @@ def _smooth(formula: Formula, group: str) -> SmoothMetric | None:
     match formula:
         case definitions.Mean(attribute, by) if by:
             return _mean(lambda request: _items(request, attribute) if getattr(request, by) == group else [])
-        case definitions.Mean(attribute) | definitions.Percentiles(attribute) | definitions.Total(attribute):
+        case definitions.Mean(attribute) | definitions.Distribution(attribute) | definitions.Total(attribute):
             return _mean(lambda request: _items(request, attribute))
         case definitions.Ratio(part, whole):
             return SmoothMetric(lambda request: _part_and_whole(request, part, whole), operator.truediv)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from serving.metrics.definitions import Metric
+from serving.metrics.definitions import MetricSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,7 +182,7 @@ def format_nbytes(nbytes: float) -> str:
     return f"{format_number(nbytes)} B"
 
 
-def format_metric(metric: Metric, value: float | None) -> str:
+def format_metric(metric: MetricSpec, value: float | None) -> str:
     """A value of the metric in its printed style; the unit is part of it for % and bytes only."""
     if value is None:
         return "-"
@@ -196,7 +196,7 @@ def format_metric(metric: Metric, value: float | None) -> str:
     return format_number(metric.scale * value)
 
 
-def format_with_unit(metric: Metric, value: float) -> str:
+def format_with_unit(metric: MetricSpec, value: float) -> str:
     """The value of the metric and its printed unit; a score has none."""
     unit = "" if metric.style in ("%", "B") or metric.unit == "score" else metric.printed_unit
     return f"{format_metric(metric, value)} {unit}".strip()

@@ -12,7 +12,7 @@ from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, format_percent, plain_lines
 from serving.metrics import definitions
-from serving.metrics.definitions import Metric
+from serving.metrics.definitions import MetricSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,8 +124,8 @@ def _draw(name: str, runs: Sequence[Records], model: Records, path: Path) -> Non
     figures.save_figure(figure, path, f"{name} (grey) and its simulation (blue)")
 
 
-def _draw_ecdf(axes: "Axes", metric: Metric, run: Records, colour: str, label: str) -> None:
-    assert isinstance(metric.formula, definitions.Percentiles)
+def _draw_ecdf(axes: "Axes", metric: MetricSpec, run: Records, colour: str, label: str) -> None:
+    assert isinstance(metric.formula, definitions.Distribution)
     values = (getattr(request, metric.formula.attribute) for request in run.requests)
     ranked = sorted(1e3 * value for value in values if value is not None)
     axes.step(ranked, [(i + 1) / len(ranked) for i in range(len(ranked))], where="post", color=colour, label=label)

@@ -79,7 +79,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Percentiles:
+class Distribution:
     """`STATISTICS` of an attribute, or of the items of one that is a list."""
 
     attribute: str
@@ -129,14 +129,14 @@ class Combination:
 
 
 Formula: TypeAlias = (
-    Count | Total | Mean | Ratio | Rate | Percentiles | SlaPercentiles | BusyPeriods | CloudCost | Combination | str
+    Count | Total | Mean | Ratio | Rate | Distribution | SlaPercentiles | BusyPeriods | CloudCost | Combination | str
 )
 """The computation of a metric from the requests' records; a text names another source."""
 MEAN_TBT = "latency/tbt_s/mean"
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricSpec:
     """One metric.
 
     key      its name in MLflow, job.json, comparison.csv, exhibits and page; `*` is a name that the data give
@@ -174,7 +174,7 @@ class Metric:
     @property
     def keys(self) -> tuple[str, ...]:
         """The key of each number."""
-        if isinstance(self.formula, Percentiles):
+        if isinstance(self.formula, Distribution):
             return tuple(f"{self.key}/{statistic}" for statistic in STATISTICS)
         return (f"{self.key}/*",) if isinstance(self.formula, SlaPercentiles) else (self.key,)
 
@@ -187,162 +187,165 @@ def _wasted_draft_s(rejected: Any, draft_s: Any, drafted: Any, whole: Any) -> An
 UTILISATION, OVERHEAD, BATCH_TIMING = (
     f"measured: serving.metrics.{name}" for name in ("utilisation", "overhead", "batch_timing")
 )
-METRICS: tuple[Metric, ...] = (
-    Metric("requests", "requests", "Requests that arrived.", Count(), printed="count"),
-    Metric("complete", "requests", "Requests that were answered in full: neither cancelled nor failed.",
-           Count("complete"), "higher", printed="count"),
-    Metric("tokens", "tokens", "Tokens of the text, the end token included: the cloud's and the device's own.",
-           Total("num_tokens"), printed="count", label="tokens"),
-    Metric("latency/ttft_s", "s", "Time from a request's arrival at its device to its first token.",
-           Percentiles("ttft_s"), "lower", name="time to first token (TTFT)", label="TTFT", heading="TTFT ms"),
-    Metric("latency/tbt_s", "s", "A request's mean time between tokens since the first; tokens that arrive together "
-           "count 0 between them.", Percentiles("mean_tbt_s"), "lower",
-           name="time between tokens (TBT), mean of a request", label="TBT", heading="TBT ms"),
-    Metric("latency/service_s_per_token", "s", "Time from the device's start on a request to its end, over the "
-           "request's tokens: unlike gaps it does not depend on how many tokens arrive at once.",
-           Percentiles("service_s_per_token"), "lower", name="service over tokens, mean of a request"),
-    Metric("latency/itl_s", "s", "Gap between two tokens that follow one another (inter-token latency).",
-           Percentiles("tbt_s"), "lower", name="gap between two tokens"),
-    Metric("latency/end_to_end_s", "s", "Time from a request's arrival to its end.", Percentiles("end_to_end_s"),
-           "lower", name="end to end", label="end to end"),
-    Metric("latency/cloud_queue_s", "s", "A request's queueing in the cloud, all its rounds together.",
-           Percentiles("cloud_queue_s"), "lower", name="queueing in the cloud"),
-    Metric("latency/verification_s", "s", "Time in the cloud for a verification, queueing included; a request's mean.",
-           Percentiles("verification_s"), "lower"),
-    Metric("throughput/tokens_per_s", "tokens/s", "Tokens of all texts a second, from the first arrival to the last "
-           "end.", Rate("num_tokens"), "higher"),
-    Metric("throughput/requests_per_s", "requests/s", "Requests a second that were answered in full.", Rate("complete"),
-           "higher"),
-    Metric("throughput/verifications_per_s", "1/s", "Verifications a second.", Rate("chunks_offloaded")),
-    Metric("throughput/goodput_tokens_per_s", "tokens/s", "Tokens a second of complete requests that met their SLO "
-           "class; without classes, of complete requests.", Rate("num_good_tokens"), "higher",
-           heading="goodput\ntokens/s"),
-    Metric("throughput/slo_violation_rate", "share", "Violated requests over requests with an SLO class.",
-           Mean("slo_violated"), "lower"),
-    Metric("throughput/busy_period_s", "s", "Mean length of the periods in which any request was under way.",
-           BusyPeriods()),
-    Metric("speculation/drafted", "tokens", "Tokens that devices drafted.", Total("drafted"), printed="count"),
-    Metric("speculation/verified", "tokens", "Drafts that the cloud verified.", Total("drafts_verified"),
-           printed="count"),
-    Metric("speculation/accepted", "tokens", "Drafts that the cloud accepted.", Total("drafts_accepted"),
-           printed="count"),
-    Metric("speculation/verifications", "", "Verifications by the cloud.", Total("chunks_offloaded"), printed="count"),
-    Metric("speculation/acceptance_rate", "share", "Accepted drafts over verified drafts.",
-           Ratio("drafts_accepted", "drafts_verified"), "higher", heading="accepted\n%"),
-    Metric("speculation/acceptance_length", "tokens", "Accepted drafts in a verification, without the token that the "
-           "cloud adds.", Ratio("drafts_accepted", "chunks_offloaded"), "higher", heading="accept.\nlength"),
-    Metric("speculation/acceptance_length_with_bonus", "tokens", "The same with the cloud's token, correction or "
-           'bonus: "Accept" of HAT, Table 4.', Ratio("num_accepted_with_bonus", "chunks_offloaded"), "higher",
-           heading="with\nbonus"),
-    Metric("speculation/wasted_share", "share", "Drafts that are not in the text, over drafts.",
-           Ratio("drafts_unused", "drafted"), "lower"),
-    Metric("waste/rejected_tokens", "tokens", "Rejected drafts in a verification (WISP, Eq. 7 to 9).",
-           Ratio("num_rejected", "chunks_offloaded"), "lower"),
-    Metric("waste/wdt_s", "s", "Their drafting time, at the mean time of a draft.",
-           Combination(("num_rejected", "draft_s", "num_drafted_or_discarded", "chunks_offloaded"),
-                       _wasted_draft_s, "num_rejected x draft_s / num_drafted_or_discarded / chunks_offloaded"),
-           "lower"),
-    Metric("waste/time_share", "share", "That time over all drafting time; unknown where none was recorded.",
-           Combination(("num_rejected", "draft_s", "num_drafted_or_discarded", "draft_s"), _wasted_draft_s,
-                       "num_rejected / num_drafted_or_discarded"), "lower"),
-    Metric("waste/discarded_tokens", "tokens", "Drafts in a verification that a stop rule dropped; their time is not "
-           "in wdt_s.", Ratio("discarded_tokens", "chunks_offloaded"), "lower"),
-    Metric("early_exit/token_share", "share", "Drafted tokens that left before the last layer.",
-           Ratio("early_exit_tokens", "drafted")),
-    Metric("early_exit/layer_share", "share", "Layers that ran for a drafted token, of all.",
-           Ratio("layer_share_sum", "drafted"), "lower"),
-    Metric("lookahead/attempts", "", "Verdicts for which the device drafted ahead while it waited.",
-           Total("lookahead_attempts"), printed="count"),
-    Metric("lookahead/position_hit_rate", "share", "Of these, the ones with the assumed position.",
-           Ratio("lookahead_position_hits", "lookahead_attempts"), "higher"),
-    Metric("lookahead/hit_rate", "share", "Of these, the ones with the assumed position and token, which save time.",
-           Ratio("lookahead_hits", "lookahead_attempts"), "higher"),
-    Metric("stalls/link_share", "share", "Service time in which the device waited for the link; unknown without time "
-           "lines.", Ratio("link_stall_s", "service_s"), "lower"),
-    Metric("stalls/cloud_share", "share", "Service time in which the device waited for the cloud.",
-           Ratio("cloud_stall_s", "service_s"), "lower"),
-    Metric("sla/prefill_128_s", "s", "Time to first token per 128 tokens of the prompt (HAT, section 4.2).",
-           SlaPercentiles("prefill_128_s"), "lower"),
-    Metric("sla/decode_10_s", "s", "Time for ten tokens behind the first (HAT, section 4.2).",
-           SlaPercentiles("decode_10_s"), "lower"),
-    Metric("offloading/chunk_share", "share", "Offloaded draft chunks over draft chunks.",
-           Ratio("chunks_offloaded", "chunks"), heading="chunks\nasked %"),
-    Metric("offloading/token_share", "share", "Tokens of the text that the cloud accepted or wrote.",
-           Ratio("num_accepted_or_cloud_tokens", "num_tokens", empty=0.0), heading="tokens\noffl. %"),
-    Metric("offloading/tokens_by_origin/*", "tokens", f"Tokens of each origin: {', '.join(ORIGINS)}.",
-           Count(by="origins"), printed="count"),
-    Metric("breakdown/device_s", "s", "The chip of a request's device is at work (token routing, Table 1: SLM "
-           "inference time).", Mean("device_busy_s"), "lower"),
-    Metric("breakdown/remote_s", "s", "The rest of a request's service: communication and the cloud (Comm + LLM "
-           "inference).", Mean("remote_s"), "lower"),
-    Metric("breakdown/remote_s_per_call", "s", "The same for an offloaded chunk.",
-           Ratio("remote_s", "chunks_offloaded"), "lower"),
-    Metric("breakdown/device_s_per_token", "s", "The chip's time for a token that the device wrote: TBT for SLM.",
-           Ratio("device_busy_s", "num_device_tokens"), "lower"),
-    Metric("breakdown/cloud_tokens", "tokens", "Tokens of a request that the cloud wrote (routing number).",
-           Mean("num_cloud_tokens")),
-    Metric("resources/uplink_nbytes", "B", "Bytes from devices to the cloud: payload and 16 bytes of header a "
-           "message, as the policy counts them.", Total("uplink_nbytes"), "lower", label="up"),
-    Metric("resources/downlink_nbytes", "B", "Bytes from the cloud to devices, counted in the same way.",
-           Total("downlink_nbytes"), "lower", label="down"),
-    Metric("resources/uplink_messages", "messages", "Messages from devices to the cloud.", Total("uplink_messages"),
-           "lower"),
-    Metric("resources/device_busy_s", "s", "Time that the devices' chips computed.", Total("device_busy_s"), "lower",
-           printed="number"),
-    Metric("resources/cloud_busy_s", "s", "Time that the cloud's chips computed: a request's share, by tokens, of each "
-           "batch that it was in.", Total("cloud_busy_s"), "lower", printed="number", label="cloud busy"),
-    Metric("resources/cloud_queue_s", "s", "Time that requests queued in the cloud.", Total("cloud_queue_s"), "lower",
-           printed="number"),
-    Metric("resources/cloud_forward_tokens", "tokens", "Tokens that the cloud ran: prompts, uncached tokens, drafts.",
-           Total("cloud_forward_tokens"), "lower", printed="count"),
-    Metric("resources/device_j_per_token", "J/token", "The device's energy over the tokens of the text; unknown where "
-           "a chip's power is.", Ratio("device_energy_j", "num_tokens", all_known=True), "lower",
-           heading="J/token\ndevice"),
-    Metric("resources/cloud_j_per_token", "J/token", "The cloud's energy over the tokens of the text.",
-           Ratio("cloud_energy_j", "num_tokens", all_known=True), "lower", heading="J/token\ncloud"),
-    Metric("resources/device_energy_j", "J", "The chip's whole power budget while it computes and its idle power "
-           "while it waits; no radio.", Total("device_energy_j", all_known=True), "lower", label="device energy"),
-    Metric("resources/cloud_energy_j", "J", "The power budget of the cloud's chips for the time that they computed for "
-           "the requests; idle time does not count.", Total("cloud_energy_j", all_known=True), "lower",
-           label="cloud energy"),
-    Metric("cost/w_verified", "", "Target tokens computed over tokens of the text: W as tokens verified; above 1 where "
-           "many drafts are rejected.", Ratio("num_verified_or_cloud_tokens", "num_tokens", empty=0.0), "lower"),
-    Metric("cost/w_generated", "share", "Share of the tokens that the cloud's model wrote: routed tokens, corrections, "
-           "bonus tokens; W as tokens generated.", Ratio("num_cloud_tokens", "num_tokens", empty=0.0), "lower",
-           printed="number", label="by the cloud"),
-    Metric("cost/verified_s", "s", "c = T W / Pf a token (Synera, section 6.1) with W as tokens verified.",
-           CloudCost("cost/w_verified"), "lower", heading="cost ms\nverified"),
-    Metric("cost/generated_s", "s", "c = T W / Pf a token (Synera, section 6.1): T is TBT, W the share that the cloud "
-           "wrote, Pf the packing factor of its model; in time of all the GPUs that one Llama-2-70B takes.",
-           CloudCost("cost/w_generated"), "lower", label="cloud cost", heading="cost ms\nwritten"),
-    Metric("quality/mean", "score", "The data set's score, mean over the requests that have one.", Mean("quality"),
-           "higher"),
-    Metric("quality/rouge_1", "score", "ROUGE-1 against the reference.", Mean("rouge_1"), "higher"),
-    Metric("quality/by_task/*", "score", "Mean score of each task.", Mean("quality", by="task"), "higher"),
-    Metric("slo/*/requests", "requests", "Requests of an SLO class.", Count(by="slo"), printed="count"),
-    Metric("slo/*/violation_rate", "share", "Violated requests of the class over its requests.",
-           Mean("slo_violated", by="slo"), "lower"),
-    Metric("tiers/*/nodes", "nodes", "Nodes of a testbed's tier.", UTILISATION, printed="count"),
-    Metric("tiers/*/blocks", "blocks", "Blocks of the timed model on each of them.", UTILISATION),
-    Metric("tiers/*/utilisation", "share", "Busy time over the time with any session, mean over the tier's nodes.",
-           UTILISATION),
-    Metric("tiers/*/memory_share", "share", "Weights and peak caches over a node's memory, mean over the tier's nodes.",
-           UTILISATION),
-    Metric("overhead/device_ms_per_token", "ms", "Decisions of all devices per token of text, on a wall clock.",
-           OVERHEAD, "lower"),
-    Metric("overhead/cloud_share", "share", "Decisions over computation in the cloud, on a wall clock.",
-           OVERHEAD, "lower"),
-    Metric("estimator/batches", "", "Batches of the cloud that the scheduler's estimator is compared with.",
-           BATCH_TIMING, printed="count"),
-    Metric("estimator/mape", "share", "Mean absolute percentage error of the estimated batch time (WISP, section 5.5).",
-           BATCH_TIMING, "lower"),
-    Metric("estimator/mae_s", "s", "Mean absolute error.", BATCH_TIMING, "lower"),
-    Metric("estimator/bias_s", "s", "Estimated minus measured time, mean.", BATCH_TIMING),
-    Metric("estimator/batch_s", "s", "Measured time of a batch, mean (HAT, Fig. 8).", BATCH_TIMING),
-    Metric("estimator/batch_std_s", "s", "Its standard deviation.", BATCH_TIMING),
-    Metric("estimator/batch_tokens", "tokens", "Tokens of a batch, mean.", BATCH_TIMING),
-    Metric("estimator/r2", "", "R2 of the estimate over batches.", BATCH_TIMING, "higher"),
-    Metric("stage/*", "", "A number that a stage wrote to metrics.json: stage/NAME/METRIC.", "the stage's own"),
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("requests", "requests", "Requests that arrived.", Count(), printed="count"),
+    MetricSpec("complete", "requests", "Requests that were answered in full: neither cancelled nor failed.",
+               Count("complete"), "higher", printed="count"),
+    MetricSpec("tokens", "tokens", "Tokens of the text, the end token included: the cloud's and the device's own.",
+               Total("num_tokens"), printed="count", label="tokens"),
+    MetricSpec("latency/ttft_s", "s", "Time from a request's arrival at its device to its first token.",
+               Distribution("ttft_s"), "lower", name="time to first token (TTFT)", label="TTFT", heading="TTFT ms"),
+    MetricSpec("latency/tbt_s", "s", "A request's mean time between tokens since the first; tokens that arrive "
+               "together count 0 between them.", Distribution("mean_tbt_s"), "lower",
+               name="time between tokens (TBT), mean of a request", label="TBT", heading="TBT ms"),
+    MetricSpec("latency/service_s_per_token", "s", "Time from the device's start on a request to its end, over the "
+               "request's tokens: unlike gaps it does not depend on how many tokens arrive at once.",
+               Distribution("service_s_per_token"), "lower", name="service over tokens, mean of a request"),
+    MetricSpec("latency/itl_s", "s", "Gap between two tokens that follow one another (inter-token latency).",
+               Distribution("tbt_s"), "lower", name="gap between two tokens"),
+    MetricSpec("latency/end_to_end_s", "s", "Time from a request's arrival to its end.", Distribution("end_to_end_s"),
+               "lower", name="end to end", label="end to end"),
+    MetricSpec("latency/cloud_queue_s", "s", "A request's queueing in the cloud, all its rounds together.",
+               Distribution("cloud_queue_s"), "lower", name="queueing in the cloud"),
+    MetricSpec("latency/verification_s", "s", "Time in the cloud for a verification, queueing included; a request's "
+               "mean.", Distribution("verification_s"), "lower"),
+    MetricSpec("throughput/tokens_per_s", "tokens/s", "Tokens of all texts a second, from the first arrival to the "
+               "last end.", Rate("num_tokens"), "higher"),
+    MetricSpec("throughput/requests_per_s", "requests/s", "Requests a second that were answered in full.",
+               Rate("complete"), "higher"),
+    MetricSpec("throughput/verifications_per_s", "1/s", "Verifications a second.", Rate("chunks_offloaded")),
+    MetricSpec("throughput/goodput_tokens_per_s", "tokens/s", "Tokens a second of complete requests that met their SLO "
+               "class; without classes, of complete requests.", Rate("num_good_tokens"), "higher",
+               heading="goodput\ntokens/s"),
+    MetricSpec("throughput/slo_violation_rate", "share", "Violated requests over requests with an SLO class.",
+               Mean("slo_violated"), "lower"),
+    MetricSpec("throughput/busy_period_s", "s", "Mean length of the periods in which any request was under way.",
+               BusyPeriods()),
+    MetricSpec("speculation/drafted", "tokens", "Tokens that devices drafted.", Total("drafted"), printed="count"),
+    MetricSpec("speculation/verified", "tokens", "Drafts that the cloud verified.", Total("drafts_verified"),
+               printed="count"),
+    MetricSpec("speculation/accepted", "tokens", "Drafts that the cloud accepted.", Total("drafts_accepted"),
+               printed="count"),
+    MetricSpec("speculation/verifications", "", "Verifications by the cloud.", Total("chunks_offloaded"),
+               printed="count"),
+    MetricSpec("speculation/acceptance_rate", "share", "Accepted drafts over verified drafts.",
+               Ratio("drafts_accepted", "drafts_verified"), "higher", heading="accepted\n%"),
+    MetricSpec("speculation/acceptance_length", "tokens", "Accepted drafts in a verification, without the token that "
+               "the cloud adds.", Ratio("drafts_accepted", "chunks_offloaded"), "higher", heading="accept.\nlength"),
+    MetricSpec("speculation/acceptance_length_with_bonus", "tokens", "The same with the cloud's token, correction or "
+               'bonus: "Accept" of HAT, Table 4.', Ratio("num_accepted_with_bonus", "chunks_offloaded"), "higher",
+               heading="with\nbonus"),
+    MetricSpec("speculation/wasted_share", "share", "Drafts that are not in the text, over drafts.",
+               Ratio("drafts_unused", "drafted"), "lower"),
+    MetricSpec("waste/rejected_tokens", "tokens", "Rejected drafts in a verification (WISP, Eq. 7 to 9).",
+               Ratio("num_rejected", "chunks_offloaded"), "lower"),
+    MetricSpec("waste/wdt_s", "s", "Their drafting time, at the mean time of a draft.",
+               Combination(("num_rejected", "draft_s", "num_drafted_or_discarded", "chunks_offloaded"),
+                           _wasted_draft_s, "num_rejected x draft_s / num_drafted_or_discarded / chunks_offloaded"),
+               "lower"),
+    MetricSpec("waste/time_share", "share", "That time over all drafting time; unknown where none was recorded.",
+               Combination(("num_rejected", "draft_s", "num_drafted_or_discarded", "draft_s"), _wasted_draft_s,
+                           "num_rejected / num_drafted_or_discarded"),
+               "lower"),
+    MetricSpec("waste/discarded_tokens", "tokens", "Drafts in a verification that a stop rule dropped; their time is "
+               "not in wdt_s.", Ratio("discarded_tokens", "chunks_offloaded"), "lower"),
+    MetricSpec("early_exit/token_share", "share", "Drafted tokens that left before the last layer.",
+               Ratio("early_exit_tokens", "drafted")),
+    MetricSpec("early_exit/layer_share", "share", "Layers that ran for a drafted token, of all.",
+               Ratio("layer_share_sum", "drafted"), "lower"),
+    MetricSpec("lookahead/attempts", "", "Verdicts for which the device drafted ahead while it waited.",
+               Total("lookahead_attempts"), printed="count"),
+    MetricSpec("lookahead/position_hit_rate", "share", "Of these, the ones with the assumed position.",
+               Ratio("lookahead_position_hits", "lookahead_attempts"), "higher"),
+    MetricSpec("lookahead/hit_rate", "share", "Of these, the ones with the assumed position and token, which save "
+               "time.", Ratio("lookahead_hits", "lookahead_attempts"), "higher"),
+    MetricSpec("stalls/link_share", "share", "Service time in which the device waited for the link; unknown without "
+               "time lines.", Ratio("link_stall_s", "service_s"), "lower"),
+    MetricSpec("stalls/cloud_share", "share", "Service time in which the device waited for the cloud.",
+               Ratio("cloud_stall_s", "service_s"), "lower"),
+    MetricSpec("sla/prefill_128_s", "s", "Time to first token per 128 tokens of the prompt (HAT, section 4.2).",
+               SlaPercentiles("prefill_128_s"), "lower"),
+    MetricSpec("sla/decode_10_s", "s", "Time for ten tokens behind the first (HAT, section 4.2).",
+               SlaPercentiles("decode_10_s"), "lower"),
+    MetricSpec("offloading/chunk_share", "share", "Offloaded draft chunks over draft chunks.",
+               Ratio("chunks_offloaded", "chunks"), heading="chunks\nasked %"),
+    MetricSpec("offloading/token_share", "share", "Tokens of the text that the cloud accepted or wrote.",
+               Ratio("num_accepted_or_cloud_tokens", "num_tokens", empty=0.0), heading="tokens\noffl. %"),
+    MetricSpec("offloading/tokens_by_origin/*", "tokens", f"Tokens of each origin: {', '.join(ORIGINS)}.",
+               Count(by="origins"), printed="count"),
+    MetricSpec("breakdown/device_s", "s", "The chip of a request's device is at work (token routing, Table 1: SLM "
+               "inference time).", Mean("device_busy_s"), "lower"),
+    MetricSpec("breakdown/remote_s", "s", "The rest of a request's service: communication and the cloud (Comm + LLM "
+               "inference).", Mean("remote_s"), "lower"),
+    MetricSpec("breakdown/remote_s_per_call", "s", "The same for an offloaded chunk.",
+               Ratio("remote_s", "chunks_offloaded"), "lower"),
+    MetricSpec("breakdown/device_s_per_token", "s", "The chip's time for a token that the device wrote: TBT for SLM.",
+               Ratio("device_busy_s", "num_device_tokens"), "lower"),
+    MetricSpec("breakdown/cloud_tokens", "tokens", "Tokens of a request that the cloud wrote (routing number).",
+               Mean("num_cloud_tokens")),
+    MetricSpec("resources/uplink_nbytes", "B", "Bytes from devices to the cloud: payload and 16 bytes of header a "
+               "message, as the policy counts them.", Total("uplink_nbytes"), "lower", label="up"),
+    MetricSpec("resources/downlink_nbytes", "B", "Bytes from the cloud to devices, counted in the same way.",
+               Total("downlink_nbytes"), "lower", label="down"),
+    MetricSpec("resources/uplink_messages", "messages", "Messages from devices to the cloud.", Total("uplink_messages"),
+               "lower"),
+    MetricSpec("resources/device_busy_s", "s", "Time that the devices' chips computed.", Total("device_busy_s"),
+               "lower", printed="number"),
+    MetricSpec("resources/cloud_busy_s", "s", "Time that the cloud's chips computed: a request's share, by tokens, of "
+               "each batch that it was in.", Total("cloud_busy_s"), "lower", printed="number", label="cloud busy"),
+    MetricSpec("resources/cloud_queue_s", "s", "Time that requests queued in the cloud.", Total("cloud_queue_s"),
+               "lower", printed="number"),
+    MetricSpec("resources/cloud_forward_tokens", "tokens", "Tokens that the cloud ran: prompts, uncached tokens, "
+               "drafts.", Total("cloud_forward_tokens"), "lower", printed="count"),
+    MetricSpec("resources/device_j_per_token", "J/token", "The device's energy over the tokens of the text; unknown "
+               "where a chip's power is.", Ratio("device_energy_j", "num_tokens", all_known=True), "lower",
+               heading="J/token\ndevice"),
+    MetricSpec("resources/cloud_j_per_token", "J/token", "The cloud's energy over the tokens of the text.",
+               Ratio("cloud_energy_j", "num_tokens", all_known=True), "lower", heading="J/token\ncloud"),
+    MetricSpec("resources/device_energy_j", "J", "The chip's whole power budget while it computes and its idle power "
+               "while it waits; no radio.", Total("device_energy_j", all_known=True), "lower", label="device energy"),
+    MetricSpec("resources/cloud_energy_j", "J", "The power budget of the cloud's chips for the time that they computed "
+               "for the requests; idle time does not count.", Total("cloud_energy_j", all_known=True), "lower",
+               label="cloud energy"),
+    MetricSpec("cost/w_verified", "", "Target tokens computed over tokens of the text: W as tokens verified; above 1 "
+               "where many drafts are rejected.", Ratio("num_verified_or_cloud_tokens", "num_tokens", empty=0.0),
+               "lower"),
+    MetricSpec("cost/w_generated", "share", "Share of the tokens that the cloud's model wrote: routed tokens, "
+               "corrections, bonus tokens; W as tokens generated.", Ratio("num_cloud_tokens", "num_tokens", empty=0.0),
+               "lower", printed="number", label="by the cloud"),
+    MetricSpec("cost/verified_s", "s", "c = T W / Pf a token (Synera, section 6.1) with W as tokens verified.",
+               CloudCost("cost/w_verified"), "lower", heading="cost ms\nverified"),
+    MetricSpec("cost/generated_s", "s", "c = T W / Pf a token (Synera, section 6.1): T is TBT, W the share that the "
+               "cloud wrote, Pf the packing factor of its model; in time of all the GPUs that one Llama-2-70B takes.",
+               CloudCost("cost/w_generated"), "lower", label="cloud cost", heading="cost ms\nwritten"),
+    MetricSpec("quality/mean", "score", "The data set's score, mean over the requests that have one.", Mean("quality"),
+               "higher"),
+    MetricSpec("quality/rouge_1", "score", "ROUGE-1 against the reference.", Mean("rouge_1"), "higher"),
+    MetricSpec("quality/by_task/*", "score", "Mean score of each task.", Mean("quality", by="task"), "higher"),
+    MetricSpec("slo/*/requests", "requests", "Requests of an SLO class.", Count(by="slo"), printed="count"),
+    MetricSpec("slo/*/violation_rate", "share", "Violated requests of the class over its requests.",
+               Mean("slo_violated", by="slo"), "lower"),
+    MetricSpec("tiers/*/nodes", "nodes", "Nodes of a testbed's tier.", UTILISATION, printed="count"),
+    MetricSpec("tiers/*/blocks", "blocks", "Blocks of the timed model on each of them.", UTILISATION),
+    MetricSpec("tiers/*/utilisation", "share", "Busy time over the time with any session, mean over the tier's nodes.",
+               UTILISATION),
+    MetricSpec("tiers/*/memory_share", "share", "Weights and peak caches over a node's memory, mean over the tier's "
+               "nodes.", UTILISATION),
+    MetricSpec("overhead/device_ms_per_token", "ms", "Decisions of all devices per token of text, on a wall clock.",
+               OVERHEAD, "lower"),
+    MetricSpec("overhead/cloud_share", "share", "Decisions over computation in the cloud, on a wall clock.", OVERHEAD,
+               "lower"),
+    MetricSpec("estimator/batches", "", "Batches of the cloud that the scheduler's estimator is compared with.",
+               BATCH_TIMING, printed="count"),
+    MetricSpec("estimator/mape", "share", "Mean absolute percentage error of the estimated batch time (WISP, section "
+               "5.5).", BATCH_TIMING, "lower"),
+    MetricSpec("estimator/mae_s", "s", "Mean absolute error.", BATCH_TIMING, "lower"),
+    MetricSpec("estimator/bias_s", "s", "Estimated minus measured time, mean.", BATCH_TIMING),
+    MetricSpec("estimator/batch_s", "s", "Measured time of a batch, mean (HAT, Fig. 8).", BATCH_TIMING),
+    MetricSpec("estimator/batch_std_s", "s", "Its standard deviation.", BATCH_TIMING),
+    MetricSpec("estimator/batch_tokens", "tokens", "Tokens of a batch, mean.", BATCH_TIMING),
+    MetricSpec("estimator/r2", "", "R2 of the estimate over batches.", BATCH_TIMING, "higher"),
+    MetricSpec("stage/*", "", "A number that a stage wrote to metrics.json: stage/NAME/METRIC.", "the stage's own"),
 )  # fmt: skip
 COMPARED = (
     "latency/ttft_s/median", "latency/tbt_s/mean", "offloading/token_share", "offloading/chunk_share",
@@ -359,12 +362,12 @@ PAGE = (
 """The metrics of a run that the page shows, of one request so far."""
 
 
-def find(key: str) -> Metric | None:
+def find(key: str) -> MetricSpec | None:
     """The metric that the key of a number belongs to; None for an unknown key."""
     return next((metric for metric in METRICS if any(fnmatchcase(key, known) for known in metric.keys)), None)
 
 
-def metric(key: str) -> Metric:
+def metric(key: str) -> MetricSpec:
     """The metric with this `key`. Raises KeyError."""
     return {one.key: one for one in METRICS}[key]
 

@@ -17,7 +17,7 @@ from pipeline.report.summary import smooth_metric, summarise
 from pipeline.report.table import plain_lines
 from serving.metrics import definitions
 from serving.metrics.batch_timing import estimator_errors
-from serving.metrics.definitions import METRICS, Metric, Percentiles, Ratio
+from serving.metrics.definitions import METRICS, Distribution, MetricSpec, Ratio
 from tests.pipeline.report.serve_artifact import drawn
 
 
@@ -28,7 +28,7 @@ def records(tmp_path_factory):
 
 def test_one_entry_is_a_new_metric_everywhere(monkeypatch, tmp_path, tracking):
     """In a job's summary, its table, MLflow, job.json, a sweep's table and an exhibit, with an interval."""
-    new = Metric(
+    new = MetricSpec(
         "link/uplink_nbytes_per_token", "B", "Uplink bytes over tokens of the text.",
         Ratio("uplink_nbytes", "num_tokens"), "lower", name="uplink bytes a token", heading="B/token",
     )  # fmt: skip
@@ -52,7 +52,7 @@ def test_one_entry_is_a_new_metric_everywhere(monkeypatch, tmp_path, tracking):
 
 
 def test_new_percentiles_with_a_name_are_a_row_of_the_latency_table(monkeypatch, tmp_path):
-    new = Metric("latency/draft_s", "s", "Drafting of a request.", Percentiles("draft_s"), name="drafting")
+    new = MetricSpec("latency/draft_s", "s", "Drafting of a request.", Distribution("draft_s"), name="drafting")
     monkeypatch.setattr(definitions, "METRICS", (*METRICS, new))
     context = JobContext(tmp_path / "job", Tracking(uri="none"), {})
     done = job.report_job(drawn(tmp_path / "serve"), context, io.StringIO())
