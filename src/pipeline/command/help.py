@@ -28,7 +28,7 @@ usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--
        python -m pipeline +experiment=NAME [...]
        python -m pipeline -m +policy=NAME,NAME [...]      a job for each combination of values
        python -m pipeline show GROUP                      each choice of a group in one line; try policy/draft
-       python -m pipeline show metrics                    every metric: key, unit, meaning, formula
+       python -m pipeline show metrics [WORD]             every metric: key, unit, meaning, formula
        python -m pipeline cache list|why|clean            the artifacts in outputs/artifacts
        python -m pipeline doctor                          what is installed here, and what needs what is not
 
@@ -70,7 +70,7 @@ def show_group(argv: Sequence[str]) -> str:
     Raises ConfigError where `argv` names no group, or one that does not exist.
     """
     if argv[:1] == ["metrics"]:
-        return _metrics_text()
+        return _metrics_text(argv[1:])
     known = all_groups(argv)
     group = argv[0].strip("/") if argv else ""
     if group not in known:
@@ -85,16 +85,20 @@ def show_group(argv: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _metrics_text() -> str:
-    """Two lines a metric: key, unit and better direction; meaning and formula."""
+def _metrics_text(words: Sequence[str]) -> str:
+    """For each metric with these words in its key or meaning: key, unit and better side; meaning and formula."""
     lines = []
     for metric in definitions.METRICS:
+        if not all(word.lower() in f"{metric.key} {metric.meaning}".lower() for word in words):
+            continue
         key = metric.key if len(metric.keys) == 1 else f"{metric.key}/{{{','.join(definitions.STATISTICS)}}}"
         better = f"{metric.better} is better" if metric.better else ""
         facts = ", ".join(filter(None, (metric.unit, better)))
         lines.append(f"{key}  ({facts})" if facts else key)
         text = f"{metric.meaning} Formula: {metric.formula}"
         lines.append(fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
+    if not lines:
+        raise ConfigError(f"no metric has {' and '.join(words)} in its key or meaning; `show metrics` lists all.")
     return "\n".join(lines)
 
 

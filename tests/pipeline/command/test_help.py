@@ -49,6 +49,11 @@ def test_show_metrics_names_every_metric_with_unit_meaning_and_formula() -> None
     assert "latency/ttft_s/{mean,median,p90,p99}  (s, lower is better)" in text
     assert "    Accepted drafts over verified drafts. Formula: drafts_accepted / drafts_verified" in text
     assert all(metric.key in text for metric in METRICS)
+    assert [line.split()[0] for line in show_group(["metrics", "slo"]).splitlines() if line[0] != " "] == [
+        "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "slo/*/requests", "slo/*/violation_rate",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="no metric has latency and qality"):
+        show_group(["metrics", "latency", "qality"])
 
 
 @pytest.fixture
