@@ -24,8 +24,14 @@ from serving.workload.workload import Workload
 
 
 def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
-    """Raises ValueError for a setup that this runtime cannot run."""
+    """Raises ValueError for a setup that this runtime cannot run, or a data set without a source."""
     runtime.check(setup)
+    setup.workload.check_source()
+
+
+def check_record_outcomes(*, workload: Workload, **_: object) -> None:
+    """Raises ValueError for a data set without a source."""
+    workload.check_source()
 
 
 def serve(

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
@@ -96,6 +97,21 @@ class PublicDataset(ABC):
         """Yields the records of a file in this data set's format; by default JSON Lines."""
         return records.json_lines(path)
 
+    def check_source(self) -> None:
+        """Raises ValueError if there is neither a file nor what the Hub's copy needs. Reads and fetches nothing."""
+        if self.path is not None:
+            return
+        if self.hub is None:
+            raise ValueError(self._needs_file())
+        if find_spec("datasets") is None:
+            raise ValueError(
+                f"{self.name} has no file, and its copy on the Hugging Face Hub, {self.hub}, needs the package "
+                f"`datasets` and a network. {self._needs_file()}, or pip install 'tandem-llm[hub]'"
+            )
+
+    def _needs_file(self) -> str:
+        return f"{self.name} needs a file: set workload.path=FILE ({self.file_format})"
+
     @abstractmethod
     def example(self, row: DataRecord) -> Example | None:
         """Converts a record of a file or of the Hub; None skips it. Raises InvalidRecordError."""
@@ -127,7 +143,7 @@ class PublicDataset(ABC):
         if path is not None:
             return self.records(path)
         if self.hub is None:
-            raise ValueError(f"{self.name} needs a file: set workload.path=FILE ({self.file_format})")
+            raise ValueError(self._needs_file())
         return records.hub_records(self.hub, self.config, self.split, self.revision, self.columns)
 
     def _prompts(self, worked_examples: list[Example], questions: list[Example]) -> list[Prompt]:

@@ -75,6 +75,12 @@ class Workload:
         """Length of the longest prompt plus the longest answer."""
         return self.max_prompt_tokens + self.max_new_tokens
 
+    def check_source(self) -> None:
+        """Raises ValueError if the data set says that it can be read from nowhere. Reads and fetches nothing."""
+        check = getattr(self.dataset, "check_source", None)
+        if check:
+            check()
+
     def _check_files(self) -> None:
         """Reads the user's files, so that errors show before any work; artifacts may not exist yet."""
         if isinstance(getattr(self.dataset, "path", None), Path):

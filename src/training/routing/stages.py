@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from training.routing import serving_eval
 
 
+def check_record_routes(*, workload: Workload, **_: object) -> None:
+    """Raises ValueError for a data set without a source, or without a metric."""
+    workload.check_source()
+    if not workload.dataset.metrics:
+        raise ValueError(
+            f"{workload.dataset.name} has no quality metric, and a router learns from which model's answer is better; "
+            "choose another workload, or a policy without a router"
+        )
+
+
 def record_routes(
     out: Path,
     *,

@@ -18,6 +18,7 @@ from serving.workload.datasets.spec_bench import SpecBench
 from serving.workload.datasets.sst2 import SST2
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.datasets.xsum import XSum
+from serving.workload.workload import Workload
 
 REAL = {
     CommonsenseQA: ("commonsenseqa/dev.jsonl", 495),
@@ -214,6 +215,17 @@ def hub_of(monkeypatch, *rows):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     return asked
+
+
+def test_a_data_set_without_file_and_package_is_refused_before_any_work(monkeypatch, tmp_path):
+    monkeypatch.setattr("serving.workload.dataset.find_spec", lambda name: None)
+    advice = r"tau/commonsense_qa.*needs a file: set workload\.path=FILE .*tandem-llm\[hub\]"
+    with pytest.raises(ValueError, match=advice):
+        Workload(dataset=CommonsenseQA()).check_source()
+    with pytest.raises(ValueError, match=r"needs a file: set workload\.path=FILE"):
+        Workload(dataset=CommonsenseQA(hub=None)).check_source()
+    monkeypatch.setattr("serving.workload.dataset.find_spec", lambda name: object())
+    Workload(dataset=CommonsenseQA()).check_source()
 
 
 def test_hub_rows_become_the_same_prompts_as_a_files(tmp_path, monkeypatch):

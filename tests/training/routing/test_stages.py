@@ -14,6 +14,7 @@ from serving.engines.models import Checkpoint
 from serving.engines.tokenizer import Tokenizer
 from serving.learned.router import load
 from serving.progress import silent
+from serving.studies.capacity.cases import BlankDataset
 from serving.workload.workload import Workload
 from training.fitting.recipe import CoLLMRecipe
 from training.fitting.trainer import Trainer
@@ -26,7 +27,7 @@ from training.routing.co_llm import (
     marginal_nll,
     reencode_states,
 )
-from training.routing.stages import record_routes, train_citer, train_co_llm
+from training.routing.stages import check_record_routes, record_routes, train_citer, train_co_llm
 from training.routing.states import PREFERENCE_REASONS, RoutingStates, read
 from training.wisp.mlp import MLP
 
@@ -50,6 +51,11 @@ def router(first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path_fa
     out = tmp_path_factory.mktemp("router")
     train_citer(out, routes=(first,), mlp=BRIEF, routed_share=0.2, trainer=one_thread, **common)
     return out
+
+
+def test_a_data_set_without_a_metric_is_refused_before_anything_is_recorded() -> None:
+    with pytest.raises(ValueError, match="blank has no quality metric, and a router learns from"):
+        check_record_routes(workload=Workload(dataset=BlankDataset()))
 
 
 def choices(path: Path, states: RoutingStates, text: int) -> list[int]:
