@@ -1,9 +1,9 @@
 """The exhibits of conf/experiment: each would be shown if its sweep ran now."""
 
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.types import RunMode
 
 from pipeline import api
 from pipeline.config.arguments import conf_dir
@@ -20,18 +20,15 @@ NAMES = sorted(
 )
 
 
-def file_of(name: str) -> Path:
-    return EXPERIMENTS / f"{name}.yaml"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_exhibit_of_the_project_is_valid(name: str) -> None:
-    if "MULTIRUN" in file_of(name).read_text(encoding="utf-8"):
-        register_resolvers()
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            config = compose("config", [f"+experiment={name}"], return_hydra_config=True)
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", [f"+experiment={name}"], return_hydra_config=True)
+        is_sweep = config.hydra.mode == RunMode.MULTIRUN
+        if is_sweep:
             assert prepare_exhibit(config) is not None
-    else:
+    if not is_sweep:
         with api.composed(f"experiment={name}") as cfg:
             node = resolve(cfg)["exhibit"]
         data = ConfigSchema(str, lambda _target, _name: None).coerce(node, Exhibit, "exhibit")
