@@ -1,6 +1,7 @@
 import pytest
 
 from pipeline.report import figures
+from pipeline.report.figures import TradeoffPoint
 from pipeline.report.records import Records
 from tests.pipeline.report.serve_artifact import drawn, request, write
 
@@ -49,3 +50,18 @@ def test_the_timeline_ends_after_twelve_rounds(tmp_path):
 def test_a_request_that_ended_at_once_can_be_drawn(tmp_path):
     nothing = request("a", [], [0.0], ending="failed", ttft_s=None) | {"token_times_s": []}
     assert figures.draw_timeline(Records.read(write(tmp_path, [nothing])), tmp_path / "timeline.png").exists()
+
+
+def test_a_tradeoff_draws_lines_intervals_and_only_known_axes(tmp_path):
+    share, tbt = "offloading/token_share", "latency/tbt_s/mean"
+    points = [TradeoffPoint("synera", f"{x}", x, x - 0.1, x + 0.1, {share: x, tbt: 0.01}) for x in (0.1, 0.4)]
+    points.append(TradeoffPoint("edge_centric", "", 0.2, 0.2, 0.2, {share: 0.0, tbt: 0.02}))
+    path = figures.draw_tradeoff(points, tmp_path / "tradeoff.png", "exact match")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    width, height = (int.from_bytes(path.read_bytes()[at : at + 4], "big") for at in (16, 20))
+    assert width / height == pytest.approx(2 * 4.4 / 4.0, abs=0.01)
+
+
+def test_a_tradeoff_figure_without_points_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="one complete job with a quality"):
+        figures.draw_tradeoff([], tmp_path / "tradeoff.png")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.report.statistics import mean_interval, paired_interval
+from pipeline.report.statistics import Percentiles, mean_interval, paired_interval, percentile
 
 
 def test_intervals_are_reproducible_and_nearly_equal_between_seeds():
@@ -59,3 +59,21 @@ def test_values_that_cannot_be_resampled_are_refused(values, options, message):
 def test_a_paired_interval_of_unequal_lengths_is_refused():
     with pytest.raises(ValueError, match="same prompts on both sides, got 2 and 1"):
         paired_interval([1, 2], [1], seed=0)
+
+
+def test_percentiles_of_known_values():
+    spread = Percentiles.of([4.0, None, 1.0, 2.0, 3.0, 5.0])
+    assert spread == Percentiles(3.0, 3.0, pytest.approx(4.6), pytest.approx(4.96))
+
+
+def test_one_value_is_all_of_its_percentiles():
+    assert Percentiles.of([2.5]) == Percentiles(2.5, 2.5, 2.5, 2.5)
+
+
+def test_no_values_have_no_percentiles():
+    assert Percentiles.of([None, None]) is None
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 10.0), (0.25, 12.5), (0.5, 15.0), (1.0, 20.0)])
+def test_percentiles_interpolate(share, value):
+    assert percentile([10.0, 20.0], share) == value

@@ -50,7 +50,7 @@ def test_table_5_lies_between_the_energies_of_the_models():
         assert ORIN.joules(mode, decode_s("llama2_7b", mode)) > 1.4 * TABLE_5_J
 
 
-def test_early_exit_in_the_last_quarter_can_save_what_table_5_says():
+def test_early_exit_in_the_last_quarter_can_save_the_energy_of_table_5():
     """A token that leaves at three quarters saves 23 to 25 %; the paper's 13 % are reached when half of them do."""
     reported = 1 - TABLE_5_EXIT_J / TABLE_5_J
     assert reported == pytest.approx(0.129, abs=5e-4)

@@ -18,7 +18,7 @@ SCORES = tuple(i / 10 for i in range(10))
     ("below", 0.39, True), ("below", 0.4, False), ("below", 0.41, False),
     ("above", 0.39, False), ("above", 0.4, False), ("above", 0.41, True),
 ])  # fmt: skip
-def test_the_side_says_which_scores_are_routed(side: ThresholdSide, score: float, routed: bool) -> None:
+def test_the_side_decides_which_scores_are_routed(side: ThresholdSide, score: float, routed: bool) -> None:
     assert random_router(4, 0.4, side).routes(score) is routed
     assert random_router(4, 0.9, side).routes(score, 0.4) is routed
 

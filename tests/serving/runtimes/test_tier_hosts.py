@@ -144,7 +144,7 @@ def test_two_tiers_fail_at_once_and_start_again_in_either_order() -> None:
     run(scenario)
 
 
-def test_a_node_off_the_path_is_told_that_the_session_ended() -> None:
+def test_a_node_off_the_path_is_notified_that_the_session_ended() -> None:
     """From the device itself, which never asked there: nodes of earlier tiers, one of which is dead, did."""
 
     async def scenario() -> None:

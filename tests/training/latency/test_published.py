@@ -18,7 +18,7 @@ TOYS = [
 
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
-def test_a_model_has_as_many_weights_as_its_shape_says(toy):
+def test_a_random_model_has_the_weights_of_its_shape(toy):
     engine = published_engine(toy, "fp32", 128, Accelerator("cpu"))
     model = engine.model
     modules = (model.embed, *model.layers, model.norm, model.lm_head)

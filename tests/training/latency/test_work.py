@@ -36,7 +36,7 @@ def test_timed_batches_have_the_load_of_their_shape(engine):
 
 
 @pytest.mark.parametrize("works", [forward_work_builder(2), draft_work])
-def test_the_cache_does_not_grow_while_it_is_timed(engine, works):
+def test_no_cache_grows_during_timing(engine, works):
     for cached in (66, 100, 130, 200):
         before, after, _ = timed(engine, works, WorkShape(MEMORY_RANDOM, "verify", (SessionShape(cached, 3, 3),)))
         assert before == after

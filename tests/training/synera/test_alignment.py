@@ -71,7 +71,7 @@ def toy(workload: Workload, toy_pair: tuple[Path, Path]) -> Toy:
     return Toy(align(models, asked, 4, 0, silent), [query.prompt.text for query in asked], toy_pair)
 
 
-def test_tokens_are_judged_as_one_forward_pass_of_transformers_judges_them(toy: Toy) -> None:
+def test_token_scores_equal_those_of_one_forward_pass_of_transformers(toy: Toy) -> None:
     large, small = (quality.load(checkpoint) for checkpoint in toy.pair)
     words = tokenizer.load(toy.pair[0])
     outputs = quality.generate_greedy(large, words, toy.prompts, max_new_tokens=12)

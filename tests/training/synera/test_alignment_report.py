@@ -57,7 +57,7 @@ def test_the_most_important_of_the_drafted_tokens() -> None:
     assert value(DRAFTED, "least confident fifth", "share_of_misses") == pytest.approx(2 / 3)
 
 
-def test_how_often_the_most_important_drafts_are_cut() -> None:
+def test_the_share_of_cut_drafts_among_the_most_important() -> None:
     assert value(DRAFT, "all", "rejected_share") == pytest.approx(0.6)
     assert value(DRAFT, "most important fifth", "rejected_share") == pytest.approx(1.0)
     assert value(DRAFT, "most important fifth", "share_of_misses") == pytest.approx(1 / 3)

@@ -89,7 +89,7 @@ def test_a_pair_that_contradicts_the_theorem_is_found() -> None:
     )
 
 
-def test_predictors_that_agree_with_it_are_no_contradiction() -> None:
+def test_predictors_that_agree_with_the_theorem_are_no_contradiction() -> None:
     held = HeldOutWindows.from_windows(windows([0, 1, 2, 3] * 20), K)
     careful = held.operating_point("a", 0.8, passed(*["0000"] * 80), 0.5, allow_empty=True)
     careless = held.operating_point("b", 0.8, passed(*["1111"] * 80), 0.5, allow_empty=True)

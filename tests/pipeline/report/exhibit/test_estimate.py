@@ -23,7 +23,7 @@ def test_a_difference_is_paired_value_by_value():
     assert interval.low == pytest.approx(expected.low, abs=0.025)
 
 
-def test_seeds_are_strata_and_their_spread_is_told():
+def test_seeds_are_strata_and_their_spread_is_reported():
     three = pool([estimate_mean([value + seed for value in OURS], str(seed)) for seed in (0, 3, 4)])
     assert three.value == pytest.approx(1 / 3 + 7 / 3)
     assert three.seed_range == (pytest.approx(1 / 3), pytest.approx(4 + 1 / 3))

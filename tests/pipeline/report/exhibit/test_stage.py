@@ -67,6 +67,6 @@ def test_invalid_tables_of_a_stage_are_refused(tmp_path, node, message):
         list(read_rows(table(tmp_path, node)))
 
 
-def test_a_stage_without_rows_is_told_so(tmp_path):
+def test_a_stage_without_rows_is_an_error(tmp_path):
     with pytest.raises(TableError, match="cannot be read as the rows of an exhibit"):
         list(read_rows(tmp_path))

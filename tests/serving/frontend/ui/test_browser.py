@@ -286,7 +286,7 @@ def told(view: View, *events: tuple[str, dict[str, Any]]) -> None:
     view.run()
 
 
-def test_text_held_back_until_the_end_token_precedes_it(view: View) -> None:
+def test_held_back_text_is_shown_before_the_end_token(view: View) -> None:
     half, end = TOKEN | {"text": ""}, TOKEN | {"text": "\ufffd", "end": True}
     told(view, ("started", BEGUN), ("token", TOKEN), ("token", half), ("token", end), *END)
     assert view.page.locator(".answer .token").all_text_contents()[:3] == ["a", "\ufffd", "end"]
@@ -307,7 +307,7 @@ def test_answers_are_shown_as_text_and_never_as_markup(view: View) -> None:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(420, "light"), (420, "dark"), (1280, "dark")])
-def test_it_fits_a_narrow_screen_and_either_scheme(browser: Any, url: str, width: int, scheme: str) -> None:
+def test_the_page_fits_a_narrow_screen_in_either_colour_scheme(browser: Any, url: str, width: int, scheme: str) -> None:
     view = View(browser, url, color_scheme=scheme).ready()
     view.page.set_viewport_size({"width": width, "height": 800})
     view.page.check("#pair")

@@ -1,11 +1,11 @@
-"""The largest number of devices, of an imagined cloud whose violation rate is known."""
+"""The capacity search on an imagined cloud whose violation rate is known, and isotonic regression."""
 
 from dataclasses import dataclass, field
 
 import pytest
 
 from serving.studies.capacity.load_test import LoadTestResult
-from serving.studies.capacity.search import CapacitySearch, search_capacity
+from serving.studies.capacity.search import CapacitySearch, isotonic_crossing, isotonic_regression, search_capacity
 
 ASKED = 400
 
@@ -63,3 +63,23 @@ def test_a_capacity_search_ends_at_its_limit_with_a_note() -> None:
 def test_invalid_capacity_searches_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).split("_")[0]):
         CapacitySearch(**wrong)  # type: ignore[arg-type]
+
+
+def test_decreasing_neighbours_are_pooled_to_their_weighted_mean() -> None:
+    assert isotonic_regression([0.0, 0.4, 0.1, 0.5], [1, 1, 2, 1]) == pytest.approx([0.0, 0.2, 0.2, 0.5])
+    assert isotonic_regression([3.0, 2.0, 1.0], [1, 1, 1]) == pytest.approx([2.0] * 3)
+
+
+def test_the_crossing_is_interpolated_between_two_points() -> None:
+    assert isotonic_crossing([10, 20, 30], [0.0, 0.0, 0.1], [1, 1, 1], 0.05) == pytest.approx(25)
+    assert isotonic_crossing([10, 20, 30], [0.0, 0.05, 0.1], [1, 1, 1], 0.05) == pytest.approx(20)
+
+
+def test_an_outlier_beyond_the_crossing_has_little_weight() -> None:
+    places, rates = [10, 20, 30, 40], [0.0, 0.2, 0.04, 0.4]
+    assert 10 < isotonic_crossing(places, rates, [1, 1, 1, 1], 0.05) < 20
+
+
+@pytest.mark.parametrize(("rates", "place"), [([0.2, 0.3], 10), ([0.0, 0.01], 20)])
+def test_a_curve_that_never_crosses_ends_at_its_last_point(rates: list[float], place: float) -> None:
+    assert isotonic_crossing([10, 20], rates, [1, 1], 0.05) == place
