@@ -31,8 +31,8 @@ Tokens = tuple[int, ...]
 
 
 @dataclass
-class Stage:
-    """`device-0` behind a gateway, and its cloud, in one process."""
+class GatewayDevice:
+    """`device-0` with its gateway, and its cloud, in one process."""
 
     gateway: DeviceGateway
     live: RealTimeDriver
@@ -56,14 +56,14 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> AsyncIterator[Stage]:
+async def gateway_device(policy: str = "sled", reach: bool = True, **override: Any) -> AsyncIterator[GatewayDevice]:
     topology = Topology(setup(policy, devices=1, override={"kv_cache": PrefixCaching()} | override), LAYERS)
     tokenizer: Any = FakeTokenizer()
     tokenizer.eos_token_ids = ()
     gateway = DeviceGateway("device-0", topology.setup.policy, tokenizer, 100, lambda: reach)
     node = topology.create_node("device-0")
     assert isinstance(node, Device)
-    made = Stage(gateway, None, node, {}, [])  # type: ignore[arg-type]
+    made = GatewayDevice(gateway, None, node, {}, [])  # type: ignore[arg-type]
     made.live = live = RealTimeDriver(WallClock(), [gateway, made], on_error=lambda problem: None)
     for name in ("device-0", *topology.workers):
         made.chips[name] = ControlledPair()
@@ -82,11 +82,13 @@ async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> As
         live.close()
 
 
-def played(scene: Callable[[Stage], Coroutine[Any, Any, None]], policy: str = "sled", **how: Any) -> None:
+def run_scenario(
+    scenario: Callable[[GatewayDevice], Coroutine[Any, Any, None]], policy: str = "sled", **how: Any
+) -> None:
     async def play() -> None:
-        async with stage(policy, **how) as made:
+        async with gateway_device(policy, **how) as made:
             made.gateway.attach(made.live)
-            await scene(made)
+            await scenario(made)
 
     run(play)
 
@@ -96,18 +98,18 @@ def text(pieces: list[TokenDelta]) -> Tokens:
 
 
 def test_deltas_are_the_answer_and_the_last_one_ends() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         pieces = await s.ask()
         assert text(pieces) == own_text(PROMPT, 12)
         assert [piece.ending for piece in pieces] == [""] * (len(pieces) - 1) + ["complete"]
         assert all(len(piece.tokens) == len(piece.origins) for piece in pieces)
 
-    played(scene)
+    run_scenario(scenario)
 
 
 def test_requests_are_refused_before_a_driver_is_attached() -> None:
     async def play() -> None:
-        async with stage() as s:
+        async with gateway_device() as s:
             assert not s.gateway.ready
             with pytest.raises(UnsupportedRequestError, match="still being loaded"):
                 await s.ask()
@@ -116,48 +118,48 @@ def test_requests_are_refused_before_a_driver_is_attached() -> None:
 
 
 def test_cached_tokens_are_reported_once() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         first = await s.ask(conversation="c")
         second = await s.ask(PROMPT + text(first) + (7, 8), conversation="c")
         assert sum(piece.cached_tokens for piece in first) == 0
         assert [piece.cached_tokens for piece in second if piece.cached_tokens] == [len(PROMPT) + 12 - 1]
         assert sum(piece.cached_tokens for piece in await s.ask(conversation="other")) == 0
 
-    played(scene)
+    run_scenario(scenario)
 
 
 def test_a_released_conversation_starts_without_a_cache() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         said = text(await s.ask(conversation="c"))
         assert len(s.node.idle_sessions) == 1
         s.gateway.release("c")
         again = await s.ask(PROMPT + said + (7,), conversation="c")
         assert sum(piece.cached_tokens for piece in again) == 0
 
-    played(scene)
+    run_scenario(scenario)
 
 
 def test_without_a_conversation_no_cache_is_kept() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         await s.ask()
         assert not s.node.idle_sessions
         await until(lambda: not any(chip.caches for chip in s.chips.values()))
 
-    played(scene)
+    run_scenario(scenario)
 
 
 def test_closing_an_answer_early_cancels_it() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         async with aclosing(s.gateway.generate(PROMPT, 1000, None, None)) as pieces:
             await anext(pieces)
         assert text(await s.ask()) == own_text(PROMPT, 12)  # else it would wait for a thousand tokens
         assert len(s.begun) == 2
 
-    played(scene)
+    run_scenario(scenario)
 
 
 def test_one_seed_gives_one_random_stream_for_any_session_name() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         for seed, conversation in ((5, "a"), (5, ""), (6, "b")):
             await s.ask(limit=1, sampling=SamplingParams(1.0, 0, 1.0, seed), conversation=conversation)
         calls = [begin.request for begin in s.begun]
@@ -167,32 +169,32 @@ def test_one_seed_gives_one_random_stream_for_any_session_name() -> None:
         assert tokens == decisions
         assert tokens[0] == tokens[1] != tokens[2]
 
-    played(scene, "edge_centric")
+    run_scenario(scenario, "edge_centric")
 
 
 def test_greedy_requests_have_one_random_stream() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         for conversation in ("a", "b"):
             await s.ask(limit=1, conversation=conversation)
         assert len({Session(begin.request, seed=99).random_stream for begin in s.begun}) == 1
 
-    played(scene, "edge_centric")
+    run_scenario(scenario, "edge_centric")
 
 
 @pytest.mark.parametrize("node", ["device-0", "cloud-0"])
 def test_a_failing_chip_fails_at_most_one_request(node: str) -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         s.chips[node].num_failures = 1
         first = await s.ask()
         assert first[-1].ending == ("failed" if node == "device-0" else "complete")
         second = await s.ask()
         assert (text(second), second[-1].ending) == (own_text(PROMPT, 12), "complete")
 
-    played(scene)
+    run_scenario(scenario)
 
 
 def test_a_fault_in_the_device_fails_one_request(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         handle, heard = s.node.handle, 0
 
         def faulty(event: Event, now: float) -> Sequence[Command]:
@@ -207,13 +209,13 @@ def test_a_fault_in_the_device_fails_one_request(caplog: pytest.LogCaptureFixtur
         assert first[-1].ending == "cancelled"
         assert text(await s.ask()) == own_text(PROMPT, 12)
 
-    played(scene)
+    run_scenario(scenario)
     assert "broke off" in caplog.text
     assert "a fault" in caplog.text
 
 
 def test_a_device_that_cannot_cancel_ends_the_request_as_failed() -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         handle = s.node.handle
 
         def broken(event: Event, now: float) -> Sequence[Command]:
@@ -224,23 +226,23 @@ def test_a_device_that_cannot_cancel_ends_the_request_as_failed() -> None:
         s.node.handle = handle  # type: ignore[method-assign]
         assert text(await s.ask()) == own_text(PROMPT, 12)
 
-    played(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(("policy", "travels"), [("sled", True), ("edge_centric", False)])
 def test_bytes_are_counted_both_ways(policy: str, travels: bool) -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         await s.ask()
         assert (s.gateway.uplink_nbytes > 0) == (s.gateway.downlink_nbytes > 0) == travels
 
-    played(scene, policy)
+    run_scenario(scenario, policy)
 
 
 @pytest.mark.parametrize(
     ("policy", "action", "ready"), [("sled", "wait", False), ("sled", "local", True), ("edge_centric", "wait", True)]
 )
 def test_a_policy_that_needs_its_cloud_is_not_ready_without_it(policy: str, action: Any, ready: bool) -> None:
-    async def scene(s: Stage) -> None:
+    async def scenario(s: GatewayDevice) -> None:
         assert (s.gateway.cloud_reachable, s.gateway.ready) == (False, ready)
 
-    played(scene, policy, reach=False, link_loss=LinkLoss(action))
+    run_scenario(scenario, policy, reach=False, link_loss=LinkLoss(action))

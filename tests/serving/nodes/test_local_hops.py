@@ -42,7 +42,7 @@ MOMENTS = [i * 0.046 for i in range(15)]
 ENDS = tuple(range(1, 997, 60))
 
 
-def shaped(name: str, stages: int = 1, download: str = "last", **override: Any) -> Policy:
+def split_policy(name: str, stages: int = 1, download: str = "last", **override: Any) -> Policy:
     return policy(name, placement=UShapedPlacement(2, stages, download), **override)  # type: ignore[arg-type]
 
 
@@ -51,13 +51,13 @@ def requests(w: World, to: str | None = None) -> list[Request]:
     return [send.message for send in found if to in (None, send.to)]
 
 
-def texts_are_the_targets(w: World) -> None:
+def assert_texts_are_the_targets(w: World) -> None:
     assert w.endings() == {call.session: "complete" for call in w.calls}
     for call in w.calls:
         assert w.text(call.session) == own_text(call.prompt, call.max_new_tokens, call.stop_tokens)
 
 
-def nothing_is_kept(w: World) -> None:
+def assert_no_state_left(w: World) -> None:
     chips = [device.local_worker for device in w.devices.values() if device.local_worker]
     for worker in (*w.workers.values(), *chips):
         assert not worker.retained_requests
@@ -98,9 +98,9 @@ def test_local_hops_write_the_targets_text_and_send_no_token(
     name: str, prefill: Any, stages: int, download: str
 ) -> None:
     """Sarathi's small chunk cuts what arrives; several sessions at once interleave on one chip."""
-    p = shaped(name, stages, download, prefill=prefill, scheduler=ContinuousBatch(chunk_tokens=5))
+    p = split_policy(name, stages, download, prefill=prefill, scheduler=ContinuousBatch(chunk_tokens=5))
     w = world(p, at_once=3, calls_each=3, prompt=33, limit=30, ends=ENDS).run()
-    texts_are_the_targets(w)
+    assert_texts_are_the_targets(w)
     said = w.log.commands(SendMessage)
     assert len(said) > 30
     assert {type(send.message) for send in said} <= {Request, Release}
@@ -108,7 +108,7 @@ def test_local_hops_write_the_targets_text_and_send_no_token(
         secret = {"tokens", "ends", "odds", "verdict", "proposal", "token"}
         assert secret.isdisjoint(name for name, _ in leaves(send.message) if _is_tokens(send.message, name))
     assert w.replays()
-    nothing_is_kept(w)
+    assert_no_state_left(w)
 
 
 def _is_tokens(message: Any, name: str) -> bool:
@@ -126,7 +126,7 @@ def test_the_check_detects_a_policy_that_sends_tokens() -> None:
 def test_a_prompts_last_or_all_hidden_states_are_downloaded(stages: int) -> None:
     ways = {}
     for download in ("last", "all"):
-        p = shaped("u_shape", stages, download, prefill=ChunkedPrefill(8, "first"))
+        p = split_policy("u_shape", stages, download, prefill=ChunkedPrefill(8, "first"))
         w = world(p, devices=1, prompt=33, limit=1).run()
         ways[download] = [
             (m.slice.start, m.slice.hidden_states.nbytes // 8192)
@@ -138,14 +138,14 @@ def test_a_prompts_last_or_all_hidden_states_are_downloaded(stages: int) -> None
 
 
 def test_requests_have_the_bytes_of_a_header_and_the_hidden_states() -> None:
-    w = world(shaped("u_shape"), devices=1, prompt=12, limit=2).run()
+    w = world(split_policy("u_shape"), devices=1, prompt=12, limit=2).run()
     assert [send.nbytes for send in w.log.commands(SendMessage) if isinstance(send.message, Request)] == [
         16 + 12 * 8192, 16 + 8192, 16 + 8192, 16 + 8192,
     ]  # fmt: skip
 
 
 def test_the_first_hop_runs_before_cache_filling_and_lookahead() -> None:
-    w = world(shaped("hat", prefill=WholePrefill("first")), devices=1, prompt=12, limit=40).run()
+    w = world(split_policy("hat", prefill=WholePrefill("first")), devices=1, prompt=12, limit=40).run()
     works = [
         start.work
         for node, _, _, said in w.log.entries
@@ -173,7 +173,7 @@ def test_the_first_hop_runs_before_cache_filling_and_lookahead() -> None:
 def test_a_verdict_is_handled_before_further_lookahead(seed: int, at_once: int) -> None:
     """The chip is free when the head has run: what the session makes of the answer comes first."""
     w = world(
-        shaped("hat", prefill=OverlappedPrefill(initial_chunk_tokens=8)),
+        split_policy("hat", prefill=OverlappedPrefill(initial_chunk_tokens=8)),
         at_once=at_once,
         calls_each=3,
         prompt=60,
@@ -181,7 +181,7 @@ def test_a_verdict_is_handled_before_further_lookahead(seed: int, at_once: int) 
         seed=seed,
     )
     w.run()
-    texts_are_the_targets(w)
+    assert_texts_are_the_targets(w)
     for node, event, _, said in w.log.entries:
         if "device" in node and isinstance(event, WorkFinished) and not isinstance(event.outcome, DraftOutcome):
             drafting = [c.work.session for c in said if isinstance(c, StartWork) and isinstance(c.work, DraftWork)]
@@ -189,8 +189,8 @@ def test_a_verdict_is_handled_before_further_lookahead(seed: int, at_once: int) 
 
 
 def test_concurrent_sessions_share_the_chip() -> None:
-    w = world(shaped("hat"), devices=1, at_once=3, calls_each=3, prompt=20, limit=30).run()
-    texts_are_the_targets(w)
+    w = world(split_policy("hat"), devices=1, at_once=3, calls_each=3, prompt=20, limit=30).run()
+    assert_texts_are_the_targets(w)
     cloud = [
         rows.session
         for start in w.log.commands(StartWork)
@@ -204,22 +204,22 @@ def test_concurrent_sessions_share_the_chip() -> None:
 @pytest.mark.parametrize("at", MOMENTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_loss_changes_no_token(name: str, at: float) -> None:
-    w = world(shaped(name, 2), devices=1, at_once=2, calls_each=2, limit=20)
+    w = world(split_policy(name, 2), devices=1, at_once=2, calls_each=2, limit=20)
     w.simulator.run(at)
     for cloud in w.workers:
         w.simulator.post(at, "device-0", PeerLost(cloud))
         w.simulator.post(at + 0.05, "device-0", PeerRestored(cloud))
     w.simulator.run()
-    texts_are_the_targets(w)
-    nothing_is_kept(w)
+    assert_texts_are_the_targets(w)
+    assert_no_state_left(w)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sessions_evicted_by_a_full_cloud_are_retried(name: str) -> None:
-    w = world(shaped(name, 2), devices=3, at_once=2, calls_each=2, prompt=20, limit=20, capacity_tokens=70).run()
+    w = world(split_policy(name, 2), devices=3, at_once=2, calls_each=2, prompt=20, limit=20, capacity_tokens=70).run()
     assert any(isinstance(send.message, CacheMiss) for send in w.log.commands(SendMessage))
-    texts_are_the_targets(w)
-    nothing_is_kept(w)
+    assert_texts_are_the_targets(w)
+    assert_no_state_left(w)
 
 
 @pytest.mark.parametrize("at", MOMENTS)
@@ -227,18 +227,23 @@ def test_sessions_evicted_by_a_full_cloud_are_retried(name: str) -> None:
 def test_a_cancelled_session_leaves_nothing_behind(name: str, at: float) -> None:
     """Also before the first reply, when the device does not know yet which nodes hold its caches."""
     w = world(
-        shaped(name, 2, prefill=ChunkedPrefill(5, "first")), devices=1, at_once=2, calls_each=2, prompt=33, limit=40
+        split_policy(name, 2, prefill=ChunkedPrefill(5, "first")),
+        devices=1,
+        at_once=2,
+        calls_each=2,
+        prompt=33,
+        limit=40,
     )
     w.simulator.run(at)
     w.simulator.post(at, "device-0", SessionCancelled("s0.0"))
     w.simulator.run()
     assert w.endings() == {"s0.0": "cancelled", "s0.1": "complete"}
     assert DropCache("s0.0", None) in w.log.commands(DropCache)
-    nothing_is_kept(w)
+    assert_no_state_left(w)
 
 
 def test_messages_of_a_device_to_itself_are_never_commands() -> None:
-    p = shaped("u_shape")
+    p = split_policy("u_shape")
     device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0, hidden_nbytes=8192)
     pair = FakePair()
     (wake,) = device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 2)), 0.0)
@@ -252,19 +257,19 @@ def test_messages_of_a_device_to_itself_are_never_commands() -> None:
 
 def test_a_request_without_its_retained_drafts_is_a_cache_miss() -> None:
     """As after a restart of the device: its tokens are gone, and the session asks anew."""
-    w = world(shaped("hat"), devices=1, limit=20)
+    w = world(split_policy("hat"), devices=1, limit=20)
     w.simulator.run(0.1)
     device = w.devices["device-0"]
     assert device.local_worker is not None
     assert device.local_worker.retained_requests
     device.local_worker.retained_requests.clear()
     w.simulator.run()
-    texts_are_the_targets(w)
+    assert_texts_are_the_targets(w)
     assert max(m.attempt for m in requests(w)) > 0
 
 
 def test_a_release_is_forwarded_to_nodes_that_the_device_does_not_know() -> None:
-    w = world(shaped("u_shape", 4), devices=1, prompt=33, limit=5)
+    w = world(split_policy("u_shape", 4), devices=1, prompt=33, limit=5)
     w.simulator.run(0.2)  # the prompt is on its way through the cloud
     w.simulator.post(0.2, "device-0", SessionCancelled("s0.0"))
     w.simulator.run()

@@ -25,7 +25,7 @@ LOSSLESS = [name for name in POLICIES if policy(name).lossless]
 CLOUD = [name for name in POLICIES if name != "edge_centric"]
 
 
-def check_whole(w: World, lossless: bool) -> None:
+def assert_complete(w: World, lossless: bool) -> None:
     assert w.endings() == {c.session: "complete" for c in w.calls}
     for call in w.calls:
         text = w.text(call.session)
@@ -40,13 +40,13 @@ def check_whole(w: World, lossless: bool) -> None:
 @pytest.mark.parametrize("prompt", [1, 2, 33])
 @pytest.mark.parametrize("limit", [1, 2, 17])
 def test_every_policy_answers_every_prompt_shape(name: str, prompt: int, limit: int) -> None:
-    check_whole(world(policy(name), prompt=prompt, limit=limit).run(), name in LOSSLESS)
+    assert_complete(world(policy(name), prompt=prompt, limit=limit).run(), name in LOSSLESS)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_every_policy_answers_at_acceptance_0_and_1(name: str, alpha: float) -> None:
-    check_whole(world(policy(name), alpha=alpha).run(), name in LOSSLESS or alpha == 1.0)
+    assert_complete(world(policy(name), alpha=alpha).run(), name in LOSSLESS or alpha == 1.0)
 
 
 def test_cloud_centric_and_sled_are_the_lossless_test_policies() -> None:
@@ -58,14 +58,14 @@ def test_text_ends_at_an_end_token(name: str) -> None:
     alone = world(policy("edge_centric"), alpha=1.0).run()
     ends = (alone.text("s0.0")[9],)
     w = world(policy(name), alpha=1.0, ends=ends).run()
-    check_whole(w, lossless=True)
+    assert_complete(w, lossless=True)
     assert len(w.text("s0.0")) <= 10
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_device_serves_its_requests_one_after_the_other(name: str) -> None:
     w = world(policy(name), devices=2, calls_each=3).run()
-    check_whole(w, name in LOSSLESS)
+    assert_complete(w, name in LOSSLESS)
     order = [d.session for d in w.log.commands(EmitTokens) if d.ending and d.session.startswith("s0")]
     assert order == ["s0.0", "s0.1", "s0.2"]
 
@@ -79,7 +79,7 @@ def test_a_device_serves_its_requests_one_after_the_other(name: str) -> None:
     "prefill", [WholePrefill("lazy"), WholePrefill("ahead"), WholePrefill("first"), ChunkedPrefill(7)]
 )
 def test_schedulers_and_prefills_go_with_every_policy(name: str, scheduler: object, prefill: object) -> None:
-    check_whole(world(policy(name, scheduler=scheduler, prefill=prefill), prompt=40).run(), name in LOSSLESS)
+    assert_complete(world(policy(name, scheduler=scheduler, prefill=prefill), prompt=40).run(), name in LOSSLESS)
 
 
 @pytest.mark.parametrize("name", CLOUD)
@@ -125,7 +125,7 @@ def test_a_device_feeds_each_token_once() -> None:
 @pytest.mark.parametrize("name", CLOUD)
 def test_evicted_sessions_are_answered_correctly(name: str) -> None:
     w = world(policy(name, kv_cache=PrefixCaching(90.0)), devices=4, limit=30)
-    check_whole(w.run(), name in LOSSLESS)
+    assert_complete(w.run(), name in LOSSLESS)
 
 
 @pytest.mark.parametrize("name", CLOUD)

@@ -121,7 +121,7 @@ SEEDS = {"whole": 100, "split": 25, "trees": 25}
 """How many of each hundred seeds are run."""
 
 
-def drawn(r: random.Random, family: str) -> Policy | None:
+def random_policy(r: random.Random, family: str) -> Policy | None:
     """A row of random choices; None where they do not go together."""
     try:
         return policy("sled", **{slot: r.choice(choices) for slot, choices in FAMILIES[family].items()})
@@ -129,7 +129,7 @@ def drawn(r: random.Random, family: str) -> Policy | None:
         return None
 
 
-def conditions(r: random.Random, family: str) -> dict[str, Any]:
+def random_conditions(r: random.Random, family: str) -> dict[str, Any]:
     return {
         "devices": r.choice((1, 3)),
         "calls_each": r.choice((1, 2)),
@@ -144,7 +144,7 @@ def conditions(r: random.Random, family: str) -> dict[str, Any]:
     }
 
 
-def mishap(w: World, r: random.Random) -> bool:
+def inject_failure(w: World, r: random.Random) -> bool:
     """The cloud is cut off from a device for a while, or restarts with empty caches, or a user leaves."""
     name, at = f"device-{r.randrange(len(w.devices))}", r.uniform(0.0, 0.8)
     kind = r.choice(("cut", "restart", "cancel"))
@@ -166,7 +166,7 @@ def mishap(w: World, r: random.Random) -> bool:
     return kind == "restart"
 
 
-class Unruly(Simulator):
+class UnreliableSimulator(Simulator):
     """A simulator whose links lose, duplicate and reorder messages, for a while or for ever.
 
     After a device's own hop they only duplicate: a middle hop, which gets no verdict, cannot distinguish a rejected
@@ -182,25 +182,25 @@ class Unruly(Simulator):
         self._until_s = r.choice((INF, 0.5))
 
     def _send(self, name: str, send: SendMessage) -> None:
-        lost, twice, late = self._rates if self.now < self._until_s else (0.0, 0.0, 0.0)
+        lost, duplicated, delayed = self._rates if self.now < self._until_s else (0.0, 0.0, 0.0)
         r = self._r
         if r.random() < lost:
             return
-        for _ in range(2 if r.random() < twice else 1):
-            way_s = r.uniform(0.0, 0.6) if r.random() < late else 0.02
-            self.post(self.now + way_s, send.to, MessageReceived(send.message))
+        for _ in range(2 if r.random() < duplicated else 1):
+            delay_s = r.uniform(0.0, 0.6) if r.random() < delayed else 0.02
+            self.post(self.now + delay_s, send.to, MessageReceived(send.message))
 
 
-def check(w: World, p: Policy, calm: bool) -> None:
+def check_answers(w: World, p: Policy, undisturbed: bool) -> None:
     for call in w.calls:
         ending, text = w.endings().get(call.session), w.text(call.session)
         own = own_text(call.prompt, call.max_new_tokens, call.stop_tokens)
-        assert ending == "complete" or not calm
+        assert ending == "complete" or not undisturbed
         assert ending in ("complete", "cancelled", "failed")
         assert ending != "failed" or p.link_loss.action == "fail"
         if ending == "complete":
             assert len(text) == call.max_new_tokens or text[-1] in call.stop_tokens
-        if p.lossless and (calm or p.link_loss.action != "local"):
+        if p.lossless and (undisturbed or p.link_loss.action != "local"):
             assert text == own[: len(text)]
     for chunk in w.chunks():
         assert set(chunk.scores) == set(p.requested_scores)
@@ -209,7 +209,7 @@ def check(w: World, p: Policy, calm: bool) -> None:
         assert not chunk.lookahead_outcome or chunk.accepted is not None
 
 
-def nothing_left(w: World) -> None:
+def assert_no_state_left(w: World) -> None:
     chips = [device.local_worker for device in w.devices.values() if device.local_worker]
     for worker in (*w.workers.values(), *chips):
         assert not worker.queue
@@ -228,14 +228,14 @@ def test_any_policy_serves_any_workload(family: str, first: int) -> None:
     served = 0
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
-        if (p := drawn(r, family)) is None:
+        if (p := random_policy(r, family)) is None:
             continue
         served += 1
-        w = world(p, **conditions(r, family))
+        w = world(p, **random_conditions(r, family))
         w.simulator.run(until=300)
-        check(w, p, calm=True)
+        check_answers(w, p, undisturbed=True)
         assert w.replays(), seed
-        nothing_left(w)
+        assert_no_state_left(w)
     assert served > SEEDS[family] / 5
 
 
@@ -244,13 +244,13 @@ def test_any_policy_serves_any_workload(family: str, first: int) -> None:
 def test_any_policy_survives_losses_and_cancels(family: str, first: int) -> None:
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
-        if (p := drawn(r, family)) is None:
+        if (p := random_policy(r, family)) is None:
             continue
-        w = world(p, **conditions(r, family) | {"timeout_s": 5.0})
+        w = world(p, **random_conditions(r, family) | {"timeout_s": 5.0})
         for _ in range(r.randint(1, 3)):
-            mishap(w, r)
+            inject_failure(w, r)
         w.simulator.run(until=300)
-        check(w, p, calm=False)
+        check_answers(w, p, undisturbed=False)
 
 
 def delivered_once(w: World) -> bool:
@@ -269,11 +269,11 @@ def test_any_policy_survives_unreliable_links(family: str, first: int) -> None:
     answered = 0
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
-        if (p := drawn(r, family)) is None:
+        if (p := random_policy(r, family)) is None:
             continue
-        drive = functools.partial(Unruly, r=r, family=family)
-        w = world(p, **conditions(r, family) | {"timeout_s": 1.0, "drive": drive})
-        restarted = sum(mishap(w, r) for _ in range(r.randint(0, 2)))
+        drive = functools.partial(UnreliableSimulator, r=r, family=family)
+        w = world(p, **random_conditions(r, family) | {"timeout_s": 1.0, "drive": drive})
+        restarted = sum(inject_failure(w, r) for _ in range(r.randint(0, 2)))
         w.simulator.run(until=3000)
         for call in w.calls:
             ending, text = w.endings().get(call.session), w.text(call.session)

@@ -47,7 +47,7 @@ from tests.support.simulated_tiers import (
     tiers,
 )
 
-BEDS = {"two": (2, 2), "three": (2, 3, 2), "four": (2, 2, 2, 2), "one node each": (1, 1, 1)}
+NODES_PER_TIER = {"two": (2, 2), "three": (2, 3, 2), "four": (2, 2, 2, 2), "one node each": (1, 1, 1)}
 NAMES = ("hyperion", "sled", "hat")
 
 
@@ -65,7 +65,7 @@ def forwards(run: TieredRun, node: str, session: str) -> list[tuple[float, float
     return found
 
 
-def heard(run: TieredRun, kind: type) -> list[tuple[str, float, Any]]:
+def received(run: TieredRun, kind: type) -> list[tuple[str, float, Any]]:
     """(node, when, message) of all that arrived."""
     return [
         (node, now, event.message)
@@ -74,7 +74,7 @@ def heard(run: TieredRun, kind: type) -> list[tuple[str, float, Any]]:
     ]
 
 
-def of(run: TieredRun, session: str) -> list[str]:
+def nodes_of(run: TieredRun, session: str) -> list[str]:
     """The nodes of the tiers that ran something for a session."""
     return [name for name in run.workers if forwards(run, name, session)]
 
@@ -83,11 +83,11 @@ def of(run: TieredRun, session: str) -> list[str]:
 
 
 @pytest.mark.parametrize("every_s", [None, 0.05])
-@pytest.mark.parametrize("bed", BEDS)
+@pytest.mark.parametrize("bed", NODES_PER_TIER)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_over_tiers_writes_the_unsplit_models_text(name: str, bed: str, every_s: float | None) -> None:
     """Several requests at once, each node with caches of its own, of which a hole would be an error."""
-    run = TieredRun(tiered_setup(tiers(*BEDS[bed]), name), queries(8, every_s=every_s)).run()
+    run = TieredRun(tiered_setup(tiers(*NODES_PER_TIER[bed]), name), queries(8, every_s=every_s)).run()
     assert_all_answered(run)
     assert_no_state_left(run)
 
@@ -103,8 +103,8 @@ def test_sampled_text_over_tiers_is_the_unsplit_models(name: str) -> None:
 
 
 def test_every_node_runs_its_tiers_layers_and_gets_work() -> None:
-    made = tiered_setup(tiers(2, 3, 2))
-    run = TieredRun(made, queries(9, every_s=0.01)).run()
+    tiered = tiered_setup(tiers(2, 3, 2))
+    run = TieredRun(tiered, queries(9, every_s=0.01)).run()
     spans = {hop.node: hop.span for hop in run.topology.hops}
     assert [(span.start_layer, span.end_layer) for span in spans.values()] == [(0, 3), (3, 6), (6, 8)]
     ran = {(node, c.work.span) for node, _, _, said in run.log.entries for c in said
@@ -120,8 +120,8 @@ def test_every_node_runs_its_tiers_layers_and_gets_work() -> None:
 def test_any_scheduler_and_dispatch_serve_tiers(name: str, dispatch: Any, scheduler: Any) -> None:
     """A chunk of 8 cuts verifications that are made anew, whose drafts go on to the head."""
     override = {"dispatch": dispatch, "scheduler": scheduler, "prefill": ChunkedPrefill(5, "first")}
-    made = tiered_setup(tiers(2, 2), name, override=override)
-    run = TieredRun(made, queries(5, every_s=0.02, prompt=16), {"nx-0": [(0.9, 1.1)]}).run()
+    tiered = tiered_setup(tiers(2, 2), name, override=override)
+    run = TieredRun(tiered, queries(5, every_s=0.02, prompt=16), {"nx-0": [(0.9, 1.1)]}).run()
     assert_all_answered(run)
     assert_no_state_left(run)
 
@@ -140,15 +140,15 @@ def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() 
 
 def test_transfers_between_tiers_take_the_links_time() -> None:
     run = TieredRun(tiered_setup(tiers(1, 1, 1), devices=1), queries(1, 1, limit=2)).run()
-    asked = [(node, now, m) for node, now, m in heard(run, Request) if m.slice.num_tokens == 12]
+    asked = [(node, now, m) for node, now, m in received(run, Request) if m.slice.num_tokens == 12]
     left = [forwards(run, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
     for (_, now, m), leaves_s in zip(asked[1:], left, strict=True):
         assert now - leaves_s == pytest.approx(NETWORK.mean_transfer_s(16 + m.slice.nbytes, "up"))
-    ((_, back_s, _),) = [each for each in heard(run, Request) if each[0] == "nano-0" and each[2].slice.start]
-    begun_s = forwards(run, "agx-0", "s0")[0][1]
-    assert back_s - begun_s == pytest.approx(2 * NETWORK.mean_transfer_s(20, "down"))
-    reply_s = heard(run, Reply)[0][1]
-    assert reply_s - begun_s == pytest.approx(3 * NETWORK.mean_transfer_s(20, "down"))
+    ((_, back_s, _),) = [each for each in received(run, Request) if each[0] == "nano-0" and each[2].slice.start]
+    began_s = forwards(run, "agx-0", "s0")[0][1]
+    assert back_s - began_s == pytest.approx(2 * NETWORK.mean_transfer_s(20, "down"))
+    reply_s = received(run, Reply)[0][1]
+    assert reply_s - began_s == pytest.approx(3 * NETWORK.mean_transfer_s(20, "down"))
 
 
 # A node fails.
@@ -162,9 +162,9 @@ def undisturbed(name: str) -> TieredRun:
     return TieredRun(tiered_setup(tiers(2, 2, 2), name), queries(4, every_s=0.05, limit=16)).run()
 
 
-def moment(calm: TieredRun, node: str, session: str, stage: str) -> float:
+def moment(undisturbed_run: TieredRun, node: str, session: str, stage: str) -> float:
     """When a node is at that stage of a request, in a run in which nothing fails."""
-    runs = forwards(calm, node, session)
+    runs = forwards(undisturbed_run, node, session)
     if stage == "between":
         return (runs[2][1] + runs[3][0]) / 2
     begins_s, ends_s, _ = runs[0 if stage == "prefill" else 3]
@@ -177,10 +177,10 @@ def moment(calm: TieredRun, node: str, session: str, stage: str) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_node_is_killed_at_any_stage_of_a_request(name: str, tier: str, stage: str, long_s: float) -> None:
     """An outage under 50 ms is not detected; it shows when the node is back without its caches."""
-    calm = undisturbed(name)
-    (node,) = [node for node in of(calm, "s0") if node.startswith(tier)]
-    at = moment(calm, node, "s0", stage)
-    run = TieredRun(calm.topology.setup, calm.queries, {node: [(at, at + long_s)]}).run(at - 1e-6)
+    undisturbed_run = undisturbed(name)
+    (node,) = [node for node in nodes_of(undisturbed_run, "s0") if node.startswith(tier)]
+    at = moment(undisturbed_run, node, "s0", stage)
+    run = TieredRun(undisturbed_run.topology.setup, undisturbed_run.queries, {node: [(at, at + long_s)]}).run(at - 1e-6)
     assert "s0" in {session for session, _ in run.workers[node].kv_accounting.cached_lens}
     before = run.workers[node]
     run.run()
@@ -193,35 +193,35 @@ def test_a_node_is_killed_at_any_stage_of_a_request(name: str, tier: str, stage:
 
 
 def test_the_work_of_a_dead_node_is_recomputed_by_another() -> None:
-    made, asked = tiered_setup(tiers(2, 2), devices=1), queries(1, 1, limit=16)
-    calm = TieredRun(made, asked).run()
-    first, last = of(calm, "s0")
-    at = moment(calm, last, "s0", "decode")
-    run = TieredRun(made, asked, {last: [(at, 4000.0)]}).run(3000.0)
+    tiered, asked = tiered_setup(tiers(2, 2), devices=1), queries(1, 1, limit=16)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    first, last = nodes_of(undisturbed_run, "s0")
+    at = moment(undisturbed_run, last, "s0", "decode")
+    run = TieredRun(tiered, asked, {last: [(at, 4000.0)]}).run(3000.0)
     (other,) = {"nx-0", "nx-1"} - {last}
     assert_all_answered(run)
     rows = [rows for _, _, rows in forwards(run, other, "s0")]
-    written = sum(now < at for _, now, _ in heard(run, Reply))
+    written = sum(now < at for _, now, _ in received(run, Reply))
     assert (rows[0].start, rows[0].num_tokens) == (0, 12 + written)
-    assert of(run, "s0") == [first, *sorted((last, other))]  # the tier before is asked where it was
+    assert nodes_of(run, "s0") == [first, *sorted((last, other))]  # the tier before is asked where it was
 
 
 def test_the_first_tiers_node_keeps_its_requests_when_a_later_one_fails() -> None:
-    made, asked = tiered_setup(tiers(3, 3), devices=1), queries(3, 1, every_s=0.01)
-    calm = TieredRun(made, asked).run()
-    at = moment(calm, of(calm, "s0")[1], "s0", "decode")
-    run = TieredRun(made, asked, {of(calm, "s0")[1]: [(at, at + 0.3)]}).run()
+    tiered, asked = tiered_setup(tiers(3, 3), devices=1), queries(3, 1, every_s=0.01)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    at = moment(undisturbed_run, nodes_of(undisturbed_run, "s0")[1], "s0", "decode")
+    run = TieredRun(tiered, asked, {nodes_of(undisturbed_run, "s0")[1]: [(at, at + 0.3)]}).run()
     for query in asked:
-        homes = [node for node in of(run, query.request.session) if node.startswith("nano")]
-        assert homes == [node for node in of(calm, query.request.session) if node.startswith("nano")]
+        homes = [node for node in nodes_of(run, query.request.session) if node.startswith("nano")]
+        assert homes == [node for node in nodes_of(undisturbed_run, query.request.session) if node.startswith("nano")]
 
 
 @pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
 @pytest.mark.parametrize("name", NAMES)
 def test_requests_wait_until_a_lost_tier_is_back(name: str, tier: str) -> None:
-    made, asked = tiered_setup(tiers(2, 2, 2), name), queries(5, every_s=0.1)
+    tiered, asked = tiered_setup(tiers(2, 2, 2), name), queries(5, every_s=0.1)
     down_s, up_s = 0.6, 9.6
-    run = TieredRun(made, asked, {node: [(down_s, up_s)] for node in (f"{tier}-0", f"{tier}-1")}).run()
+    run = TieredRun(tiered, asked, {node: [(down_s, up_s)] for node in (f"{tier}-0", f"{tier}-1")}).run()
     assert_all_answered(run)
     assert_no_state_left(run)
     seen = [now for node, _, now, said in run.log.entries for c in said if isinstance(c, EmitTokens) and c.tokens]
@@ -235,13 +235,13 @@ def test_the_device_is_notified_once_a_node_of_a_lost_tier_is_back() -> None:
     """A worker once wrote to the tier's name, which is nobody's; a device that heard at once, and reached a node that
     its neighbour did not reach yet, once spent all its attempts in a moment.
     """
-    made, asked = tiered_setup(tiers(1, 1), devices=1), queries(1, 1)
-    calm = TieredRun(made, asked).run()
-    begins_s, ends_s, _ = forwards(calm, "nano-0", "s0")[0]
+    tiered, asked = tiered_setup(tiers(1, 1), devices=1), queries(1, 1)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    begins_s, ends_s, _ = forwards(undisturbed_run, "nano-0", "s0")[0]
     at = ends_s - 0.051  # noticed while the first tier computes
-    run = TieredRun(made, asked, {"nx-0": [(at, at + 5.0)]}).run()
+    run = TieredRun(tiered, asked, {"nx-0": [(at, at + 5.0)]}).run()
     assert begins_s < at
-    missed = [(node, now, m.node) for node, now, m in heard(run, CacheMiss)]
+    missed = [(node, now, m.node) for node, now, m in received(run, CacheMiss)]
     assert [(node, by) for node, _, by in missed] == [("device-0", "nano-0")]
     assert missed[0][1] >= at + 5.0
     assert {c.to for c in run.log.commands(SendMessage)} <= {*run.workers, *run.devices}
@@ -251,11 +251,11 @@ def test_the_device_is_notified_once_a_node_of_a_lost_tier_is_back() -> None:
 
 def test_nodes_after_a_lost_one_drop_the_sessions_that_came_through_it() -> None:
     """The session goes another way, on which they need not be."""
-    made, asked = tiered_setup(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
-    calm = TieredRun(made, asked).run()
-    _, middle, last = of(calm, "s0")
-    at = moment(calm, middle, "s0", "decode")  # so that the last one is idle
-    run = TieredRun(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.049)
+    tiered, asked = tiered_setup(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    _, middle, last = nodes_of(undisturbed_run, "s0")
+    at = moment(undisturbed_run, middle, "s0", "decode")  # so that the last one is idle
+    run = TieredRun(tiered, asked, {middle: [(at, at + 50.0)]}).run(at + 0.049)
     assert run.workers[last].kv_accounting.cached_lens
     assert len(run.workers[last].reservations) == 1
     run.run(at + 0.0501)
@@ -267,13 +267,13 @@ def test_nodes_after_a_lost_one_drop_the_sessions_that_came_through_it() -> None
 
 
 def test_a_loss_is_reported_at_once_to_the_nodes_that_choose() -> None:
-    made, asked = tiered_setup(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
-    calm = TieredRun(made, asked).run()
-    _, middle, last = of(calm, "s0")
-    at = moment(calm, middle, "s0", "decode")
-    run = TieredRun(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.06)
+    tiered, asked = tiered_setup(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    _, middle, last = nodes_of(undisturbed_run, "s0")
+    at = moment(undisturbed_run, middle, "s0", "decode")
+    run = TieredRun(tiered, asked, {middle: [(at, at + 50.0)]}).run(at + 0.06)
     (other,) = {"nx-0", "nx-1"} - {middle}
-    told = [m for node, now, m in heard(run, LoadReport) if node == other and m.node == last and now > at]
+    told = [m for node, now, m in received(run, LoadReport) if node == other and m.node == last and now > at]
     assert told[0].queued_s == 0.0
     assert told[0].free_tokens == run.workers[last].kv_accounting.capacity_tokens
 
@@ -288,24 +288,26 @@ IN_PARTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: dict[str, Any]) -> None:
     """All parts of the prompt pass it: once, the second part took the earlier path."""
-    made, asked = tiered_setup(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
-    calm = TieredRun(made, asked).run()
-    _, doomed = of(calm, "s0")
-    run = TieredRun(made, asked, {doomed: [(calm.simulator.now / 2, 4000.0)]}).run(calm.simulator.now + 20)
+    tiered, asked = tiered_setup(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    _, doomed = nodes_of(undisturbed_run, "s0")
+    run = TieredRun(tiered, asked, {doomed: [(undisturbed_run.simulator.now / 2, 4000.0)]}).run(
+        undisturbed_run.simulator.now + 20
+    )
     assert_all_answered(run)
-    assert len(heard(run, CacheMiss)) <= 2
+    assert len(received(run, CacheMiss)) <= 2
 
 
 @pytest.mark.parametrize("limit", [1, 12])
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_an_answer_lost_with_its_stream_is_requested_again(name: str, limit: int) -> None:
     """No node fails, and before its first answer the device does not know by way of whom that comes."""
-    made, asked = tiered_setup(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
-    calm = TieredRun(made, asked).run()
-    _, last = of(calm, "s0")
-    begins_s, answers_s, _ = forwards(calm, last, "s0")[0]
+    tiered, asked = tiered_setup(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    _, last = nodes_of(undisturbed_run, "s0")
+    begins_s, answers_s, _ = forwards(undisturbed_run, last, "s0")[0]
     ends = {last, "device-0"}
-    run = TieredRun(made, asked)
+    run = TieredRun(tiered, asked)
     cut(run, ends, (begins_s + answers_s) / 2, answers_s + 0.5)
     run.run()
     assert_all_answered(run)
@@ -356,21 +358,21 @@ def test_caches_of_a_lost_device_are_kept_for_its_lease_and_then_dropped(name: s
 
 def test_a_release_reaches_every_node_of_the_path_and_no_other() -> None:
     run = TieredRun(tiered_setup(tiers(2, 2, 2, 2), devices=1), queries(1, 1, limit=4)).run()
-    assert [node for node, _, m in heard(run, Release)] == [*of(run, "s0"), of(run, "s0")[0]]
-    assert len(of(run, "s0")) == 4
+    assert [node for node, _, m in received(run, Release)] == [*nodes_of(run, "s0"), nodes_of(run, "s0")[0]]
+    assert len(nodes_of(run, "s0")) == 4
 
 
 def test_a_session_whose_path_was_lost_is_released_everywhere() -> None:
-    made, asked = tiered_setup(tiers(2, 2), devices=1), queries(1, 1, limit=16)
-    calm = TieredRun(made, asked).run()
-    at = moment(calm, of(calm, "s0")[1], "s0", "decode")
-    run = TieredRun(made, asked, {of(calm, "s0")[1]: [(at, at + 0.2)]}).run()
-    assert {node for node, _, m in heard(run, Release)} == {*run.workers}
+    tiered, asked = tiered_setup(tiers(2, 2), devices=1), queries(1, 1, limit=16)
+    undisturbed_run = TieredRun(tiered, asked).run()
+    at = moment(undisturbed_run, nodes_of(undisturbed_run, "s0")[1], "s0", "decode")
+    run = TieredRun(tiered, asked, {nodes_of(undisturbed_run, "s0")[1]: [(at, at + 0.2)]}).run()
+    assert {node for node, _, m in received(run, Release)} == {*run.workers}
 
 
 def test_fresh_nodes_replay_the_log_of_tiers() -> None:
-    made, asked = tiered_setup(tiers(2, 2, 2)), queries(4, every_s=0.05)
-    run = TieredRun(made, asked).run()
+    tiered, asked = tiered_setup(tiers(2, 2, 2)), queries(4, every_s=0.05)
+    run = TieredRun(tiered, asked).run()
     fresh = {name: run.topology.create_node(name) for name in (*run.topology.workers, *run.topology.devices)}
     assert all(tuple(fresh[node].handle(event, now)) == said for node, event, now, said in run.log.entries)
 
@@ -402,13 +404,13 @@ def test_random_failures_lose_no_request_and_leave_no_state(data: st.DataObject)
             st.sampled_from((WholePrefill(), ChunkedPrefill(5, "first"), ChunkedPrefill(5, "ahead"))), "prefill"
         ),
     }
-    made = tiered_setup(tiers(*bed, detect_ms=data.draw(st.sampled_from((0.0, 50.0, 1000.0)), "detect")), name,
+    tiered = tiered_setup(tiers(*bed, detect_ms=data.draw(st.sampled_from((0.0, 50.0, 1000.0)), "detect")), name,
                 override=override)  # fmt: skip
-    down = {node: data.draw(schedules(), node) for node in FailingTopology(made, LAYERS).workers}
+    down = {node: data.draw(schedules(), node) for node in FailingTopology(tiered, LAYERS).workers}
     asked = queries(5, every_s=data.draw(st.sampled_from((None, 0.01, 0.2)), "arrivals"), limit=10,
                     prompt=data.draw(st.sampled_from((12, 30)), "prompt"))  # fmt: skip
     timeout_s = data.draw(st.sampled_from((float("inf"), 3.0)), "timeout")
-    run = TieredRun(made, asked, down, timeout_s=timeout_s).run()
+    run = TieredRun(tiered, asked, down, timeout_s=timeout_s).run()
     assert_all_answered(run)
     assert_no_state_left(run)
     for a, b in pairwise(now for _, _, now, _ in run.log.entries):

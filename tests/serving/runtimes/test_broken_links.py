@@ -30,11 +30,11 @@ from tests.support.tcp_proxy import Proxy
 QUICK = replace(LIMITS, keepalive_s=0.1, keepalive_timeout_s=0.1, connect_timeout_s=0.3)
 
 
-def own(session: str, limit: int = 24) -> tuple[int, ...]:
+def expected_text(session: str, limit: int = 24) -> tuple[int, ...]:
     return own_text(generation_request(session).prompt, limit)
 
 
-async def in_the_middle(hosts: HostGroup, cut: str = "cut") -> tuple[RunningHost, RunningHost, Proxy]:
+async def cut_during_verification(hosts: HostGroup, cut: str = "cut") -> tuple[RunningHost, RunningHost, Proxy]:
     """A cloud that is verifying for a device when the link between them breaks."""
     cloud = await hosts.cloud()
     way = await hosts.proxy_to(cloud.address)
@@ -54,7 +54,7 @@ async def in_the_middle(hosts: HostGroup, cut: str = "cut") -> tuple[RunningHost
 def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) -> None:
     async def scenario() -> None:
         async with host_group("sled", limits=QUICK, override={"link_loss": LinkLoss(action)}) as hosts:  # type: ignore[arg-type]
-            _, device, way = await in_the_middle(hosts, cut)
+            _, device, way = await cut_during_verification(hosts, cut)
             if action == "local":
                 assert len(await device.text("s")) == 24
                 assert origins(device.delivered) == {"offline"}
@@ -62,11 +62,11 @@ def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) 
                 assert [d.ending for d in await device.wait_for_end("s")] == ["failed"]
             way.mend()
             if action == "wait":
-                assert await device.text("s") == own("s")
+                assert await device.text("s") == expected_text("s")
                 assert "offline" not in origins(device.delivered)
             await device.host.wait_until_reachable(["cloud-0"], 10)
             device.submit(generation_request("t"))
-            assert await device.text("t") == own("t")
+            assert await device.text("t") == expected_text("t")
             assert delivered_once(device.delivered)
 
     run(scenario)
@@ -85,7 +85,7 @@ def test_streams_break_inside_frames_repeatedly(name: str) -> None:
                 broken = way.connections
                 device.submit(generation_request(f"s{i}"))
                 text = await device.text(f"s{i}")
-                assert text == own(f"s{i}") or name == "synera"
+                assert text == expected_text(f"s{i}") or name == "synera"
                 await device.host.wait_until_reachable(["cloud-0"], 10)
                 assert way.connections >= broken
             assert way.connections > 1
@@ -105,9 +105,9 @@ def test_a_stalled_link_does_not_affect_other_devices() -> None:
             way.stall()
             for i in range(5):
                 other.submit(generation_request(f"t{i}"))
-                assert await other.text(f"t{i}") == own(f"t{i}")
+                assert await other.text(f"t{i}") == expected_text(f"t{i}")
             way.mend()
-            assert await slow.text("s") == own("s", 400)
+            assert await slow.text("s") == expected_text("s", 400)
 
     run(scenario)
 
@@ -122,7 +122,7 @@ def test_a_slow_link_with_repeated_requests_changes_no_text() -> None:
             way.delay_s = 0.01
             device = await hosts.device(0, way.address)
             device.submit(generation_request("s"))
-            assert await device.text("s") == own("s")
+            assert await device.text("s") == expected_text("s")
             assert delivered_once(device.delivered)
 
     run(scenario)
@@ -137,8 +137,8 @@ def test_a_device_joins_while_another_is_served() -> None:
             await until(lambda: bool(first.delivered))
             second = await hosts.device(1, cloud.address)
             second.submit(generation_request("b"))
-            assert await second.text("b") == own("b")
-            assert await first.text("a") == own("a", 300)
+            assert await second.text("b") == expected_text("b")
+            assert await first.text("a") == expected_text("a", 300)
 
     run(scenario)
 
@@ -146,7 +146,7 @@ def test_a_device_joins_while_another_is_served() -> None:
 def test_a_request_that_waits_for_the_cloud_can_be_cancelled() -> None:
     async def scenario() -> None:
         async with host_group("sled", override={"link_loss": LinkLoss("wait")}) as hosts:
-            _, device, way = await in_the_middle(hosts)
+            _, device, way = await cut_during_verification(hosts)
             device.submit(generation_request("t"))
             device.cancel("t")
             assert [d.ending for d in await device.wait_for_end("t")] == ["cancelled"]
@@ -158,7 +158,7 @@ def test_a_request_that_waits_for_the_cloud_can_be_cancelled() -> None:
             assert (await device.wait_for_end("u"))[-1].ending == "cancelled"
             way.mend()
             device.submit(generation_request("v"))
-            assert await device.text("v") == own("v")
+            assert await device.text("v") == expected_text("v")
 
     run(scenario)
 
@@ -168,7 +168,7 @@ def test_the_link_breaks_during_the_prefill(action: str) -> None:
     async def scenario() -> None:
         how = {"link_loss": LinkLoss(action), "prefill": WholePrefill("first"), "kv_cache": PrefixCaching()}  # type: ignore[arg-type]
         async with host_group("synera", override=how) as hosts:
-            _, device, way = await in_the_middle(hosts)
+            _, device, way = await cut_during_verification(hosts)
             if action == "wait":
                 way.mend()
             ending = (await device.wait_for_end("s"))[-1].ending
@@ -187,7 +187,7 @@ def test_the_devices_own_chip_fails() -> None:
             device.submit(generation_request("s"))
             device.submit(generation_request("t"))
             assert [d.ending for d in await device.wait_for_end("s")] == ["failed"]
-            assert await device.text("t") == own("t")
+            assert await device.text("t") == expected_text("t")
 
     run(scenario)
 
@@ -200,8 +200,8 @@ def test_a_failing_session_does_not_affect_others() -> None:
             cloud.chip.failing_sessions.add("s0")
             for i, device in enumerate(devices):
                 device.submit(generation_request(f"s{i}"))
-            assert await devices[1].text("s1") == own("s1")
-            assert await devices[2].text("s2") == own("s2")
+            assert await devices[1].text("s1") == expected_text("s1")
+            assert await devices[2].text("s2") == expected_text("s2")
             assert (await devices[0].wait_for_end("s0"))[-1].ending == "failed"
 
     run(scenario)
@@ -217,7 +217,7 @@ def test_a_request_too_large_to_send_does_not_stop_the_device(action: str) -> No
             device.submit(replace(generation_request("s"), prompt=tuple(range(900))))
             assert (await device.wait_for_end("s"))[-1].ending == ("failed" if action == "wait" else "complete")
             device.submit(generation_request("t"))
-            assert await device.text("t") == own("t")
+            assert await device.text("t") == expected_text("t")
 
     run(scenario)
 
@@ -236,7 +236,7 @@ def test_requests_wait_for_a_cloud_whose_driver_has_not_started() -> None:
             )
             await until(lambda: bool(cloud.host._transports[0]._connections.owners.num_sessions))  # type: ignore[attr-defined]
             hosts.run(cloud)
-            assert await device.text("s") == own("s")
+            assert await device.text("s") == expected_text("s")
 
     run(scenario)
 
@@ -271,7 +271,7 @@ def test_hostile_clients_do_not_affect_other_devices() -> None:
             for name in ("evil-0", "evil-1"):
                 theirs = told(request("theirs", name), name)
                 await attack(cloud.address, greeted(name, [hello(name), theirs]))
-            assert await device.text("s") == own("s", 150)
+            assert await device.text("s") == expected_text("s", 150)
             await until(lambda: cloud.host.reachable == {"device-0"})
             assert not cloud.node.node_selector.lost_nodes - {"device-1"}
             assert set(cloud.node.session_registry.owners) <= {"s"}
@@ -287,7 +287,7 @@ def test_an_invalid_token_id_breaks_its_own_stream_only() -> None:
             wrong, other = [await hosts.device(i, cloud.address) for i in range(2)]
             wrong.submit(replace(generation_request("s"), prompt=(1, 997)))
             other.submit(generation_request("t"))
-            assert await other.text("t") == own("t")
+            assert await other.text("t") == expected_text("t")
             assert (await wrong.wait_for_end("s"))[-1].ending == "failed"
             assert not cloud.node.session_registry.owners.keys() - {"t"}
 

@@ -15,18 +15,18 @@ from tests.support.remaining_state import in_chip, in_driver, in_node, in_stream
 from tests.support.tiny_models import save_checkpoints
 
 
-def left_in(cloud: RunningHost) -> dict[str, int]:
+def remaining_state_of(cloud: RunningHost) -> dict[str, int]:
     """The state that a cloud holds for devices."""
     names = {"transport sessions": num_transport_sessions(cloud.host)}
     chip = in_chip(cloud.chip, cloud.tensors)
     return in_node(cloud.node) | chip | in_driver(cloud.driver) | in_streams(cloud.host) | names
 
 
-def nothing(cloud: RunningHost) -> bool:
-    return not any(left_in(cloud).values())
+def has_no_state(cloud: RunningHost) -> bool:
+    return not any(remaining_state_of(cloud).values())
 
 
-async def ask_all(devices: list[RunningHost], each: int, first: int = 0) -> None:
+async def submit_all(devices: list[RunningHost], each: int, first: int = 0) -> None:
     for i, device in enumerate(devices):
         for j in range(first, first + each):
             device.submit(generation_request(f"s{i}.{j}", limit=8))
@@ -35,7 +35,7 @@ async def ask_all(devices: list[RunningHost], each: int, first: int = 0) -> None
             await device.wait_for_end(f"s{i}.{j}")
 
 
-async def meet(hosts: HostGroup, n: int = 2) -> tuple[RunningHost, list[RunningHost]]:
+async def start_cloud_and_devices(hosts: HostGroup, n: int = 2) -> tuple[RunningHost, list[RunningHost]]:
     cloud = await hosts.cloud()
     return cloud, [await hosts.device(i, cloud.address) for i in range(n)]
 
@@ -44,11 +44,11 @@ async def meet(hosts: HostGroup, n: int = 2) -> tuple[RunningHost, list[RunningH
 def test_ended_sessions_leave_no_state(name: str) -> None:
     async def scenario() -> None:
         async with host_group(name) as hosts:
-            cloud, devices = await meet(hosts)
-            await ask_all(devices, 2)
+            cloud, devices = await start_cloud_and_devices(hosts)
+            await submit_all(devices, 2)
             tasks = len(asyncio.all_tasks())
-            await ask_all(devices, 12, first=2)
-            await until(lambda: nothing(cloud))
+            await submit_all(devices, 12, first=2)
+            await until(lambda: has_no_state(cloud))
             assert len(asyncio.all_tasks()) == tasks
             for device in devices:
                 assert not any((in_node(device.node) | in_chip(device.chip, device.tensors)).values())
@@ -60,15 +60,15 @@ def test_ended_sessions_leave_no_state(name: str) -> None:
 def test_messages_after_a_release_open_no_session() -> None:
     async def scenario() -> None:
         async with host_group("sled") as hosts:
-            cloud, (device,) = await meet(hosts, 1)
+            cloud, (device,) = await start_cloud_and_devices(hosts, 1)
             carry, said = device.driver._transmitters["cloud-0"], []
             device.driver.add_remote("cloud-0", lambda *what: (said.append(what), carry(*what))[1])
-            await ask_all([device], 3)
-            await until(lambda: nothing(cloud))
+            await submit_all([device], 3)
+            await until(lambda: has_no_state(cloud))
             for _, to, message in tuple(said):
                 cloud.driver.receive(to, message)
             await until(lambda: not cloud.driver._heap and not cloud.node.running)
-            await until(lambda: nothing(cloud))  # caches go on the chip's own thread
+            await until(lambda: has_no_state(cloud))  # caches go on the chip's own thread
 
     run(scenario)
 
@@ -93,19 +93,19 @@ def test_a_release_lost_with_its_link_is_repeated() -> None:
 
 def nothing_but_transport(cloud: RunningHost) -> bool:
     """A transport keeps the name of a session for its owner until it starts again."""
-    return not any(n for name, n in left_in(cloud).items() if name not in ("transport sessions", "events"))
+    return not any(n for name, n in remaining_state_of(cloud).items() if name not in ("transport sessions", "events"))
 
 
 def test_sessions_that_a_device_never_releases_are_bounded() -> None:
     async def scenario() -> None:
         limits = replace(LIMITS, sessions_per_node=4)
         async with host_group("sled", limits=limits, override={"kv_cache": PrefixCaching()}) as hosts:
-            cloud, (device,) = await meet(hosts, 1)
+            cloud, (device,) = await start_cloud_and_devices(hosts, 1)
             carry = device.driver._transmitters["cloud-0"]
             device.driver.add_remote(
                 "cloud-0", lambda *what: None if type(what[2]).__name__ == "Release" else carry(*what)
             )
-            await ask_all([device], 9)
+            await submit_all([device], 9)
             await until(lambda: len(cloud.chip.caches) <= hosts.limits.sessions_per_node)
             assert len(cloud.node.session_registry.owners) <= hosts.limits.sessions_per_node
             assert len(cloud.node.kv_accounting.cached_lens) <= hosts.limits.sessions_per_node
@@ -116,7 +116,7 @@ def test_sessions_that_a_device_never_releases_are_bounded() -> None:
 def test_forgotten_conversations_leave_no_state() -> None:
     async def scenario() -> None:
         async with host_group("sled", override={"kv_cache": PrefixCaching()}) as hosts:
-            cloud, (device,) = await meet(hosts, 1)
+            cloud, (device,) = await start_cloud_and_devices(hosts, 1)
             for session in ("a", "b"):
                 device.submit(generation_request(session, keep_cache=True))
                 await device.wait_for_end(session)
@@ -124,7 +124,7 @@ def test_forgotten_conversations_leave_no_state() -> None:
             assert len(cloud.chip.caches) == 2
             device.cancel("b")  # the one that was served last
             device.cancel("a")
-            await until(lambda: nothing(cloud) and not device.node.idle_sessions and not device.chip.caches)
+            await until(lambda: has_no_state(cloud) and not device.node.idle_sessions and not device.chip.caches)
 
     run(scenario)
 

@@ -41,7 +41,7 @@ async def nothing_is_left(nodes: dict[str, RunningHost]) -> None:
     await until(lambda: not any(n for party in nodes.values() for n in sizes_of_state(party).values()))
 
 
-async def answered(device: RunningHost, *sessions: str, limit: int = 24) -> None:
+async def assert_answered(device: RunningHost, *sessions: str, limit: int = 24) -> None:
     for session in sessions:
         assert await device.text(session) == own_text(generation_request(session).prompt, limit)
 
@@ -55,7 +55,7 @@ async def caught(parties: list[RunningHost]) -> tuple[RunningHost, RunningHost]:
     return busy, other
 
 
-async def begun(hosts: HostGroup, devices: int = 1) -> tuple[dict[str, RunningHost], list[RunningHost]]:
+async def start_tiers(hosts: HostGroup, devices: int = 1) -> tuple[dict[str, RunningHost], list[RunningHost]]:
     nodes = await hosts.nodes()
     return nodes, [await hosts.device(i) for i in range(devices)]
 
@@ -64,12 +64,12 @@ async def begun(hosts: HostGroup, devices: int = 1) -> tuple[dict[str, RunningHo
 def test_hosts_of_three_tiers_work_together(name: str) -> None:
     async def scenario() -> None:
         async with host_group(base=tiered_setup(tiers(2, 2, 1), name)) as hosts:
-            nodes, devices = await begun(hosts, 2)
+            nodes, devices = await start_tiers(hosts, 2)
             for i, device in enumerate(devices):
                 for j in range(3):
                     device.submit(generation_request(f"s{i}.{j}"))
             for i, device in enumerate(devices):
-                await answered(device, *(f"s{i}.{j}" for j in range(3)))
+                await assert_answered(device, *(f"s{i}.{j}" for j in range(3)))
             assert {party.host.node_names[0]: party.host.reachable for party in nodes.values()} == {
                 node: {
                     *hosts.topology.devices,
@@ -88,22 +88,22 @@ def test_hosts_of_three_tiers_work_together(name: str) -> None:
 def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str) -> None:
     async def scenario() -> None:
         async with host_group(base=tiered_setup(tiers(2, 2, 2), name, devices=1)) as hosts:
-            nodes, (device,) = await begun(hosts)
+            nodes, (device,) = await start_tiers(hosts)
             device.submit(generation_request("before"))
-            await answered(device, "before")
+            await assert_answered(device, "before")
             here = [nodes[f"{tier}-{i}"] for i in range(2)]
             for party in here:
                 party.chip.hold = True
             device.submit(generation_request("s"))
             doomed, other = await caught(here)
             await doomed.end()
-            await answered(device, "s")
+            await assert_answered(device, "s")
             assert other.chip.num_tokens_run
             nodes[doomed.host.node_names[0]] = again = await hosts.node(doomed.host.node_names[0])
             await device.host.wait_until_reachable(again.host.node_names, 10)
             for session in ("t", "u"):
                 device.submit(generation_request(session))
-                await answered(device, session)
+                await assert_answered(device, session)
             await nothing_is_left(nodes)
 
     run(scenario)
@@ -113,7 +113,7 @@ def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str)
 def test_a_whole_tier_is_gone_and_comes_back(tier: str) -> None:
     async def scenario() -> None:
         async with host_group(base=tiered_setup(tiers(1, 1, 1), devices=1)) as hosts:
-            nodes, (device,) = await begun(hosts)
+            nodes, (device,) = await start_tiers(hosts)
             node = f"{tier}-0"
             device.submit(generation_request("s", limit=400))
             await until(lambda: len(device.delivered) > 3)
@@ -121,8 +121,8 @@ def test_a_whole_tier_is_gone_and_comes_back(tier: str) -> None:
             await until(lambda: node not in device.host.reachable)
             device.submit(generation_request("t"))
             nodes[node] = await hosts.node(node)
-            await answered(device, "s", limit=400)
-            await answered(device, "t")
+            await assert_answered(device, "s", limit=400)
+            await assert_answered(device, "t")
             await nothing_is_left(nodes)
 
     run(scenario)
@@ -131,14 +131,14 @@ def test_a_whole_tier_is_gone_and_comes_back(tier: str) -> None:
 def test_two_tiers_fail_at_once_and_start_again_in_either_order() -> None:
     async def scenario() -> None:
         async with host_group(base=tiered_setup(tiers(2, 1, 1), devices=1)) as hosts:
-            nodes, (device,) = await begun(hosts)
+            nodes, (device,) = await start_tiers(hosts)
             device.submit(generation_request("s", limit=400))
             await until(lambda: len(device.delivered) > 3)
             for node in ("nano-0", "nano-1", "agx-0"):
                 await nodes[node].end()
             for node in ("agx-0", "nano-1", "nano-0"):  # the later one dials what is not there yet
                 nodes[node] = await hosts.node(node)
-            await answered(device, "s", limit=400)
+            await assert_answered(device, "s", limit=400)
             await nothing_is_left(nodes)
 
     run(scenario)
@@ -149,7 +149,7 @@ def test_a_node_off_the_path_is_notified_that_the_session_ended() -> None:
 
     async def scenario() -> None:
         async with host_group(base=tiered_setup(tiers(2, 2), devices=1), timeout_s=float("inf")) as hosts:
-            nodes, (device,) = await begun(hosts)
+            nodes, (device,) = await start_tiers(hosts)
             later = [nodes["nx-0"], nodes["nx-1"]]
             for party in later:
                 party.chip.hold = True
@@ -157,7 +157,7 @@ def test_a_node_off_the_path_is_notified_that_the_session_ended() -> None:
             busy, _ = await caught(later)
             first = next(name for name in ("nano-0", "nano-1") if nodes[name].node.forwarded)
             await nodes.pop(first).end()
-            await answered(device, "s")
+            await assert_answered(device, "s")
             busy.chip.hold = False
             busy.chip.resume.set()
             await nothing_is_left(nodes)
@@ -229,7 +229,7 @@ def test_tier_hosts_load_their_layers_and_write_the_whole_models_text(real: dict
     async def scenario() -> None:
         expected = await alone()
         async with host_group(base=setup, engines=engine, tensors=TensorStore) as hosts:
-            nodes, devices = await begun(hosts, 2)
+            nodes, devices = await start_tiers(hosts, 2)
             parts = {name: party.chip.engine.model for name, party in nodes.items()}
             layers = {
                 name: [not isinstance(each, MissingLayer) for each in model.layers] for name, model in parts.items()

@@ -94,7 +94,7 @@ def test_the_return_of_a_choice_includes_later_tasks(
 def test_the_environment_distinguishes_dispatches(world: DispatchEnvironment) -> None:
     uneven = replace(world, homogeneous_share=0.0, low_memory_share=0.0)
     episodes = [uneven.sample_episode(0, str(i)) for i in range(6)]
-    good, bad, luck = (
+    good_mean, bad_mean, random_mean = (
         sum(sum(each.normalised_latencies(dispatch)) for each in episodes)
         for dispatch in (
             LearnedDispatch(earliest_completion_network()),
@@ -102,7 +102,7 @@ def test_the_environment_distinguishes_dispatches(world: DispatchEnvironment) ->
             RandomDispatch(),
         )
     )
-    assert good < luck < bad
+    assert good_mean < random_mean < bad_mean
 
 
 @pytest.mark.parametrize(("wrong", "said"), [

@@ -1,6 +1,5 @@
 """The exhibits of conf/experiment: each would be shown if its sweep ran now."""
 
-
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.types import RunMode
