@@ -17,7 +17,7 @@ STAGES = {
 
 
 def job(outputs: Path, force: Any = ()) -> Job:
-    data = {"outputs": str(outputs), "stages": STAGES, "force": force}
+    data = {"outputs": str(outputs), "stages": STAGES, "force": force, "accelerator": "cpu"}
     return Job(data, ConfigLibrary(None, {}), NullObserver())  # type: ignore[arg-type]
 
 
