@@ -117,7 +117,7 @@ def run(cfg: DictConfig) -> "JobReport | None":
     if stop == "all":
         _build_stage(job, goal)
     elif stop == "plan":
-        print(describe_plan(job, job.plan(goal)))
+        _print_plan(job, job.plan(goal))
     elif stop in ("train", "profile"):
         plan = job.plan(goal)
         job.run(plan.goals(stop))
@@ -149,14 +149,27 @@ def _build_stage(job: Job, name: str) -> None:
         report.report_stage(replace(context, digest=plan.stages[name].digest, stages=_stage_runs(job, plan, built)))
 
 
+def _print_plan(job: Job, plan: Plan) -> None:
+    """Prints the plan; a job of a sweep leaves it for the sweep's table instead."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from pipeline.report import plan as report
+
+    planned = report.plan_stages(plan.stages, plan.kinds, job.store)
+    context = _job_context(job)
+    if context.sweep and context.report != "full":
+        report.write_plan(context.folder, context.overrides, planned)
+    else:
+        print(report.describe_plan(planned))
+    if HydraConfig.initialized() and not context.sweep:
+        report.remove_planned(context.folder)
+
+
 def describe_plan(job: Job, plan: Plan) -> str:
-    """A line for each stage: its kind, its key, and whether and why it would run."""
-    width = max(len(stage.key) for stage in plan.stages.values())
-    lines = [
-        f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.explain(stage)}"
-        for name, stage in plan.stages.items()
-    ]
-    return "\n".join(["stages, in the order in which they run:", *lines])
+    """The plan as text."""
+    from pipeline.report import plan as report
+
+    return report.describe_plan(report.plan_stages(plan.stages, plan.kinds, job.store))
 
 
 def _run_and_report(job: Job) -> "JobReport":

@@ -37,6 +37,8 @@ class Manifest:
     revision: str | None
     versions: dict[str, str]
     files: dict[str, FileRecord]
+    peak_memory_nbytes: int | None = None
+    """Resident memory of the process while it was built, at most; None where it was not measured."""
 
     @property
     def key(self) -> str:
@@ -54,7 +56,7 @@ class Manifest:
         return f"built {self.built[:16].replace('T', ' ')}, {self.seconds:.{0 if self.seconds >= 10 else 1}f} s"
 
 
-def write_manifest(stage: Stage, out: Path, seconds: float) -> None:
+def write_manifest(stage: Stage, out: Path, seconds: float, peak_memory_nbytes: int | None = None) -> None:
     """Record `stage`, finished in `out`. Raises RuntimeError if the stage function broke its contract."""
     files = {path.relative_to(out).as_posix(): _file_record(path) for path in sorted(out.rglob("*")) if path.is_file()}
     if not files or MANIFEST_FILE in files:
@@ -64,6 +66,7 @@ def write_manifest(stage: Stage, out: Path, seconds: float) -> None:
     record = Manifest(
         stage.name, stage.digest, stage.target, stage.version, stage.identity, inputs, round(seconds, 3),
         datetime.now(UTC).isoformat(timespec="seconds"), environment.revision(), environment.versions(), files,
+        peak_memory_nbytes,
     )  # fmt: skip
     (out / MANIFEST_FILE).write_text(json.dumps(asdict(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.artifacts.build_lock import hold_build_lock
+from pipeline.artifacts.estimates import PeakMemory
 from pipeline.artifacts.progress_display import ProgressCallback, StageObserver
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
@@ -62,8 +63,10 @@ class Runner:
         with self._build_attempt(stage):
             out, state = self.store.workspace(stage, clear_state=self._is_forced(stage))
             self.observer.stage_started(stage)
+            memory = PeakMemory()
+            memory.reset()
             self.call_stage(stage, out, state, inputs, self.observer.progress)
-            self.store.commit(stage, out, time.monotonic() - begun_s)
+            self.store.commit(stage, out, time.monotonic() - begun_s, memory.read_nbytes())
         self._built.add(stage.digest)
         self.observer.stage_finished(stage, time.monotonic() - begun_s)
 

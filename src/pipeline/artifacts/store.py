@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from pipeline.artifacts import fingerprint
+from pipeline.artifacts import estimates, fingerprint
 from pipeline.artifacts import manifest as record
 from pipeline.artifacts.changes import describe_changes, nearest
+from pipeline.artifacts.estimates import Estimate
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.errors import UserError
 
 _MAX_COMPARED = 30
-"""Artifacts among which the nearest is searched, the latest first."""
+"""Artifacts among which the nearest is searched."""
 
 
 class StoreError(UserError):
@@ -73,13 +74,20 @@ class Store:
         return f"{reason}; goes on from its unfinished state" if self.has_saved_state(stage) else reason
 
     def _compare_with_nearest(self, stage: Stage) -> str:
-        """Among the latest artifacts of this name."""
-        records = (self.root / stage.name).glob(f"[!.]*/{record.MANIFEST_FILE}")
-        folders = [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
-        found = nearest(stage, list(filter(None, map(record.read_manifest, folders[:_MAX_COMPARED]))))
+        found = nearest(stage, self._latest(stage.name))
         return (
             f"changed: {describe_changes(found, stage)} (against the nearest, {found.built_text})" if found else "new"
         )
+
+    def _latest(self, name: str) -> list[Manifest]:
+        """The records of the latest artifacts of this name, newest first."""
+        records = (self.root / name).glob(f"[!.]*/{record.MANIFEST_FILE}")
+        folders = [path.parent for path in sorted(records, key=_modified_ns, reverse=True)]
+        return list(filter(None, map(record.read_manifest, folders[:_MAX_COMPARED])))
+
+    def estimate(self, stage: Stage) -> Estimate:
+        """How long building the stage will take here, and how much memory; inputs not included."""
+        return estimates.estimate(stage, self._latest(stage.name), estimates.measured_flops_per_s(self.root))
 
     def content_digest(self, path: Path) -> str:
         """The sha256 of a user's file or folder, remembered here (`fingerprint.content_digest`)."""
@@ -118,9 +126,9 @@ class Store:
         state.mkdir(exist_ok=True)
         return out, state
 
-    def commit(self, stage: Stage, out: Path, seconds: float) -> Path:
+    def commit(self, stage: Stage, out: Path, seconds: float, peak_memory_nbytes: int | None = None) -> Path:
         """Record what is in `out` and rename it into place, over an older attempt if there is one."""
-        record.write_manifest(stage, out, seconds)
+        record.write_manifest(stage, out, seconds, peak_memory_nbytes)
         _fsync_files(out)
         final = self.path(stage)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +158,10 @@ class Store:
         trash.parent.mkdir(exist_ok=True)
         shutil.rmtree(trash, ignore_errors=True)
         return folder.rename(trash)
+
+
+def _modified_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _fsync_files(folder: Path) -> None:

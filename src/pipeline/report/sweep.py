@@ -19,6 +19,7 @@ from hydra.experimental.callback import Callback
 
 from pipeline.artifacts import fingerprint
 from pipeline.errors import UserError
+from pipeline.report import plan
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking, flatten, mask_override, tolerate_mlflow_errors
 from pipeline.report.table import LabelledTexts, ReportPart, format_number, plain_lines, print_parts
@@ -88,7 +89,11 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Print and log the comparison. Raises SystemExit where a job has no result, or where there is no job."""
-        if config.get("stage", "all") == "all":
+        if config.get("stage", "all") == "plan" and config.get("report", "auto") != "full":
+            folder = Path(config.hydra.sweep.dir).absolute()
+            print_parts(plan.sweep_parts(folder), self._out)
+            plan.remove_planned(folder)
+        elif config.get("stage", "all") == "all":
             SweepCallback.running = None
             rows = finish_sweep(self.folder, self.tracking, self._out, self.exhibit)
             if not rows:

@@ -16,7 +16,7 @@ def config(**change: Any) -> Any:
     register_resolvers()
     node = {
         "model": {"path": "${stage:model}", "stages": {"model": {"_target_": "x", "seed": "${seed}"}}},
-        "policy": {"name": "p", "artifacts": {"thresholds": {"_target_": "y", "on": "${profiling}"}}},
+        "policy": {"name": "p", "artifacts": {"thresholds": {"_target_": "y", "on": "${workload.profiling}"}}},
         "hardware": {"chip": "orin"},
         "workload": {"num_prompts": 3, "profiling": {"num_prompts": "${workload.num_prompts}"}},
         "stages": {"serve": {"_target_": "z", "policy": "${policy}", "workload": "${workload}"}},
@@ -34,7 +34,7 @@ def test_stages_of_all_groups_are_collected() -> None:
 def test_stage_declarations_are_removed_from_the_configured_groups() -> None:
     data = resolve(config())
     assert data["stages"]["serve"] == {"_target_": "z", "policy": {"name": "p"}, "workload": {"num_prompts": 3}}
-    assert data["stages"]["thresholds"]["on"] == data["profiling"] == {"num_prompts": 3}
+    assert data["stages"]["thresholds"]["on"] == data["workload"]["profiling"] == {"num_prompts": 3}
     assert data["model"] == {"path": {"_stage_": "model"}}
 
 

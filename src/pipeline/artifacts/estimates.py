@@ -1,0 +1,157 @@
+"""How long a stage will take here and how much memory: from earlier builds, else from parameters and tokens.
+
+An estimate is for people: it decides nothing. Sizes are read off the stage's plain arguments by their names.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import fingerprint
+from pipeline.artifacts.changes import nearest
+from pipeline.artifacts.manifest import Manifest
+from pipeline.artifacts.stage import CONTENT, Stage
+
+SPEED_FILE = ".speed.json"
+BASE_NBYTES = 6e8
+"""Memory of a process that has imported torch."""
+STEP_S, FORWARD_S, EVENT_S, OTHER_S = 0.02, 1.5e-3, 3e-5, 2.0
+"""Seconds beside the arithmetic: of a training step, of a forward of one token, of a simulated token; of other work."""
+_TRAINING_NBYTES, _SERVING_NBYTES = 16, 4
+"""Bytes for each parameter: weights, gradients and two moments; weights."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds and peak memory of building a stage; `learned` if from earlier builds on this machine."""
+
+    seconds: float
+    memory_nbytes: float
+    learned: bool
+
+
+def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: float) -> Estimate:
+    """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's measured speed."""
+    known = nearest(stage, earlier)
+    work = _tokens(stage.args)
+    if known is None:
+        return _from_sizes(stage, work, flops_per_s)
+    scale = work / before if work and (before := _tokens(known.args)) else 1.0
+    memory_nbytes = known.peak_memory_nbytes or _from_sizes(stage, work, flops_per_s).memory_nbytes
+    return Estimate(max(known.seconds * scale, 0.1), memory_nbytes, True)
+
+
+def _from_sizes(stage: Stage, tokens: float, flops_per_s: float) -> Estimate:
+    parameters, steps = num_parameters(stage), _value(stage.args, "steps")
+    if steps:
+        seconds = 6 * parameters * tokens / flops_per_s + steps * STEP_S
+        return Estimate(seconds, BASE_NBYTES + _TRAINING_NBYTES * parameters, False)
+    if not tokens:
+        return Estimate(OTHER_S, BASE_NBYTES, False)
+    if "SimulatedRuntime" in json.dumps(stage.identity):
+        return Estimate(OTHER_S + tokens * EVENT_S, BASE_NBYTES / 2, False)
+    seconds = OTHER_S + 2 * parameters * tokens / flops_per_s + tokens * FORWARD_S
+    return Estimate(seconds, BASE_NBYTES + _SERVING_NBYTES * parameters, False)
+
+
+def _tokens(args: Mapping[str, Any]) -> float:
+    """Tokens that the stage runs: of its training steps, or prompts and answers of its workload; 0: not said."""
+    steps, prompts = _value(args, "steps"), _value(args, "num_prompts")
+    if steps:
+        return steps * (_value(args, "batch_size") or 1) * (_value(args, "row_tokens") or 64)
+    return prompts * (_value(args, "max_new_tokens") or 1) if prompts else 0.0
+
+
+def num_parameters(stage: Stage) -> float:
+    """Parameters of the models that the stage trains, or runs: those of its inputs, and checkpoints' of files.
+
+    Other architectures among its arguments are only timed.
+    """
+    trained = (one.args.get("architecture") for one in (stage, *stage.inputs.values()) if "recipe" in one.args)
+    files = sum(_checkpoint_parameters(Path(node["path"])) for node in _nodes(stage.args, CONTENT))
+    return files + sum(_llama_parameters(sizes) for sizes in trained if isinstance(sizes, Mapping))
+
+
+def _checkpoint_parameters(folder: Path) -> float:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0.0
+    named = {"layers": config.get("num_hidden_layers", 0), "vocab_size": config.get("vocab_size", 0)}
+    return _llama_parameters({**config, **named})
+
+
+def _llama_parameters(sizes: Mapping[str, Any]) -> float:
+    """Of a decoder with gated MLPs; embedding and head count once."""
+    hidden, layers = float(sizes.get("hidden_size", 0)), float(sizes.get("layers", 0))
+    inner = float(sizes.get("intermediate_size") or 4 * hidden)
+    return layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * float(sizes.get("vocab_size", 0))
+
+
+def _nodes(node: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    """All mappings below `node` that have `key`."""
+    if isinstance(node, Mapping):
+        if key in node:
+            yield node
+        for item in node.values():
+            yield from _nodes(item, key)
+    elif isinstance(node, list):
+        for item in node:
+            yield from _nodes(item, key)
+
+
+def _value(args: Mapping[str, Any], key: str) -> float:
+    """The number that is called `key`; 0 without one."""
+    found = (node[key] for node in _nodes(args, key))
+    return next((float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)), 0.0)
+
+
+def measured_flops_per_s(root: Path) -> float:
+    """Floating-point operations a second of a matrix product: the most that was ever measured for the store at `root`.
+
+    A measurement on a busy machine is too low.
+    """
+    file, speed = root / SPEED_FILE, _measure_flops_per_s()
+    try:
+        known = float(json.loads(file.read_text(encoding="utf-8"))["flops_per_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        known = 0.0
+    if speed > known and root.is_dir():
+        fingerprint.write_atomic(file, json.dumps({"flops_per_s": speed}) + "\n")
+    return max(speed, known)
+
+
+@cache
+def _measure_flops_per_s(size: int = 512, limit_s: float = 0.15) -> float:
+    import numpy as np
+
+    matrix = np.ones((size, size), np.float32)
+    begun_s, best_s = time.perf_counter(), math.inf
+    while time.perf_counter() < begun_s + limit_s:
+        at_s = time.perf_counter()
+        matrix @ matrix
+        best_s = min(best_s, time.perf_counter() - at_s)
+    return 2.0 * size**3 / best_s
+
+
+class PeakMemory:
+    """The largest resident memory of this process since `reset`; None where the system does not tell."""
+
+    def reset(self) -> None:
+        """Makes the kernel forget earlier peaks."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            return
+
+    def read_nbytes(self) -> int | None:
+        try:
+            lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,95 @@
+"""How long a stage will take: from earlier builds, else from its sizes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.artifacts import estimates, manifest
+from pipeline.artifacts.estimates import PeakMemory, estimate, num_parameters
+from pipeline.artifacts.manifest import Manifest
+from pipeline.artifacts.stage import Stage
+
+SIZES = {"hidden_size": 256, "layers": 8, "intermediate_size": 512}
+PARAMETERS = 8 * (4 * 256**2 + 3 * 256 * 512)
+
+
+def model(steps: int = 400, **args: Any) -> Stage:
+    recipe = {"steps": steps, "batch_size": 16, "row_tokens": 128}
+    return Stage("model", "train", {"architecture": SIZES, "recipe": recipe, **args})
+
+
+def served(num_prompts: int = 10, **args: Any) -> Stage:
+    workload = {"num_prompts": num_prompts, "max_new_tokens": 64}
+    timed = {"architecture": {**SIZES, "hidden_size": 8192}}
+    trained = model()
+    return Stage(
+        "serve", "serve", {"m": {"_stage_": "model"}, "w": workload, "timed": timed, **args}, 1, {"model": trained}
+    )
+
+
+def built(stage: Stage, seconds: float, folder: Path, memory_nbytes: int | None = None) -> Manifest:
+    folder.mkdir()
+    (folder / "file").write_text("x")
+    manifest.write_manifest(stage, folder, seconds, memory_nbytes)
+    found = manifest.read_manifest(folder)
+    assert found is not None
+    return found
+
+
+def test_parameters_are_those_of_models_that_are_trained_or_run_not_of_those_that_are_timed():
+    assert num_parameters(model()) == PARAMETERS
+    assert num_parameters(served()) == PARAMETERS
+
+
+def test_training_takes_six_operations_a_parameter_and_token():
+    found = estimate(model(), [], 1e11)
+    assert found.seconds == pytest.approx(6 * PARAMETERS * 400 * 16 * 128 / 1e11 + 400 * estimates.STEP_S)
+    assert not found.learned
+    assert found.memory_nbytes > estimates.BASE_NBYTES
+
+
+def test_serving_takes_a_forward_for_each_token_and_a_simulation_far_less():
+    real, simulated = (
+        estimate(served(), [], 1e11),
+        estimate(served(runtime={"_target_": "x.SimulatedRuntime"}), [], 1e11),
+    )
+    assert real.seconds > 10 * 64 * estimates.FORWARD_S
+    assert simulated.seconds < real.seconds / 1.2
+
+
+def test_an_earlier_build_counts_more_than_sizes_and_is_scaled_by_the_tokens(tmp_path: Path):
+    earlier = [built(model(steps=100), 50.0, tmp_path / "a", 5_000_000), built(model(steps=4), 1e6, tmp_path / "b")]
+    found = estimate(model(steps=100, seed=1), earlier, 1.0)
+    assert (found.seconds, found.memory_nbytes, found.learned) == (50.0, 5_000_000, True)
+    assert estimate(model(steps=200, seed=1), earlier[:1], 1.0).seconds == 100.0
+
+
+def test_checkpoints_of_files_count_by_their_configuration(tmp_path: Path):
+    (tmp_path / "config.json").write_text(
+        '{"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 512, "vocab_size": 100}'
+    )
+    stage = Stage("serve", "serve", {"path": {"_content_": "sha", "path": str(tmp_path)}})
+    assert num_parameters(stage) == PARAMETERS + 25600
+
+
+def test_the_fastest_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for measured, kept in ((2e9, 2e9), (1e9, 2e9), (3e9, 3e9)):
+        monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda measured=measured: measured)
+        assert estimates.measured_flops_per_s(tmp_path) == kept
+
+
+def test_peak_memory_is_what_was_used_since_the_reset():
+    memory = PeakMemory()
+    memory.reset()
+    before = memory.read_nbytes()
+    block = bytearray(80_000_000)
+    after = memory.read_nbytes()
+    del block
+    if before is None or after is None:
+        pytest.skip("this system does not tell a process its peak memory")
+    assert after - before > 60_000_000
+    memory.reset()
+    again = memory.read_nbytes()
+    assert again is not None
+    assert again < after - 40_000_000

@@ -1,0 +1,61 @@
+"""What a plan prints: what is built, how long it takes, and one table for a sweep."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from pipeline.report import plan
+from pipeline.report.plan import PlannedStage
+from pipeline.report.table import print_parts
+
+CORPUS = PlannedStage("corpus", "corpus-1", "train", "cached (built today)", cached=True)
+
+
+def missing(name: str, seconds: float, learned: bool = True) -> PlannedStage:
+    return PlannedStage(name, f"{name}-1", "train", "new", False, seconds, 1.2e9, learned)
+
+
+def test_a_plan_says_how_many_stages_are_built_how_long_and_with_how_much_memory():
+    lines = plan.describe_plan([CORPUS, missing("model", 200), missing("serve", 4.4)]).splitlines()
+    assert lines[0] == "2 of 3 stages to build, about 3 min, with up to 1.2 GB of memory"
+    assert lines[2].split() == ["train", "corpus-1", "-", "cached", "(built", "today)"]
+    assert lines[3].split() == ["train", "model-1", "3", "min", "new"]
+
+
+def test_an_estimate_that_no_earlier_build_supports_is_marked():
+    lines = plan.describe_plan([missing("model", 200, learned=False)]).splitlines()
+    assert "(~: from sizes, not from an earlier build)" in lines[0]
+    assert lines[2].split() == ["train", "model-1", "~3", "min", "new"]
+
+
+def test_a_plan_without_work_says_so():
+    assert plan.describe_plan([CORPUS]).startswith("0 of 1 stages to build: all are cached")
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(1700, False), (1900, True)])
+def test_more_than_half_an_hour_gets_a_warning_that_names_the_longest_stage(seconds: float, warned: bool):
+    text = plan.describe_plan([missing("model", seconds), missing("serve", 10)])
+    assert ("warning: that is long; model alone takes about" in text) is warned
+
+
+def test_the_plan_of_a_sweep_is_one_table_that_counts_a_shared_stage_once(tmp_path: Path):
+    for number, policy in enumerate(("sled", "synera")):
+        stages = [CORPUS, missing("model", 100), missing(f"serve_{policy}", 10)]
+        (tmp_path / str(number)).mkdir()
+        plan.write_plan(tmp_path / str(number), [f"policy={policy}", "seed=1"], stages)
+    file = io.StringIO()
+    print_parts(plan.sweep_parts(tmp_path), file)
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    assert ["0", "sled", "1", "of", "3", "110", "s", "model,", "serve_sled"] in lines
+    assert "3 of 4 stages to build, about 2 min" in file.getvalue()
+
+
+@pytest.mark.parametrize("other", [None, "job.json", "0/figures/a.png"])
+def test_what_was_only_planned_leaves_no_folder(tmp_path: Path, other: str | None):
+    folder = tmp_path / "sweeps" / "2026-11-22" / "10-00-00"
+    for name in ("multirun.yaml", "0/plan.json", "0/.hydra/config.yaml", *filter(None, [other])):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    plan.remove_planned(folder)
+    assert (tmp_path / "sweeps").exists() is (other is not None)
