@@ -1,5 +1,6 @@
 """Slot `scheduler`: which requests a worker batches next."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,15 +87,17 @@ class ContinuousBatch:
 
 
 @dataclass(frozen=True)
-class Fifo:
-    """The session that came first runs first, `max_num_seqs` at a time (Hyperion, section IV-B: FIFO queues, and nodes
-    that run little in parallel). Later sessions run while earlier ones wait on other nodes.
-    """
+class _Ordered(ABC):
+    """The first `max_num_seqs` requests by `rank` run whole, the lowest rank first."""
 
     max_num_seqs: int = 1
 
     def __post_init__(self) -> None:
         _at_least_one("max_num_seqs", self.max_num_seqs)
+
+    @staticmethod
+    @abstractmethod
+    def rank(queued: QueuedRequest) -> tuple[float, ...]: ...
 
     def pick(
         self,
@@ -103,31 +106,31 @@ class Fifo:
         memory_budget: MemoryBudget,  # noqa: ARG002
         estimator: Estimator,  # noqa: ARG002
     ) -> ScheduledBatch | float:
-        return [(i, i.remaining_tokens) for i in sorted(queue, key=lambda i: i.session_arrived_s)[: self.max_num_seqs]]
+        return [(i, i.remaining_tokens) for i in sorted(queue, key=self.rank)[: self.max_num_seqs]]
 
 
 @dataclass(frozen=True)
-class UpwardRank:
+class Fifo(_Ordered):
+    """The session that came first runs first, `max_num_seqs` at a time (Hyperion, section IV-B: FIFO queues, and nodes
+    that run little in parallel). Later sessions run while earlier ones wait on other nodes.
+    """
+
+    @staticmethod
+    def rank(queued: QueuedRequest) -> tuple[float, ...]:
+        return (queued.session_arrived_s,)
+
+
+@dataclass(frozen=True)
+class UpwardRank(_Ordered):
     """HEFT's order: the request with the highest upward rank first, `max_num_seqs` at a time.
 
     The upward rank of a task is its own time plus the rank of the tasks that follow it. Here these are the rest of this
     pass and one pass for each remaining token, so more remaining tokens mean a higher rank.
     """
 
-    max_num_seqs: int = 1
-
-    def __post_init__(self) -> None:
-        _at_least_one("max_num_seqs", self.max_num_seqs)
-
-    def pick(
-        self,
-        queue: Sequence[QueuedRequest],
-        now: float,  # noqa: ARG002
-        memory_budget: MemoryBudget,  # noqa: ARG002
-        estimator: Estimator,  # noqa: ARG002
-    ) -> ScheduledBatch | float:
-        ranked = sorted(queue, key=lambda i: (-i.request.budget, i.session_arrived_s))
-        return [(i, i.remaining_tokens) for i in ranked[: self.max_num_seqs]]
+    @staticmethod
+    def rank(queued: QueuedRequest) -> tuple[float, ...]:
+        return -queued.request.budget, queued.session_arrived_s
 
 
 @dataclass(frozen=True)
