@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import grpc
@@ -71,6 +72,7 @@ class TransportServer:
         self._security.check_token_is_protected(self._address, credentials is not None)
         if not (self._security.token or is_loopback(self._address)):
             log.warning("%s accepts any client: %s is not set", self._address, self._security.token_env)
+        _check_free(self._address)
         self._server = grpc.aio.server(
             options=self._limits.channel_options, maximum_concurrent_rpcs=2 * self._limits.hosts
         )
@@ -193,3 +195,17 @@ def _peer_host(context: Any) -> str:
 
 async def _finish_writing() -> None:
     """Nothing to do: a server's stream ends when its handler returns."""
+
+
+def _check_free(address: str) -> None:
+    """Raises RuntimeError if the address is taken: gRPC would write a line of its own to standard error."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:") or port == "0":
+        return
+    for family, kind, protocol, _, place in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(place)
+            except OSError as problem:
+                raise RuntimeError(f"{address}: {problem.strerror}") from problem

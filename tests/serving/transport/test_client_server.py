@@ -28,6 +28,17 @@ from tests.serving.transport.transport_peers import (
 REPLY = Reply("s", 0, 2, Verdict(1, 5), ("cloud-0",), 0)
 
 
+def test_a_taken_address_is_refused_without_a_line_of_grpcs_own(capfd: pytest.CaptureFixture[str]) -> None:
+    async def scenario() -> None:
+        async with listening(FakeSink(), "cloud-0") as (_, address):
+            second = TransportServer(("cloud-1",), FakeSink(), address=address)
+            with pytest.raises(RuntimeError, match=f"{address}: Address already in use"):
+                await second.start()
+
+    run_scenario(scenario)
+    assert "Failed to add port" not in capfd.readouterr().err
+
+
 def test_hosts_exchange_messages_both_ways() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
@@ -308,15 +319,6 @@ def test_a_message_above_the_limit_raises_at_the_sender() -> None:
         async with listening(cloud) as (_, address), dialling(device, address, limits=limits) as client:
             with pytest.raises(ValueError, match="message_nbytes=1000; raise it"):
                 client.send("device-0", "cloud-0", request(n=2000))
-
-    run_scenario(scenario)
-
-
-def test_a_taken_address_is_an_error() -> None:
-    async def scenario() -> None:
-        async with listening(FakeSink()) as (_, address):
-            with pytest.raises(RuntimeError, match="Failed to bind"):
-                await TransportServer(("b",), FakeSink(), address=address).start()
 
     run_scenario(scenario)
 
