@@ -41,7 +41,7 @@ def test_the_extension_docs_have_the_expected_files_and_commands() -> None:
 def test_commands_plan_as_written(lab: Path, command: str) -> None:
     done = run(lab, f"{command} stage=plan")
     assert done.returncode == 0, done.stderr
-    assert "serve-" in done.stdout
+    assert re.search(r"\bserve(-\w+|$)", done.stdout, re.MULTILINE)  # of a sweep: the last of the stages to build
 
 
 def run(lab: Path, command: str) -> subprocess.CompletedProcess[str]:
@@ -86,5 +86,31 @@ def test_a_users_trained_score_decides_the_same_in_every_runtime(
 @pytest.mark.parametrize("command", commands())
 def test_commands_serve_as_written(lab: Path, command: str) -> None:
     done = run(lab, command)
+    assert done.returncode == 0, done.stderr
+    assert "TTFT" in done.stdout
+
+
+RIDDLES = next(command for command in commands() if "workload=riddles" in command)
+
+
+def riddles_with(policy: str) -> str:
+    return RIDDLES.replace("+policy=sled", f"+policy={policy}")
+
+
+@pytest.mark.parametrize("policy", ["synera", "wisp", "hat", "citer"])
+def test_a_users_data_set_profiles_every_policy(lab: Path, policy: str) -> None:
+    done = run(lab, f"{riddles_with(policy)} stage=plan")
+    assert done.returncode == 0, done.stderr
+    assert "serve-" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "policy",
+    ["synera", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wisp", "hat", "citer"))],
+)
+def test_a_users_data_set_is_served_by_a_policy_that_was_profiled_on_its_other_prompts(
+    lab: Path, tmp_path_factory: pytest.TempPathFactory, policy: str
+) -> None:
+    done = run(lab, in_shared_outputs(riddles_with(policy), tmp_path_factory)[0])
     assert done.returncode == 0, done.stderr
     assert "TTFT" in done.stdout

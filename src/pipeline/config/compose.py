@@ -22,15 +22,18 @@ STAGE_SECTIONS = {"model": "stages", "hardware": "stages", "policy": "artifacts"
 """The key below which a group describes its own stages: training a pair, measuring a chip, profiling for a policy,
 recording for a simulation."""
 
-HOISTED_SECTIONS = {"workload": "profiling"}
-"""The key below which a group describes values for other groups; it moves to the top of the configuration."""
+VALUES_FOR_OTHERS = {"workload": "profiling"}
+"""The key below which a group describes values for other groups' stages; where the group itself is meant, it is left
+out.
+"""
 
 
 def register_resolvers() -> None:
     """`${stage:NAME}`: the artifact of a stage; `${process:}`: the number of the command's process; `${machine:}`: its
     machine; `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
     `device_graph` where a model runs from a graph, else null; `${hidden_scorers:}`: the policy's trained scorers that
-    read hidden states, which what records or exports a draft model needs to know.
+    read hidden states, which what records or exports a draft model needs to know; `${data_file:NAME}`: a file below
+    `data_root`, null without one.
     """
     import os
 
@@ -43,6 +46,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("trained_here", lambda *paths: all(_is_stage(p) for p in paths), replace=True)
     OmegaConf.register_new_resolver("device_graph", _device_graph, replace=True)
     OmegaConf.register_new_resolver("hidden_scorers", _hidden_scorers, replace=True)
+    OmegaConf.register_new_resolver("data_file", _data_file, replace=True)
     # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
     command = os.environ.setdefault("TANDEM_PROCESS", str(os.getpid()))
     OmegaConf.register_new_resolver("process", lambda: command, replace=True)
@@ -51,6 +55,11 @@ def register_resolvers() -> None:
 
 def _device_graph(backend: str) -> dict[str, str] | None:
     return {REFERENCE: "device_graph"} if backend == "onnx" else None
+
+
+def _data_file(name: str, *, _root_: DictConfig) -> str | None:
+    root = OmegaConf.select(_root_, "data_root")
+    return f"{root}/{name}" if root else None
 
 
 def _hidden_scorers(*, _root_: DictConfig) -> list[Any]:
@@ -84,7 +93,20 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as problem:
         raise ConfigError(f"the configuration cannot be resolved: {problem}") from problem
     assert isinstance(data, dict)
+    for group, key in VALUES_FOR_OTHERS.items():
+        if isinstance(data.get(group), dict) and key in data[group]:
+            own = {name: value for name, value in data[group].items() if name != key}
+            data["stages"] = _replaced(data["stages"], data[group], own)
     return {str(key): value for key, value in data.items()}
+
+
+def _replaced(node: Any, old: Any, new: Any) -> Any:
+    """`node` with `new` wherever it has `old`."""
+    if node == old:
+        return new
+    if isinstance(node, dict):
+        return {key: _replaced(value, old, new) for key, value in node.items()}
+    return [_replaced(value, old, new) for value in node] if isinstance(node, list) else node
 
 
 def _gather_stages(cfg: DictConfig) -> DictConfig:
@@ -97,8 +119,6 @@ def _gather_stages(cfg: DictConfig) -> DictConfig:
                         f"{group}.{key}.{name}: another stage has this name already; give it another one."
                     )
                 cfg.stages[name] = node
-        for group, key in HOISTED_SECTIONS.items():
-            cfg[key] = _pop(cfg, group, key)
     return cfg
 
 

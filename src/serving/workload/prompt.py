@@ -39,20 +39,26 @@ class Prompt:
 
 
 def select_prompts(
-    prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0, reuse_prompts: bool = False
+    prompts: Sequence[Prompt],
+    n: int,
+    seed: int,
+    skip: int = 0,
+    reuse_prompts: bool = False,
+    section: str = "workload",
 ) -> list[Prompt]:
     """Draws `skip` + `n` prompts from all tasks in turn, skips the first `skip`, and returns the others shuffled.
 
     A larger `n` with the same seed includes the prompts of a smaller one. The draw depends on ids, not on file order.
-    With `reuse_prompts` prompts repeat once all were used; without it, raises ValueError if there are too few.
+    With `reuse_prompts` prompts repeat once all were used; without it, raises ValueError if there are too few, which
+    names the options of `section`.
     """
     if reuse_prompts and skip < len(prompts):
         unique = select_prompts(prompts, min(n, len(prompts) - skip), seed, skip)
         return [unique[i % len(unique)] for i in range(n)]
     if skip + n > len(prompts):
-        wanted = f"workload.num_prompts={n}" + (f" after {skip} that are skipped" if skip else "")
+        wanted = f"{section}.num_prompts={n}" + (f" after {skip} that are skipped" if skip else "")
         raise ValueError(
-            f"{wanted} is more than the data set's {len(prompts)} prompts; lower it, or set workload.reuse_prompts=true"
+            f"{wanted} is more than the data set's {len(prompts)} prompts; lower it, or set {section}.reuse_prompts=true"
         )
     selected = list(islice(_round_robin_tasks(prompts, seed), skip, skip + n))
     return sorted(selected, key=lambda prompt: uniform(key(seed, prompt.id), 0, "order"))

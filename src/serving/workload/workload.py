@@ -1,8 +1,9 @@
 """The workload of a run: prompts of a data set on devices, with arrivals, SLO classes and length limits."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from serving.workload import slo
 from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
@@ -54,13 +55,15 @@ class Workload:
     truncate: Truncate = "refuse"
     seed: int = 0
     path: Path | None = None
+    section: ClassVar[str] = "workload"
+    """Its address in the configuration, for error messages."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_concurrency", "max_prompt_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"workload.{name} must be 1 or more, got {getattr(self, name)}")
+                raise ValueError(f"{self.section}.{name} must be 1 or more, got {getattr(self, name)}")
         if self.skip < 0:
-            raise ValueError(f"workload.skip must be 0 or more, got {self.skip}")
+            raise ValueError(f"{self.section}.skip must be 0 or more, got {self.skip}")
         if self.devices is not None and self.devices < 1:
             raise ValueError(f"workload.devices must be 1 or more (null: as the testbed), got {self.devices}")
         if self.path is not None and getattr(self.dataset, "path", None) != self.path:
@@ -96,7 +99,7 @@ class Workload:
         count = self.devices if self.devices is not None else num_devices
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
-        prompts = select_prompts(self.dataset.prompts(), self.num_prompts, self.seed, self.skip, self.reuse_prompts)
+        prompts = self._select(self.dataset.prompts())
         arrivals = self.arrivals.times(len(prompts), count, self.seed)
         classes = slo.assign_classes(self.slo, len(prompts), self.seed)
         num_before: Counter[int] = Counter()
@@ -105,6 +108,9 @@ class Workload:
             requests.append(self._request(index, prompt, arrival, num_before[arrival.device], slo_class))
             num_before[arrival.device] += 1
         return requests
+
+    def _select(self, prompts: list[Prompt]) -> list[Prompt]:
+        return select_prompts(prompts, self.num_prompts, self.seed, self.skip, self.reuse_prompts, self.section)
 
     def encode(self, request: WorkloadRequest, tokenizer: ChatTokenizer) -> EncodedPrompt:
         """Encodes the request's prompt within its limit. Raises ValueError that names a prompt that does not fit."""
@@ -132,4 +138,26 @@ class Workload:
             min(self.max_prompt_tokens, arrival.prompt_tokens or self.max_prompt_tokens),
             min(self.max_new_tokens, arrival.new_tokens or self.max_new_tokens),
             slo_class,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilingWorkload(Workload):
+    """The prompts that policies are trained and profiled on, beside those that are served: `workload.profiling`."""
+
+    or_fewer: bool = False
+    """True: all that are left if the data set has fewer than `num_prompts` after those that are skipped."""
+    section: ClassVar[str] = "workload.profiling"
+
+    def _select(self, prompts: list[Prompt]) -> list[Prompt]:
+        left = len(prompts) - self.skip
+        if left < 1:
+            raise ValueError(
+                f"all {len(prompts)} prompts of {self.dataset.name} are served, and this policy is trained or profiled "
+                "on others: lower workload.num_prompts, or give workload.profiling a dataset of its own and skip=0"
+            )
+        return (
+            super()._select(prompts)
+            if not self.or_fewer
+            else replace(self, num_prompts=min(self.num_prompts, left), or_fewer=False)._select(prompts)
         )

@@ -5,7 +5,7 @@ import pytest
 from serving.workload.arrivals import AzureTrace, Poisson
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass
-from serving.workload.workload import Workload
+from serving.workload.workload import ProfilingWorkload, Workload
 
 
 class Twenty:
@@ -99,3 +99,23 @@ def test_a_prompt_that_does_not_fit_is_named():
 def test_values_out_of_range_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         Workload(dataset=Twenty(), **values)
+
+
+def test_profiling_takes_what_is_left_where_fewer_prompts_are_allowed():
+    served = {each.prompt.id for each in Workload(dataset=Twenty(), devices=1, num_prompts=14).requests()}
+    profiled = ProfilingWorkload(dataset=Twenty(), devices=1, skip=14, num_prompts=60, or_fewer=True).requests()
+    assert len(profiled) == 6
+    assert served.isdisjoint(each.prompt.id for each in profiled)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skip": 14, "num_prompts": 60}, "workload.profiling.num_prompts=60 after 14 that are skipped is more than"),
+        ({"skip": 20, "or_fewer": True}, "all 20 prompts of Twenty are served, .* lower workload.num_prompts"),
+        ({"num_prompts": 0}, "workload.profiling.num_prompts must be 1 or more"),
+    ],
+)
+def test_refusals_of_profiling_name_its_own_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        ProfilingWorkload(dataset=Twenty(), devices=1, **options).requests()
