@@ -1,6 +1,8 @@
 """Builds a stage and the missing stages that it needs; each is built by one process only."""
 
 import errno
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ from pipeline.artifacts.store import Store, StoreError
 StageCall = Callable[[Stage, Path, Path, Mapping[str, Path], ProgressCallback], None]
 """Run a stage's target: `call(stage, out, work, inputs, progress)` fills `out` and may keep state in `work`."""
 
+_DISK_FULL_TEXTS = (os.strerror(errno.ENOSPC), f"(os error {errno.ENOSPC})")
+_MIN_FREE_NBYTES = 100_000
 _DISK_FULL_ERRNOS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -86,9 +90,22 @@ class Runner:
         except BaseException as problem:
             kept = self.store.discard_attempt(stage)
             self.observer.stage_failed(stage, _failure_message(isinstance(problem, KeyboardInterrupt), kept))
-            if isinstance(problem, OSError) and problem.errno in _DISK_FULL_ERRNOS:
+            if _is_disk_full(problem, self.store):
                 raise _disk_full_error(self.store, stage) from problem
             raise
+
+
+def _is_disk_full(problem: BaseException, store: Store) -> bool:
+    """True if a write failed for lack of space.
+
+    Libraries that write themselves (safetensors, torch, pyarrow) raise errors of their own: these are known by the
+    system's words, or by a disk without space.
+    """
+    if isinstance(problem, OSError) and problem.errno in _DISK_FULL_ERRNOS:
+        return True
+    if isinstance(problem, Exception) and any(text in str(problem) for text in _DISK_FULL_TEXTS):
+        return True
+    return isinstance(problem, RuntimeError | OSError) and shutil.disk_usage(store.root).free < _MIN_FREE_NBYTES
 
 
 def _failure_message(interrupted: bool, kept: bool) -> str:

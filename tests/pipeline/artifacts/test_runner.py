@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
@@ -219,6 +221,29 @@ def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no space left on the disk of .* while building corpus-.*cache clean"):
         Runner(Store(tmp_path), write_to_full_disk, NullObserver()).ensure_built(graph())
     assert not list((tmp_path / ".work").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("problem", "free_nbytes", "is_disk_full"),
+    [
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), 10**9, True),
+        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 4096, True),
+        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 10**9, False),
+        (ValueError("loss is nan"), 4096, False),
+    ],
+)
+def test_a_full_disk_is_known_by_what_libraries_say_of_it(
+    problem: Exception, free_nbytes: int, is_disk_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(stage: Stage, out: Path, work: Path, *_: object) -> None:
+        (work / "checkpoint").write_text("step 7")
+        raise problem
+
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free_nbytes))
+    with pytest.raises(StoreError if is_disk_full else type(problem)):
+        Runner(Store(tmp_path), fail, NullObserver()).ensure_built(graph())
+    (state,) = (tmp_path / ".work").glob("*/state")
+    assert (state / "checkpoint").read_text() == "step 7"
 
 
 def test_an_unwritable_store_is_reported_before_any_stage_runs(tmp_path: Path) -> None:
