@@ -2,16 +2,16 @@
 
 By script (virtual time for live drivers) the simulator, the live driver and the live driver behind real gRPC streams
 must say exactly the same; a simulation that looks tokens up in a trace must decide the same; and every log, that of a
-run on the wall clock and of one in several processes too, must replay through fresh nodes.
+run on the wall clock and of one in several processes too, must replay through fresh nodes. So it is with stop strings.
 """
 
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -54,6 +54,7 @@ from serving.stages import record_outcomes
 from serving.transport.client import TransportClient
 from serving.transport.limits import PeerExpectations
 from serving.transport.server import TransportServer
+from serving.workload.prompt import Prompt
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"
 POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))
@@ -426,6 +427,61 @@ def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> 
         ).difference
         is None
     )
+
+
+@dataclass(frozen=True)
+class WithStopStrings:
+    """A data set whose answers end at a text."""
+
+    inner: Any
+    stop: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.inner.name)
+
+    @property
+    def metrics(self) -> Any:
+        return self.inner.metrics
+
+    measures_quality_of: ClassVar[str] = "embedded"
+
+    def prompts(self) -> list[Prompt]:
+        return [replace(prompt, stop=self.stop) for prompt in self.inner.prompts()]
+
+
+STOPPED = {"cloud_centric", "synera", "hat", "citer+span"}
+"""Played at each change with stop strings; the others where slow tests run."""
+
+
+@pytest.mark.parametrize("policy", [pytest.param(name, marks=marks(name, name not in STOPPED)) for name in POLICIES])
+def test_stop_strings_end_answers_at_the_same_token_everywhere(policy: str, outputs: Path, tmp_path: Path) -> None:
+    plain, whole = case(policy, 0.0, outputs), written(reference(policy, 0.0, outputs))
+    text_of = plain.models.tokenizer.token_text
+    texts = ["".join(map(text_of, tokens)).lstrip() for tokens in whole.values()]
+    stop = tuple({text[9:13] for text in texts[:2] if len(text) > 13})
+    dataset = WithStopStrings(plain.setup.workload.dataset, stop)
+    setup = replace(plain.setup, workload=replace(plain.setup.workload, dataset=dataset))
+    queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, plain.models.tokenizer)
+    one = Case(setup, plain.models, queries)
+    log = one.emulated()
+    found = written(log)
+    assert sum(map(len, found.values())) < sum(map(len, whole.values()))
+    for name, tokens in found.items():
+        ends = [
+            i for i in range(len(tokens)) if any(s in "".join(map(text_of, tokens[: i + 1])).lstrip() for s in stop)
+        ]
+        assert ends in ([], [len(tokens) - 1])
+        if setup.policy.lossless:
+            assert tokens == whole[name][: len(tokens)]
+            assert ends or len(tokens) == len(whole[name])
+    endings = {c.ending for entry in log for c in entry.commands if isinstance(c, EmitTokens)}
+    assert endings == {"", "complete"}
+    assert counted(one.live()) == counted(log)
+    assert counted(one.live(through_grpc=True)) == counted(log)
+    assert first_difference(decision_log(one.simulated(tmp_path)), decision_log(log)) is None
+    assert one.difference(log) is None
+    assert one.difference(one.on_the_wall()) is None
 
 
 def once(first_start_s: float, duration_s: float) -> str:

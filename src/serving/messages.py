@@ -214,6 +214,15 @@ class EarlyExitRule:
 
 
 @message
+class StopText:
+    """Strings that end an answer, and the end of the answer so far."""
+
+    strings: tuple[str, ...]
+    tail: str = ""
+    """As many characters as the longest string has; empty before the answer's first word."""
+
+
+@message
 class DraftWork:
     """One job of the draft model: feed the tokens that its cache lacks, then generate until the stop rule holds."""
 
@@ -236,6 +245,8 @@ class DraftWork:
     """
     full_draft_probs: bool = False
     """True if the outcome must hold the full distributions of the drafts, even where verification needs less."""
+    stop_text: StopText | None = None
+    """The token that completes one of these strings ends the draft."""
 
 
 @message
@@ -353,6 +364,8 @@ class Request:
     """When it was sent, by its sender's clock; None where links are not monitored."""
     path_stats: PathStats | None = None
     """Statistics of the hops so far, where links are monitored."""
+    stop_text: StopText | None = None
+    """The token that completes one of these strings ends the budget; given with a budget above 1 only."""
 
 
 @message
@@ -455,6 +468,8 @@ class GenerationRequest:
     seed: int | None = None
     """Keys the device's random decisions about this session. None: the sampling seed, else the device's."""
     routing: RoutingOptions | None = None
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end the answer, with the token that completes one."""
 
 
 # Events: what a driver tells a node.

@@ -16,6 +16,7 @@ from serving.core import draft_tree
 from serving.core.keyed_random import key, uniform
 from serving.core.link_monitor import DeviceMonitor
 from serving.core.scores import IMPORTANCE
+from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.messages import (
     AcceptanceRule,
     DraftOutcome,
@@ -24,6 +25,7 @@ from serving.messages import (
     LookaheadOutcome,
     Origin,
     SequenceSlice,
+    StopText,
     TensorRef,
     TokenIds,
     Verdict,
@@ -88,14 +90,23 @@ class Session:
         "remaining_budget",
         "request",
         "scores",
+        "stop_string_found",
+        "stop_text",
         "stop_tokens",
         "stopped",
         "target_cached_len",
+        "token_text",
         "tokens",
         "top_candidates",
     )  # fmt: skip
 
-    def __init__(self, request: GenerationRequest, seed: int, monitor: DeviceMonitor | None = None) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        seed: int,
+        monitor: DeviceMonitor | None = None,
+        token_text: TokenText = no_token_text,
+    ) -> None:
         self.request = request
         self.monitor = monitor or DeviceMonitor()
         self.tokens = list(request.prompt)
@@ -103,6 +114,8 @@ class Session:
         self.max_len = self.prompt_len + request.max_new_tokens
         """Prompt and the longest answer."""
         self.stop_tokens = frozenset(request.stop_tokens)
+        self.stop_text = StopText(request.stop_strings) if request.stop_strings else None
+        self.stop_string_found, self.token_text = False, token_text
         own = request.sampling.seed if request.sampling else seed
         self.random_stream = key(own if request.seed is None else request.seed, request.session)
         self.target_cached_len = 0
@@ -163,14 +176,21 @@ class Session:
 
     @property
     def is_complete(self) -> bool:
-        """True if the answer has reached its limit or a stop token."""
+        """True if the answer has reached its limit, a stop token or the end of a stop string."""
         n = len(self.tokens)
-        return n >= self.max_len or (self.tokens[-1] in self.stop_tokens and n > self.prompt_len)
+        return (
+            n >= self.max_len or (self.tokens[-1] in self.stop_tokens and n > self.prompt_len) or self.stop_string_found
+        )
 
     @property
-    def draft_hit_stop_token(self) -> bool:
-        """True if the draft ends with a stop token, so that nothing can follow it."""
-        return bool(self.draft) and self.draft[-1] in self.stop_tokens
+    def draft_ends_answer(self) -> bool:
+        """True if the draft ends with a stop token or a stop string, so that nothing can follow it."""
+        return bool(self.draft) and self._ends_answer(self.draft)
+
+    @property
+    def stop_text_after_draft(self) -> StopText | None:
+        """The stop strings, and the end of the answer with the draft."""
+        return advance(self.stop_text, self.draft, self.token_text)[0] if self.stop_text else None
 
     @property
     def num_unscored(self) -> int:
@@ -212,9 +232,14 @@ class Session:
         ]
 
     def _is_branch_complete(self, branch: Branch) -> bool:
-        last = ((self.in_flight_drafts or ())[: branch.accepted] + branch.continuation)[-1:]
         full = branch.accepted + 1 + len(branch.tokens) >= self.remaining_tokens
-        return full or not self.stop_tokens.isdisjoint(last)
+        return full or self._ends_answer((self.in_flight_drafts or ())[: branch.accepted] + branch.continuation)
+
+    def _ends_answer(self, tokens: Sequence[int]) -> bool:
+        """True if the last of these tokens after the committed ones is a stop token, or one ends a stop string."""
+        if not self.stop_tokens.isdisjoint(tokens[-1:]):
+            return True
+        return self.stop_text is not None and advance(self.stop_text, tokens, self.token_text)[1] is not None
 
     def extend_branches(
         self, outcome: DraftOutcome, branches: Sequence[Branch], stops: StopPredicate, keep_last: bool
@@ -341,16 +366,21 @@ class Session:
         n = self._num_that_fit(tokens)
         if n < len(tokens):
             tokens, origins = tokens[:n], origins[:n]
+        if self.stop_text:
+            self.stop_text, end = advance(self.stop_text, tokens, self.token_text)
+            self.stop_string_found = end is not None
         self.tokens += tokens
         return tokens, origins
 
     def _num_that_fit(self, tokens: TokenIds) -> int:
-        """How many of `tokens` fit into the answer: up to its limit, and up to the first stop token."""
+        """How many of `tokens` fit into the answer: up to its limit, the first stop token, the end of a stop string."""
         n, room = len(tokens), self.max_len - len(self.tokens)
         if n > room:
             n = room
         if self.stop_tokens and not self.stop_tokens.isdisjoint(tokens):
             n = next((i + 1 for i in range(n) if tokens[i] in self.stop_tokens), n)
+        if self.stop_text and (end := advance(self.stop_text, tokens[:n], self.token_text)[1]) is not None:
+            n = end + 1
         return n
 
     def invalidate_path(self) -> None:

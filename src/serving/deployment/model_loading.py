@@ -41,7 +41,7 @@ def load_models(
     from serving.engines.torch.tensor_store import TensorStore
 
     tokenizer, vocab_size = load_tokenizer(device, cloud)
-    factory = _EngineFactory(TensorStore(), vocab_size, requirements)
+    factory = _EngineFactory(TensorStore(), vocab_size, requirements, tokenizer)
     if isinstance(cloud, ModelConfig) and cloud.server:
         remote = factory.remote_engine(cloud, tokenizer, context_tokens, wait_for_server)
         drafter = factory.drafter_engine(device, cloud, None, accelerator)
@@ -87,7 +87,7 @@ def load_side(
     pair, requirements = setup.pair, setup.policy.engine_requirements
     tokenizer, vocab_size = load_tokenizer(pair.device, pair.cloud)
     small, layers = num_layers(pair.device), num_layers(pair.cloud)
-    factory = _EngineFactory(tensor_store, vocab_size, requirements)
+    factory = _EngineFactory(tensor_store, vocab_size, requirements, tokenizer)
     hops = setup.policy.placement.hops(layers, pair.cloud.timed_architecture.layers)
     if side == "cloud" and pair.cloud.server:
         remote = factory.remote_engine(pair.cloud, tokenizer, context_tokens or setup.workload.context_tokens)
@@ -146,7 +146,14 @@ def make_queries(
         rate = asked.slo.tokens_per_s if asked.slo else 0.0
         ttft_s = asked.slo.ttft_s if asked.slo and asked.slo.ttft_s else INF
         call = GenerationRequest(
-            f"r{asked.index:05d}", tokens, asked.max_new_tokens, tokenizer.eos_token_ids, sampling, rate, ttft_s
+            f"r{asked.index:05d}",
+            tokens,
+            asked.max_new_tokens,
+            tokenizer.eos_token_ids,
+            sampling,
+            rate,
+            ttft_s,
+            stop_strings=asked.prompt.stop,
         )
         found.append(Query(call, asked.prompt, asked.device, asked.at_s, asked.think_s, asked.slo))
     return found
@@ -154,11 +161,12 @@ def make_queries(
 
 @dataclass(frozen=True)
 class _EngineFactory:
-    """Makes engines that share a tensor store, vocabulary and requirements."""
+    """Makes engines that share a tensor store, vocabulary, requirements and tokenizer."""
 
     tensor_store: "TensorStore"
     vocab_size: int
     requirements: EngineRequirements
+    tokenizer: "Tokenizer"
 
     def remote_engine(
         self, cloud: ModelConfig, tokenizer: "Tokenizer", context_tokens: int | None, wait_for_server: bool = False
@@ -207,7 +215,11 @@ class _EngineFactory:
 
         _use_one_thread()
         engine = OnnxEngine(
-            folder, tensor_store=self.tensor_store, vocab_size=self.vocab_size, scorers=self.requirements.scorers
+            folder,
+            tensor_store=self.tensor_store,
+            vocab_size=self.vocab_size,
+            scorers=self.requirements.scorers,
+            token_text=self.tokenizer.token_text,
         )
         found = engine.header.layers, engine.header.vocab_size
         exported = f"the graph at {folder} was exported from {engine.header.checkpoint_name}"
@@ -254,6 +266,7 @@ class _EngineFactory:
             "scorers": self.requirements.scorers,
             "block_tokens": self.requirements.block_tokens,
             "hidden_dtype": self.requirements.hidden_dtype,
+            "token_text": self.tokenizer.token_text,
         }
 
 

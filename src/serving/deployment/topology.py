@@ -25,6 +25,7 @@ from serving.policy.slots.placement import DEVICE_TIER
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Query
+    from serving.engines.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Topology:
     """How long a device waits for an answer before it sends the request again; lossless links need none."""
     session_lease_s: float = 30.0
     """How long the cloud keeps the caches of a lost device."""
+    tokenizer: "Tokenizer | None" = None
+    """None: the pair's, which is loaded for the first request with stop strings."""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -148,6 +151,7 @@ class Topology:
                 self.timeout_s,
                 self.setup.workload.max_concurrency,
                 hidden_nbytes(1, width, hidden_dtype),
+                self._token_text,
             )
         return Worker(
             name,
@@ -157,7 +161,17 @@ class Topology:
             self._cache_tokens(name),
             self.session_lease_s,
             self.estimator(name),
+            token_text=self._token_text,
         )
+
+    def _token_text(self, token: int) -> str:
+        return (self.tokenizer or self._pair_tokenizer).token_text(token)
+
+    @cached_property
+    def _pair_tokenizer(self) -> "Tokenizer":
+        from serving.deployment.model_loading import load_tokenizer
+
+        return load_tokenizer(self.setup.pair.device, self.setup.pair.cloud)[0]
 
     def _load_report_receivers(self, node: str) -> tuple[str, ...]:
         """The nodes that choose between this node and its peers: those of the tier before, or the devices."""

@@ -1,6 +1,7 @@
 """A checkpoint's tokenizer, and the check that two models of a pair have the same one."""
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class Tokenizer:
         self.path, self.hf = path, _load_hf_tokenizer(path)
         self.eos_token_ids = _eos_token_ids(path, self.hf)
         """Tokens that end a text."""
+        self._token_texts: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.hf)
@@ -29,6 +31,20 @@ class Tokenizer:
         """The text of tokens, without special ones."""
         text: str = self.hf.decode(list(tokens), skip_special_tokens=True)
         return text
+
+    def token_text(self, token: int) -> str:
+        """The text that a token adds after another one; "" for a special token. Parts of a character are
+        U+FFFD.
+        """
+        if token not in self._token_texts:
+            before = self._plain_token
+            self._token_texts[token] = self.decode((before, token))[len(self.decode((before,))) :]
+        return self._token_texts[token]
+
+    @cached_property
+    def _plain_token(self) -> int:
+        """A token that has text whatever follows it."""
+        return int(self.hf("a", add_special_tokens=False)["input_ids"][-1])
 
 
 def check_same_tokenizer(a: str | Path, b: str | Path) -> None:

@@ -9,6 +9,7 @@ from itertools import count
 
 from serving.core.link_monitor import DeviceMonitor
 from serving.core.session import Session
+from serving.core.stop_strings import TokenText, no_token_text
 from serving.messages import (
     HEADER_NBYTES,
     INF,
@@ -55,6 +56,7 @@ class Device:
         timeout_s: how long a session waits for a reply before its first retry.
         max_concurrency: how many sessions run at a time; the others wait.
         hidden_nbytes: bytes of one token's hidden state on the link.
+        token_text: the tokenizer's, for requests with stop strings.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class Device:
         timeout_s: float = INF,
         max_concurrency: int = 1,
         hidden_nbytes: int = 0,
+        token_text: TokenText = no_token_text,
     ) -> None:
+        self.token_text = token_text
         self.name, self.policy, self.seed, self.timeout_s, self.max_concurrency = (
             name,
             policy,
@@ -93,7 +97,9 @@ class Device:
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
         if any(hop.node == DEVICE_TIER for hop in hops):
-            self.local_worker = Worker(name, policy, tiers, scheduler=ContinuousBatch(), ids=self.ids)
+            self.local_worker = Worker(
+                name, policy, tiers, scheduler=ContinuousBatch(), ids=self.ids, token_text=token_text
+            )
             if self.local_worker.monitor:
                 self.monitor.local_hop_time = self.local_worker.monitor.batch_time
 
@@ -215,7 +221,7 @@ class Device:
         """Starts waiting sessions, oldest first, up to `max_concurrency`."""
         out: Commands = []
         while self.waiting and len(self.active) < self.max_concurrency:
-            session = Session(self.waiting.popleft(), self.seed, self.monitor)
+            session = Session(self.waiting.popleft(), self.seed, self.monitor, self.token_text)
             if old := self.idle_sessions.pop(session.request.session, None):
                 self._resume(session, old)
             current = Requester(

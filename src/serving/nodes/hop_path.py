@@ -132,6 +132,7 @@ class HopPath:
             session.request.stop_tokens,
             session.request.slo_tokens_per_s,
             sent_s=now if self._sends_timestamps else None,
+            stop_text=session.stop_text if budget > 1 else None,
         )
         return SendMessage(session.path[0], request, HEADER_NBYTES + chunk.nbytes + self._payload.nbytes(chunk))
 

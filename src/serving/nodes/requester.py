@@ -367,6 +367,7 @@ class Requester:
             branches,
             num_adopted_drafts,
             self.policy.payload.full_distributions,
+            None if branches else self.session.stop_text_after_draft,
         )
 
     def _start_work(self, work: DraftWork, branches: list[Branch], now: float) -> Commands:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from serving.core.kv_accounting import KVAccounting, MemoryBudget, admit, has_required_cache
 from serving.core.link_monitor import NodeMonitor
 from serving.core.queued_request import QueuedRequest
+from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
 from serving.messages import (
     HEADER_NBYTES,
@@ -70,8 +71,9 @@ class Worker:
         estimator: Estimator = ZERO_ESTIMATOR,
         scheduler: Scheduler | None = None,
         ids: Iterator[int] | None = None,
+        token_text: TokenText = no_token_text,
     ) -> None:
-        self.name, self.policy, self.watchers = name, policy, watchers
+        self.name, self.policy, self.watchers, self.token_text = name, policy, watchers, token_text
         self.session_lease_s, self.estimator, self.scheduler = session_lease_s, estimator, scheduler or policy.scheduler
         self.ids = ids or count(1)
         self.monitor = NodeMonitor() if policy.monitors_link else None
@@ -208,6 +210,7 @@ class Worker:
             m,
             slice=replace(seq, tokens=kept.slice.tokens, draft_probs=kept.slice.draft_probs),
             stop_tokens=kept.stop_tokens,
+            stop_text=kept.stop_text,
         )
 
     # Batches.
@@ -334,12 +337,12 @@ class Worker:
         m, hop_index, here_s = queued.request, queued.request.hop_index + 1, now - queued.arrived_s
         path = self._bind_hop(m, seq, hop_index)
         tokens = seq.tokens[-seq.num_drafts :] if seq.num_drafts else ()
-        draft_probs, stop_tokens = seq.draft_probs, m.stop_tokens
+        draft_probs, stop_tokens, stop_text = seq.draft_probs, m.stop_tokens, m.stop_text
         if self._ends_at_requester(m):  # no token leaves the device
             if seq.rule:
                 kept = replace(m, slice=replace(seq, tokens=tokens))
                 self.retained_requests[seq.session, m.attempt, seq.start + seq.num_tokens] = kept
-            tokens, draft_probs, stop_tokens = (), (), ()
+            tokens, draft_probs, stop_tokens, stop_text = (), (), (), None
         sent_s, path_stats = m.sent_s, m.path_stats
         if self.monitor:
             sent_s, path_stats = now, None if m.reply_to == self.name else self.monitor.path_stats(m)
@@ -349,6 +352,7 @@ class Worker:
             hop_index=hop_index,
             path=path,
             stop_tokens=stop_tokens,
+            stop_text=stop_text,
             slack_s=m.slack_s - here_s,
             upstream_s=m.upstream_s + here_s,
             sent_s=sent_s,
@@ -379,9 +383,13 @@ class Worker:
         return (*m.path[:hop_index], node, *m.path[hop_index + 1 :])
 
     def _reply(self, queued: QueuedRequest, seq: SequenceSlice, verdict: Verdict, now: float) -> Commands:
-        m = queued.request
+        m, ended = queued.request, verdict.next_token in queued.request.stop_tokens
         committed_len = seq.start + seq.num_tokens - seq.num_drafts
-        remaining_budget = 0 if verdict.next_token in m.stop_tokens else m.budget - 1
+        if m.stop_text and not ended:
+            written = *seq.tokens[len(seq.tokens) - seq.num_drafts :][: verdict.accepted], verdict.next_token
+            stop_text, end = advance(m.stop_text, written, self.token_text)
+            m, ended = replace(m, stop_text=stop_text), end is not None
+        remaining_budget = 0 if ended else m.budget - 1
         path_latency_s = m.upstream_s + now - queued.arrived_s
         stats = self.monitor.path_stats(m) if self.monitor and m.reply_to != self.name else None
         reply = Reply(seq.session, m.attempt, committed_len, verdict, m.path, remaining_budget, path_latency_s, stats)

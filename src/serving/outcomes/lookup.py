@@ -1,6 +1,6 @@
 """Reads a trace's tables: the drafts, verdicts and scores that follow a position in a session."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from serving.core.draft_tree import accept_greedily
@@ -85,9 +85,14 @@ class TraceLookup:
         return self.next_indices(session, self.advance(session, last, branch[off:])[0], 1)[0][0], False
 
     def draft(
-        self, session: RecordedSession, position: TracePosition, stop: DraftStopRule, stop_tokens: tuple[int, ...]
+        self,
+        session: RecordedSession,
+        position: TracePosition,
+        stop: DraftStopRule,
+        stop_tokens: tuple[int, ...],
+        ends_answer: Callable[[Sequence[int]], bool] = lambda _: False,
     ) -> RecordedDraft:
-        """The drafter's tokens from here until the stop rule ends the draft."""
+        """The drafter's tokens from here until the stop rule ends the draft, or its tokens end the answer."""
         if not stop.max_tokens:
             return RecordedDraft((), [], False, [], 0)
         indices, unrecorded = self.next_indices(session, position, stop.max_tokens)
@@ -99,7 +104,7 @@ class TraceLookup:
             stopped = scores is not None and scores[i] < stop.threshold
             if not stopped or stop.keep_last or len(tokens) < stop.min_tokens:
                 tokens.append(self._drafts[i])
-            if stopped or tokens[-1] in stop_tokens:
+            if stopped or tokens[-1] in stop_tokens or ends_answer(tokens):
                 break
         unrecorded = max(0, unrecorded - (len(indices) - passes))
         return RecordedDraft(tuple(tokens), indices[: len(tokens)], stopped, indices[:passes], unrecorded)

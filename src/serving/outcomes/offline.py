@@ -47,11 +47,17 @@ def run_untimed(
     tiers = {tier: (f"{tier}-0",) for tier in dict.fromkeys(hop.node for hop in hops if hop.node != DEVICE_TIER)}
     recorder, ended = Recorder(names), iter(range(1, len(queries) + 1))
     simulator = Simulator([recorder])
+
+    def text(token: int) -> str:
+        return models.tokenizer.token_text(token)
+
     for (node,) in tiers.values():
-        simulator.add(node, Worker(node, policy, tiers), ComputeResource(UntimedExecutor(models.cloud)))
+        simulator.add(
+            node, Worker(node, policy, tiers, token_text=text), ComputeResource(UntimedExecutor(models.cloud))
+        )
     for name in names:
         chip = ComputeResource(DeviceExecutor(UntimedExecutor(models.device), UntimedExecutor(models.device_target)))
-        simulator.add(name, Device(name, policy, hops, tiers, seed), chip)
+        simulator.add(name, Device(name, policy, hops, tiers, seed, token_text=text), chip)
     for i, query in enumerate(queries):
         simulator.post(0.0, names[i % CONCURRENT_SESSIONS], RequestArrived(query.request))
     simulator.on_session_end(lambda _session, _now: progress(next(ended), len(queries), ""))

@@ -46,7 +46,19 @@ class TraceOutcomes:
         trace, unrecorded = self.trace, UnrecordedCounts()
         check_exit(trace.exit_rule, policy, "the trace")
         sessions = {query.request.session: trace.session_for(query.request, seed) for query in queries}
-        device = TraceEngine(trace, sessions, trace.device_layers, unrecorded, trace.exit_rule, policy.scorers)
+
+        def token_text(token: int) -> str:
+            return self.tokenizer.token_text(token)
+
+        device = TraceEngine(
+            trace,
+            sessions,
+            trace.device_layers,
+            unrecorded,
+            trace.exit_rule,
+            policy.scorers,
+            token_text=token_text,
+        )
         medusa = policy.draft.medusa
         check_medusa_tree(trace.medusa_tree, medusa)
         check_scorers(trace.scorer_digests, policy)
@@ -67,7 +79,9 @@ class TraceOutcomes:
         rate = request.slo.tokens_per_s if request.slo else 0.0
         ttft_s = request.slo.ttft_s if request.slo and request.slo.ttft_s else INF
         prompt, limit = session.token_ids[: session.prompt_tokens], min(request.max_new_tokens, session.max_new_tokens)
-        found = GenerationRequest(name, prompt, limit, self.trace.stop_tokens, None, rate, ttft_s)
+        found = GenerationRequest(
+            name, prompt, limit, self.trace.stop_tokens, None, rate, ttft_s, stop_strings=session.prompt.stop
+        )
         return Query(found, session.prompt, request.device, request.at_s, request.think_s, request.slo)
 
 

@@ -5,11 +5,13 @@ from there. A token that is in neither is off the path: after it the position al
 recorded one, and `UnrecordedCounts` counts it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
+from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
@@ -75,6 +77,7 @@ class TraceEngine:
         exit_rule: the drafter's rule of early exit.
         scorers: trained scores of the drafter.
         medusa: heads of the target.
+        token_text: the tokenizer's, for drafts that a stop string ends.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class TraceEngine:
         exit_rule: EarlyExitRule | None = None,
         scorers: Scorers = NO_SCORERS,
         medusa: MedusaHeads | None = None,
+        token_text: TokenText = no_token_text,
     ) -> None:
+        self._token_text = token_text
         self._medusa = medusa
         self._sessions, self._unrecorded, self._layers, self._exit_rule = sessions, unrecorded, layers, exit_rule
         self._lookup, self._load_counter = TraceLookup(trace.tables, scorers), load_counter(layers, exit_rule)
@@ -141,7 +146,7 @@ class TraceEngine:
         )  # adopted drafts that are fed
         begun = self._feed(session, position, work.input_tokens[: fed - old])
         position = self._feed(session, begun, work.input_tokens[fed - old :]) if old else begun
-        found = lookup.draft(session, position, work.stop_rule, work.stop_tokens)
+        found = lookup.draft(session, position, work.stop_rule, work.stop_tokens, partial(self._ends_answer, work))
         back = max(0, len(found.pass_indices) - 1)  # drafts that are fed back
         self._unrecorded.requested += fed + len(found.indices)
         self._unrecorded.beyond_draft_len += found.num_unrecorded
@@ -158,6 +163,9 @@ class TraceEngine:
         return self._drafted(work, found.indices, scores, found.stopped, work.start + fed + back), self._draft_loads(
             work, found
         )
+
+    def _ends_answer(self, work: DraftWork, tokens: Sequence[int]) -> bool:
+        return work.stop_text is not None and advance(work.stop_text, tokens, self._token_text)[1] is not None
 
     def _feed(self, session: RecordedSession, position: TracePosition, tokens: tuple[int, ...]) -> TracePosition:
         position, off_path = self._lookup.advance(session, position, tokens)

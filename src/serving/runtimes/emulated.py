@@ -62,7 +62,7 @@ def simulate(
     detail: bool = True,
 ) -> dict[str, SessionRecord]:
     """The records by session, on virtual time. Raises UnfinishedSessionsError if a session never ended."""
-    topology = Topology(setup, models.cloud_layers)
+    topology = Topology(setup, models.cloud_layers, tokenizer=models.tokenizer)
     clients, recorder = WorkloadClients(queries, topology.devices, progress), Recorder(topology.devices, detail)
     names = (*topology.workers, *topology.devices)
     link_outages = LinkOutageInjector(topology, names, lambda *event: simulator.post(*event), lambda: clients.all_ended)

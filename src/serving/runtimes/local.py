@@ -90,7 +90,7 @@ class Local:
         observers: Sequence[Observer] = (),
     ) -> tuple[dict[str, SessionRecord], PacingStats, dict[str, float]]:
         """The records by session, the statistics of pacing, and the overhead of decisions."""
-        topology = Topology(setup, models.cloud_layers)
+        topology = Topology(setup, models.cloud_layers, tokenizer=models.tokenizer)
         clients, recorder = WorkloadClients(queries, topology.devices, progress), Recorder(topology.devices)
         names = (*topology.workers, *topology.devices)
         link_outages = LinkOutageInjector(

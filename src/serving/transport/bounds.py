@@ -19,6 +19,7 @@ from serving.messages import (
     SamplingParams,
     SequenceSlice,
     Span,
+    StopText,
     TensorRef,
     Verdict,
 )
@@ -29,6 +30,7 @@ MAX_HOPS = 16
 _MAX_FLOAT = sys.float_info.max
 NAME = r"[A-Za-z0-9._:/-]{1,64}"
 _TENSOR_ID = r"[A-Za-z0-9._:/@-]{1,446}"  # with the `@node/` that the receiver puts before it: 512
+_STOP_STRING = r"(?s:.{0,256})"
 
 DEFAULTS = {int: Bound(0, MAX_INT32), float: Bound(0, _MAX_FLOAT), str: Bound(pattern=NAME)}
 
@@ -70,6 +72,7 @@ def message_bounds(limits: Limits, expectations: PeerExpectations) -> Bounds:
             "upstream_s": seconds,
             "sent_s": Bound(-_MAX_FLOAT, _MAX_FLOAT),
         },
+        StopText: {"strings": Bound(pattern=_STOP_STRING, max_len=16), "tail": Bound(pattern=_STOP_STRING)},
         DraftTree: {"tokens": tokens, "parents": parents},
         Verdict: {"accepted": count, "next_token": Bound(0, max_token), "kept_tree_nodes": nodes},
         Reply: {

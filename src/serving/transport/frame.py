@@ -21,7 +21,7 @@ from serving.transport.bounds import MAX_INT32, NAME, message_bounds
 from serving.transport.limits import Limits, PeerExpectations, ProtocolError, invalid
 from serving.transport.tensors import PackedTensor, TensorHeader
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised by every change of what travels; hosts of different protocols refuse each other."""
 _LENGTH_NBYTES = 4
 

@@ -58,7 +58,8 @@ def select_prompts(
     if skip + n > len(prompts):
         wanted = f"{section}.num_prompts={n}" + (f" after {skip} that are skipped" if skip else "")
         raise ValueError(
-            f"{wanted} is more than the data set's {len(prompts)} prompts; lower it, or set {section}.reuse_prompts=true"
+            f"{wanted} is more than the data set's {len(prompts)} prompts; lower it, or set "
+            f"{section}.reuse_prompts=true"
         )
     selected = list(islice(_round_robin_tasks(prompts, seed), skip, skip + n))
     return sorted(selected, key=lambda prompt: uniform(key(seed, prompt.id), 0, "order"))

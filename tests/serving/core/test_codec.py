@@ -39,6 +39,7 @@ from serving.messages import (
     SliceOutcome,
     Span,
     StartWork,
+    StopText,
     TensorRef,
     Verdict,
     Work,
@@ -52,11 +53,11 @@ SAMPLING = SamplingParams(0.7, 50, 0.9, 3)
 ROWS_FULL = SequenceSlice("s", 3, 2, (5, 7), 1, "sample", SAMPLING, (-1,), (0,), BLOB, (BLOB, BLOB))
 REQUEST = Request(
     4, ROWS_FULL, (Hop("cloud", Span(0, 8, True, True), "all"),), 0, ("cloud-0",), "device-0", 3, 1.5, 2.0, ("margin",),
-    (2,),
+    (2,), stop_text=StopText(("\n", "###"), "a#"),
 )  # fmt: skip
 VERDICT = Verdict(1, 9, (0,), DraftTree((4, 5), (-1, 0)))
 EVENTS: list[Event] = [
-    RequestArrived(GenerationRequest("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF)),
+    RequestArrived(GenerationRequest("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF, stop_strings=("\n",))),
     RequestArrived(GenerationRequest("routed", (1,), 4, routing=RoutingOptions(0.3, small_only=True))),
     MessageReceived(REQUEST),
     MessageReceived(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
@@ -76,7 +77,7 @@ EVENTS: list[Event] = [
 ]
 COMMANDS: list[Command] = [
     StartWork(1, DraftWork("s", 0, (1,), DraftStopRule(4, "confidence", 0.5, False), (2,), ("margin",), SAMPLING,
-                      EarlyExitRule("margin", 0.7, 0.25, 1), ((1,), (1, 2)), 2, True)),
+                      EarlyExitRule("margin", 0.7, 0.25, 1), ((1,), (1, 2)), 2, True, StopText(("\n",)))),
     StartWork(2, ForwardWork(Span(0, 8, True, False), (ROWS_FULL, ROWS_FULL), ("all", "last"), ("importance",))),
     SendMessage("cloud-0", REQUEST, 42),
     SetTimer(INF, 3),

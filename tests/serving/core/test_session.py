@@ -184,7 +184,7 @@ def test_a_locally_accepted_draft_ends_at_the_limit_or_a_stop_token() -> None:
 
 @pytest.mark.parametrize(("draft", "ended"), [((), False), ((10,), False), ((END, 10), False), ((10, END), True)])
 def test_nothing_is_drafted_after_a_stop_token(draft: tuple[int, ...], ended: bool) -> None:
-    assert drafted(session(), draft).draft_hit_stop_token is ended
+    assert drafted(session(), draft).draft_ends_answer is ended
 
 
 # What was drafted ahead.

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
+from serving.core.stop_strings import TokenText, no_token_text
 from serving.engines.onnx.session import OnnxCacheManager, OnnxOutput, OnnxScorer, OnnxSequenceCache, OnnxSession
 from serving.engines.torch.draft import DraftBuilder, StepOutput
 from serving.engines.torch.tensor_store import TensorStore
@@ -23,6 +24,7 @@ class OnnxEngine:
         vocab_size: how many rows of the head are real tokens; the rest is padding, never chosen. Default: all.
         scorers: trained scores, by name. Those that were exported with the model run as graphs.
         threads: of onnxruntime.
+        token_text: the tokenizer's, for drafts that a stop string ends.
 
     Raises ValueError for a vocabulary larger than the model's, or a folder without an export.
     """
@@ -35,7 +37,9 @@ class OnnxEngine:
         vocab_size: int | None = None,
         scorers: Scorers = NO_SCORERS,
         threads: int = 1,
+        token_text: TokenText = no_token_text,
     ) -> None:
+        self._token_text = token_text
         self._session = OnnxSession(folder, threads)
         self.header = header = self._session.header
         if vocab_size is not None and not 0 < vocab_size <= header.vocab_size:
@@ -65,7 +69,7 @@ class OnnxEngine:
             return self._draft_branches(
                 DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), self.tensor_store, self._scorers), cache
             )
-        builder = DraftBuilder(work, self.tensor_store, self._scorers)
+        builder = DraftBuilder(work, self.tensor_store, self._scorers, self._token_text)
         loads = self._draft_tokens(builder, cache) if work.stop_rule.max_tokens else self._fill_cache(work, cache)
         return builder.build(cache.length, None), loads
 

@@ -7,6 +7,7 @@ import torch
 
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import IMPORTANCE, LOGIT_SCORES, NO_SCORERS, Scorers
+from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.engines.torch.attention import ImportanceCollector
 from serving.engines.torch.early_exit_pass import EarlyExitPass
 from serving.engines.torch.model_runner import ModelRunner
@@ -45,8 +46,14 @@ class StepOutput:
 class DraftBuilder:
     """Collects the tokens, scores and distributions of one `DraftWork`."""
 
-    def __init__(self, work: DraftWork, tensor_store: TensorStore, scorers: Scorers = NO_SCORERS) -> None:
-        self.work, self._tensor_store, self._scorers = work, tensor_store, scorers
+    def __init__(
+        self,
+        work: DraftWork,
+        tensor_store: TensorStore,
+        scorers: Scorers = NO_SCORERS,
+        token_text: TokenText = no_token_text,
+    ) -> None:
+        self.work, self._tensor_store, self._scorers, self._token_text = work, tensor_store, scorers, token_text
         self.requested_scores = tuple(name for name in work.requested_scores if name != IMPORTANCE)
         self._score_names = tuple(
             dict.fromkeys((*self.requested_scores, *((work.stop_rule.score,) if work.stop_rule.score else ())))
@@ -75,7 +82,11 @@ class DraftBuilder:
             self.exit_depths.append(step.exit_depth)
         for name, values in self.scores.items():
             values.append(scores[name])
-        return not self.stopped and token not in self.work.stop_tokens
+        return not (self.stopped or token in self.work.stop_tokens or self._ends_stop_string())
+
+    def _ends_stop_string(self) -> bool:
+        stop = self.work.stop_text
+        return stop is not None and advance(stop, self.tokens, self._token_text)[1] is not None
 
     def _token_scores(self, stats: LogitStats, step: StepOutput) -> dict[str, float]:
         scores = {name: values[0] for name, values in stats.scores.items()}
@@ -167,6 +178,7 @@ def generate(
     tensor_store: TensorStore,
     importance_layers: frozenset[int],
     scorers: Scorers,
+    token_text: TokenText = no_token_text,
 ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
     """Feeds the input tokens, then drafts up to the stop rule; the last token drafted is not fed back.
 
@@ -181,7 +193,7 @@ def generate(
             DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), tensor_store, scorers), decoder, runner, cache
         )
     importance = decoder.importance_collector(importance_layers) if IMPORTANCE in work.requested_scores else None
-    builder = DraftBuilder(work, tensor_store, scorers)
+    builder = DraftBuilder(work, tensor_store, scorers, token_text)
     if not work.stop_rule.max_tokens:
         loads = _fill_cache(work, runner, cache, importance if work.num_adopted_drafts else None)
     else:

@@ -3,6 +3,7 @@
 import torch
 
 from serving.core.scores import NO_SCORERS, Scorers
+from serving.core.stop_strings import TokenText, no_token_text
 from serving.engines.torch.draft import generate
 from serving.engines.torch.draft_heads import MedusaProposer
 from serving.engines.torch.forward import ForwardContext, forward
@@ -28,6 +29,7 @@ class TorchEngine:
         budget_tokens: capacity of the KV cache over all sessions and spans; None: unlimited.
         hidden_dtype: the dtype of hidden states that other hops receive.
         proposer: Medusa heads that propose the next draft tree; None: none are requested.
+        token_text: the tokenizer's, for drafts that a stop string ends.
 
     Raises ValueError for a vocabulary larger than the model's, or an importance layer that it does not have.
     """
@@ -44,6 +46,7 @@ class TorchEngine:
         budget_tokens: float | None = None,
         hidden_dtype: HiddenDtype = "fp16",
         proposer: MedusaProposer | None = None,
+        token_text: TokenText = no_token_text,
     ) -> None:
         depth = len(model.layers)
         if vocab_size is not None and not 0 < vocab_size <= model.vocab_size:
@@ -53,7 +56,7 @@ class TorchEngine:
         self.model = model
         self.tensor_store = TensorStore() if tensor_store is None else tensor_store
         self.cache = self._new_cache(block_tokens, budget_tokens)
-        self._scorers = scorers
+        self._scorers, self._token_text = scorers, token_text
         self._runner = self._new_runner(vocab_size or model.vocab_size)
         self._context = ForwardContext(self._runner, self.cache, self.tensor_store, hidden_dtype, proposer)
         self._importance_layers = frozenset(range(depth)) if importance_layers is None else importance_layers
@@ -74,7 +77,9 @@ class TorchEngine:
         if isinstance(work, ForwardWork):
             return forward(work, self._context)
         cache = self.cache.open(work.session, None, len(self.model.layers), work.start)
-        return generate(work, self._runner, cache, self.tensor_store, self._importance_layers, self._scorers)
+        return generate(
+            work, self._runner, cache, self.tensor_store, self._importance_layers, self._scorers, self._token_text
+        )
 
     def drop(self, session: str, first: int | None) -> None:
         """Frees the cache of the span from layer `first`, or the drafter's (None), and the drafts' distributions."""

@@ -83,7 +83,7 @@ class WindowDraft:
         if (
             room <= 0
             or session.stopped
-            or (session.draft and (session.draft_hit_stop_token or self.should_stop(session.scores)))
+            or (session.draft and (session.draft_ends_answer or self.should_stop(session.scores)))
         ):
             return None
         return _cached_stop(room, self.score, self.threshold, self.keep_last)
@@ -146,7 +146,7 @@ class RejectionAwareDraft:
         if (
             room <= 0
             or session.stopped
-            or (drafted and (session.draft_hit_stop_token or self.should_stop(session.scores)))
+            or (drafted and (session.draft_ends_answer or self.should_stop(session.scores)))
         ):
             return None
         return _cached_stop(room, self.scorer.name, self.effective_threshold, False, 0 if drafted else 1)
@@ -176,7 +176,7 @@ class InitialDraft:
     def next_stop(self, session: Session) -> DraftStopRule | None:
         k = 1 if session.num_generated else self.k
         room = min(k, session.remaining_tokens) - len(session.draft)
-        return None if room <= 0 or session.draft_hit_stop_token else _cached_stop(room)
+        return None if room <= 0 or session.draft_ends_answer else _cached_stop(room)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,10 @@ def run_load_test(
     ends_s = warmup_s + window_s
     load = make_load(setup, outcomes, num_devices, ends_s + slowest_s, load_test.stagger_s)
     engines = outcomes.open(load.queries, setup.policy, seed)
-    topology, observer = Topology(setup, engines.cloud_layers), LoadObserver(warmup_s, ends_s)
+    topology, observer = (
+        Topology(setup, engines.cloud_layers, tokenizer=engines.tokenizer),
+        LoadObserver(warmup_s, ends_s),
+    )
     verifications = VerificationObserver(topology.workers, warmup_s, ends_s)
     simulator = Simulator([observer, verifications] if load_test.attribution else [observer])
     _wire_simulator(simulator, topology, engines, load)
