@@ -1,10 +1,11 @@
 """The context of a reported job: overrides, stages, versions, machine.
 
-The artifact of a stage may hold metrics.json, `{name: number}`, and figures/*.png. Every job that uses the stage logs
-them.
+The artifact of a stage may hold metrics.json, `{name: number}`, and figures/*.png. The stage's run in MLflow has them,
+and the run of a job that ends with the stage.
 """
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -47,6 +48,8 @@ class JobContext:
     sweep: Path | None = None
     report: str = "full"
     """The printed report of the job: "full", "line" or "quiet"."""
+    started_s: float = field(default_factory=time.time)
+    """When the job began, in seconds since 1970."""
 
     @property
     def policy(self) -> str:

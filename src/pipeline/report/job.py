@@ -1,21 +1,22 @@
 """Reports a job that ended: prints its table, draws its figures, logs it to MLflow, and writes job.json."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from pipeline.artifacts import fingerprint
-from pipeline.report import figures, job_result, mlflow_logger, sweep
+from pipeline.report import figures, job_result, mlflow_job, mlflow_view, sweep
 from pipeline.report.context import JobContext, stage_metrics
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import summary_parts
-from pipeline.report.mlflow_logger import MlflowLogger
+from pipeline.report.mlflow_logger import CurvePoint, MlflowLogger
 from pipeline.report.mlflow_store import mask_secrets, tolerate_mlflow_errors
 from pipeline.report.records import Records
+from pipeline.report.served_series import served_series
 from pipeline.report.summary import JobSummary, summarise
-from pipeline.report.table import format_with_unit, plain_lines, print_parts
+from pipeline.report.table import csv_text, format_with_unit, plain_lines, print_parts
 from serving.metrics import definitions
 
 REPORT_FILE = "report.txt"
@@ -55,7 +56,9 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
     fingerprint.write_atomic(context.folder / REPORT_FILE, text)
 
     def log(logger: MlflowLogger, run: str) -> None:
-        logger.log_metrics(run, summary.metrics())
+        logger.log_metrics(run, mlflow_view.headline(summary.metrics()))
+        logger.log_curves(run, _series_points(records, artifact, context.started_s))
+        logger.log_text(run, "metrics.csv", _metrics_csv(summary.metrics()))
         logger.log_files(run, [artifact / name for name in _RECORD_FILES], "records")
         logger.log_files(run, drawn, "figures")
         logger.log_text(run, REPORT_FILE, text)
@@ -72,6 +75,24 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
     if link and context.sweep is None:
         print(f"\n{link}", file=file, flush=True)
     return JobReport(records, summary, text, drawn, result, link)
+
+
+def _series_points(records: Records, artifact: Path, started_s: float) -> Iterator[CurvePoint]:
+    """`series/NAME` over virtual time, which begins with the job: its milliseconds are the steps."""
+    for name, points in served_series(records, artifact).items():
+        for time_s, value in points:
+            yield CurvePoint(f"series/{name}", value, round(1000 * time_s), started_s + time_s)
+
+
+def _metrics_csv(metrics: Mapping[str, float]) -> str:
+    """Every metric of the job with its unit and meaning."""
+    known = [(key, value, definitions.find(key)) for key, value in metrics.items()]
+    return csv_text(
+        [
+            {"metric": key, "value": value, "unit": one.unit if one else "", "meaning": one.meaning if one else ""}
+            for key, value, one in known
+        ]
+    )
 
 
 _BRIEF = (("quality/mean", "quality"), ("latency/ttft_s/median", "TTFT"), ("latency/tbt_s/mean", "TBT"),
@@ -135,9 +156,9 @@ def _log_to_mlflow(
     with tolerate_mlflow_errors(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):
             logger = MlflowLogger.open(context.tracking)
-            run = mlflow_logger.log_job(logger, context, sweep.parent_run(context), error)
+            run = mlflow_job.log_job(logger, context, sweep.parent_run(context), error)
             if log:
                 log(logger, run)
             logger.end_run(run, failed=error is not None)
-            return run, context.tracking.ui_hint(logger.experiment_id, [run])
+            return run, context.tracking.ui_hint(mlflow_view.run_page(logger.experiment_id, run))
     return None, None

@@ -1,49 +1,69 @@
-"""Logs to MLflow: a run for a sweep, nested in it one for each job, nested in that one for each stage."""
+"""Writes runs to an MLflow experiment: tags, parameters, metrics, curves, files, inputs."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipeline.artifacts import manifest
-from pipeline.report import context
-from pipeline.report.context import JobContext, StageRun
-from pipeline.report.mlflow_store import VALUE_CHARS, Tracking, flatten, mask_override, mask_secrets
+from pipeline.report.mlflow_store import VALUE_CHARS, Tracking
 
 if TYPE_CHECKING:
+    from mlflow.entities import Dataset
     from mlflow.tracking import MlflowClient
 
 _PARAMS_PER_BATCH = 100
 _METRICS_PER_BATCH = 1000
-_MAX_SMALL_NBYTES = 1 << 20
-_MAX_LOGGED_NBYTES = 1 << 28
-_SMALL_SUFFIXES = {".json", ".csv", ".yaml", ".txt", ".md", ".png", ".svg", ".html"}
-_METRIC_FILES = ("metrics.json", "quality.json", "training.json")
-"""Files of a trained or profiled artifact whose numbers become metrics of its run."""
+MAX_NUMBERS = 24
+"""A run has no more numbers of a table among its metrics; a larger table is a file."""
+MAX_POINTS = 200
+"""Points of a curve that are logged, evenly chosen from it."""
+NOTE_TAG = "mlflow.note.content"
+"""The description of a run, in Markdown."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A value of a metric at a step and at a time of the wall clock, in seconds since 1970."""
+
+    name: str
+    value: float
+    step: int
+    at_s: float
 
 
 @dataclass(frozen=True)
 class MlflowLogger:
-    """An open MLflow experiment."""
+    """An open MLflow experiment of a store."""
 
     client: "MlflowClient"
     experiment_id: str
+    tracking: Tracking
 
     @classmethod
     def open(cls, tracking: Tracking) -> "MlflowLogger":
-        return cls(*tracking.connect())
+        client, experiment_id = tracking.connect()
+        return cls(client, experiment_id, tracking)
 
-    def start_run(self, name: str, parent: str | None = None, tags: Mapping[str, str | None] | None = None) -> str:
-        """A new run, nested in `parent` if there is one; its id."""
+    def start_run(
+        self, name: str, parent: str | None = None, tags: Mapping[str, str | None] | None = None,
+        started_s: float | None = None, experiment_id: str | None = None,
+    ) -> str:  # fmt: skip
+        """A new run, nested in `parent` if there is one, begun now or at `started_s`; its id."""
         known = {key: value[:VALUE_CHARS] for key, value in (tags or {}).items() if value}
         nesting = {"mlflow.parentRunId": parent} if parent else {}
-        run = self.client.create_run(self.experiment_id, run_name=name, tags={**known, **nesting})
+        begun_ms = None if started_s is None else int(1000 * started_s)
+        run = self.client.create_run(experiment_id or self.experiment_id, begun_ms, {**known, **nesting}, name[:250])
         return str(run.info.run_id)
 
-    def end_run(self, run_id: str, failed: bool = False, killed: bool = False) -> None:
-        self.client.set_terminated(run_id, "KILLED" if killed else "FAILED" if failed else "FINISHED")
+    def end_run(
+        self, run_id: str, failed: bool = False, killed: bool = False, ended_s: float | None = None
+    ) -> None:  # fmt: skip
+        status = "KILLED" if killed else "FAILED" if failed else "FINISHED"
+        self.client.set_terminated(run_id, status, None if ended_s is None else int(1000 * ended_s))
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        self.client.set_tag(run_id, key, value[:VALUE_CHARS])
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -52,13 +72,25 @@ class MlflowLogger:
         for at in range(0, len(items), _PARAMS_PER_BATCH):
             self.client.log_batch(run_id, params=items[at : at + _PARAMS_PER_BATCH])
 
-    def log_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
+    def log_metrics(self, run_id: str, metrics: Mapping[str, float], at_s: float | None = None) -> None:
+        now_s = time.time() if at_s is None else at_s
+        self.log_curves(run_id, [CurvePoint(key, value, 0, now_s) for key, value in metrics.items()])
+
+    def log_curves(self, run_id: str, points: Iterable[CurvePoint]) -> None:
         from mlflow.entities import Metric
 
-        now_ms = int(1000 * time.time())
-        items = [Metric(key, value, now_ms, 0) for key, value in metrics.items()]
+        items = [Metric(one.name, one.value, int(1000 * one.at_s), one.step) for one in points]
         for at in range(0, len(items), _METRICS_PER_BATCH):
             self.client.log_batch(run_id, metrics=items[at : at + _METRICS_PER_BATCH])
+
+    def log_inputs(self, run_id: str, datasets: Iterable["Dataset"], role: str, models: Iterable[str] = ()) -> None:
+        """Data sets, used as `role` (training, serving), and models by id, that the run was made from."""
+        from mlflow.entities import DatasetInput, InputTag, LoggedModelInput
+
+        used = [DatasetInput(one, [InputTag("mlflow.data.context", role)]) for one in datasets]
+        found = [LoggedModelInput(one) for one in models]
+        if used or found:
+            self.client.log_inputs(run_id, datasets=used, models=found)
 
     def log_files(self, run_id: str, paths: Iterable[Path], folder: str | None = None) -> None:
         for path in paths:
@@ -68,88 +100,13 @@ class MlflowLogger:
         self.client.log_text(run_id, text, name)
 
 
-def log_job(logger: MlflowLogger, context: JobContext, parent: str | None, error: str | None = None) -> str:
-    """The id of a job's run, still open, with its configuration, environment and nested stage runs."""
-    import yaml
-
-    tags = {"kind": "job", "digest": context.digest, "revision": context.revision, "error": error}
-    run_id = logger.start_run(_run_name(context), parent, _prefix_tags(tags))
-    logger.log_params(run_id, flatten({name: node for name, node in context.config.items() if name != "exhibit"}))
-    logger.log_text(run_id, "config.yaml", yaml.safe_dump(mask_secrets(context.config), sort_keys=False))
-    logger.log_text(run_id, "overrides.txt", "".join(f"{mask_override(one)}\n" for one in context.overrides))
-    logger.log_text(run_id, "environment.json", json.dumps(_environment(context), indent=1, default=str))
-    for stage in context.stages:
-        _log_stage(logger, stage, run_id)
-    return run_id
-
-
-def _run_name(context: JobContext) -> str:
-    changes = [mask_override(one) for one in context.overrides if one.lstrip("+").partition("=")[0] != "policy"]
-    return " ".join([context.policy, *changes])[:250]
-
-
-def _environment(context: JobContext) -> dict[str, Any]:
-    """Revision, versions, machine and seeds; never the process's environment variables."""
-    seeds = {place: context.config_value(place) for place in ("seed", "training.seed", "workload.seed")}
-    return {"revision": context.revision, "versions": context.versions, "machine": context.machine, "seeds": seeds}
-
-
-def _log_stage(logger: MlflowLogger, stage: StageRun, parent: str) -> None:
-    found = manifest.read_manifest(stage.path)
-    run_id = logger.start_run(stage.key, parent, _prefix_tags(_lineage_tags(stage, found)))
-    logger.log_metrics(run_id, _file_metrics(stage.path) | {"seconds": stage.seconds})
-    if found:
-        logger.log_params(run_id, flatten(found.args))
-        files = {name: asdict(file) for name, file in found.files.items()}
-        logger.log_text(run_id, "files.json", json.dumps(files, indent=1))
-    if stage.kind != "serve":  # what was served lies in the job's own run
-        logger.log_files(run_id, _small_files(stage.path) if stage.cached else _artifact_files(stage.path), "artifact")
-    logger.end_run(run_id)
-    logger.log_metrics(parent, context.stage_metrics(stage))
-    logger.log_files(parent, context.stage_figures(stage), stage.name)
-
-
-def _lineage_tags(stage: StageRun, found: manifest.Manifest | None) -> dict[str, str | None]:
-    tags = {"kind": stage.kind, "cached": str(stage.cached), "path": str(stage.path), "digest": stage.key}
-    inputs = json.dumps(found.inputs if found else dict(stage.inputs))
-    known = {"digest": found.digest, "target": found.target, "revision": found.revision} if found else {}
-    return {**tags, "inputs": inputs, **known}
-
-
-def _prefix_tags(tags: Mapping[str, str | None]) -> dict[str, str | None]:
+def prefix_tags(tags: Mapping[str, str | None]) -> dict[str, str | None]:
     """MLflow lists them beside its own tags."""
     return {f"tandem.{key}": value for key, value in tags.items()}
 
 
-def _small_files(folder: Path) -> list[Path]:
-    """Reports, plots and settings of a cached artifact; its weights are in the run that built it."""
-    return [
-        path
-        for path in _artifact_files(folder)
-        if path.suffix in _SMALL_SUFFIXES and path.stat().st_size <= _MAX_SMALL_NBYTES
-    ]
-
-
-def _artifact_files(folder: Path) -> list[Path]:
-    """All files of an artifact, trained models included, except those that are too large to be kept twice."""
-    found = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != manifest.MANIFEST_FILE)
-    return [path for path in found if path.stat().st_size <= _MAX_LOGGED_NBYTES]
-
-
-def _file_metrics(folder: Path) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name in _METRIC_FILES:
-        if (folder / name).is_file():
-            found |= _flatten_numbers(json.loads((folder / name).read_text(encoding="utf-8")), folder / name)
-    return found
-
-
-def _flatten_numbers(node: Any, place: Path | str) -> dict[str, float]:
-    prefix = place.stem if isinstance(place, Path) else place
-    if isinstance(node, dict):
-        return {
-            key: leaf
-            for name, value in node.items()
-            for key, leaf in _flatten_numbers(value, f"{prefix}/{name}").items()
-        }
-    return {prefix: float(node)} if isinstance(node, int | float) and not isinstance(node, bool) else {}
+def select_numbers(numbers: Mapping[str, float], limit: int = MAX_NUMBERS) -> dict[str, float]:
+    """The numbers with the shallowest names (`a` before `a/b`), all of a depth or none, `limit` at most."""
+    depths = sorted({name.count("/") for name in numbers})
+    fitting = [depth for depth in depths if sum(name.count("/") <= depth for name in numbers) <= limit]
+    return {name: value for name, value in numbers.items() if fitting and name.count("/") <= fitting[-1]}

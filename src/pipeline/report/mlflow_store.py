@@ -10,12 +10,11 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -75,8 +74,6 @@ OFF = "none"
 _SQLITE = "sqlite:///"
 _SERVERS = ("http://", "https://")
 _SCHEMES = (_SQLITE, *_SERVERS, "postgresql", "mysql", "mssql")
-_MAX_COMPARED_RUNS = 24
-"""Runs that one address can name: browsers and terminals refuse longer ones."""
 
 _MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -126,7 +123,7 @@ class Tracking:
         """A client and the experiment's id. Creates what is missing, one process at a time: concurrent migrations leave
         a database broken.
         """
-        with _silence_mlflow(), self._database_lock():
+        with _silence_mlflow(), self.database_lock():
             from mlflow.tracking import MlflowClient
 
             for name in ("mlflow", "alembic"):  # both say on standard error what they do to the database
@@ -147,7 +144,8 @@ class Tracking:
                 raise
             return str(found.experiment_id)
 
-    def _database_lock(self) -> "AbstractContextManager[Any]":
+    def database_lock(self) -> "AbstractContextManager[Any]":
+        """Held by one process at a time; a server needs no lock."""
         from filelock import FileLock
 
         if not self.database:
@@ -155,18 +153,13 @@ class Tracking:
         self.database.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(f"{self.database}.lock")
 
-    def ui_hint(self, experiment_id: str, run_ids: Sequence[str]) -> str:
-        """A line that tells how to open the MLflow UI on exactly these runs."""
-        place = f"/#/experiments/{experiment_id}/runs"
-        if len(run_ids) == 1:
-            place += f"/{run_ids[0]}"
-        elif 1 < len(run_ids) <= _MAX_COMPARED_RUNS:
-            place = f"/#/compare-runs?runs={_url_list(run_ids)}&experiments={_url_list([experiment_id])}"
+    def ui_hint(self, page: str) -> str:
+        """A line that tells how to open a page of the MLflow UI."""
         if self.address.startswith(_SERVERS):
-            return f"MLflow: open {mask_secrets(self.address).rstrip('/')}{place}"
+            return f"MLflow: open {mask_secrets(self.address).rstrip('/')}{page}"
         address = shlex.quote(mask_secrets(self.address))
         command = f"{_mlflow_command()} ui --backend-store-uri {address} --host 127.0.0.1 --port 5000"
-        return f"MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {command} # then open http://127.0.0.1:5000{place}"
+        return f"MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {command} # then open http://127.0.0.1:5000{page}"
 
 
 @contextmanager
@@ -193,10 +186,6 @@ def _silence_mlflow() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _url_list(names: Sequence[str]) -> str:
-    return quote("[" + ",".join(f'"{name}"' for name in names) + "]")
 
 
 def _mlflow_command() -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonRow
     from pipeline.report.exhibit.render import ExhibitOutput
     from pipeline.report.exhibit.sweep import SweepExhibit
+    from pipeline.report.mlflow_logger import MlflowLogger
 
 SWEEP_FILE = "sweep.json"
 JOB_FAILED = 1
@@ -139,9 +140,9 @@ def start_sweep(folder: Path, overrides: list[str], tracking: Tracking, file: Te
     run_id = None
     with tolerate_mlflow_errors(tracking, lambda text: print(text, file=file, flush=True)):
         if tracking.enabled:
-            book = MlflowLogger.open(tracking)
-            run_id = book.start_run(f"sweep {' '.join(overrides)}"[:250], tags={"tandem.kind": "sweep"})
-            book.log_text(run_id, "overrides.txt", "".join(f"{one}\n" for one in overrides))
+            logger = MlflowLogger.open(tracking)
+            run_id = logger.start_run(f"sweep {' '.join(overrides)}", tags={"tandem.kind": "sweep"})
+            logger.log_text(run_id, "overrides.txt", "".join(f"{one}\n" for one in overrides))
     fingerprint.write_atomic(
         folder / SWEEP_FILE, json.dumps({"run_id": run_id, "overrides": overrides}, indent=1) + "\n"
     )
@@ -188,23 +189,37 @@ def _log_to_mlflow(
     file: TextIO,
     interrupted: bool,
 ) -> None:
-    from pipeline.report.mlflow_logger import MlflowLogger
+    from pipeline.report import mlflow_view
+    from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, select_numbers
 
     run_id = _read_note(folder).get("run_id")
     if not tracking.enabled or not run_id:
         return
-    book = MlflowLogger.open(tracking)
-    book.log_files(run_id, made)
+    logger = MlflowLogger.open(tracking)
+    logger.log_files(run_id, made)
+    logger.log_text(run_id, "comparison.md", mlflow_view.comparison_markdown(rows) + "\n")
     complete = sum(row.problem is None for row in rows)
-    book.log_metrics(run_id, {"jobs": len(rows), "jobs_complete": complete} | (shown.metrics if shown else {}))
+    logger.log_metrics(run_id, {"jobs": len(rows), "jobs_complete": complete})
     if search:
-        book.log_metrics(run_id, search.best_metrics())
-        book.log_params(run_id, search.best_params())
+        logger.log_metrics(run_id, search.best_metrics())
+        logger.log_params(run_id, search.best_params())
+        _log_objectives(logger, rows, search)
     if shown:
-        book.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
-    book.end_run(run_id, failed=complete < len(rows) or not rows, killed=interrupted)
-    runs = [row.result.run_id for row in rows if row.result.run_id]
-    print(tracking.ui_hint(book.experiment_id, runs or [run_id]), file=file, flush=True)
+        logger.log_metrics(run_id, select_numbers(shown.metrics))
+        logger.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
+    figures = [path.name for path in made if path.suffix == ".png"]
+    logger.set_tag(run_id, NOTE_TAG, mlflow_view.sweep_note(rows, run_id, figures))
+    page = mlflow_view.save_view(logger, run_id, folder.name, rows)
+    logger.end_run(run_id, failed=complete < len(rows) or not rows, killed=interrupted)
+    print(tracking.ui_hint(page), file=file, flush=True)
+
+
+def _log_objectives(logger: "MlflowLogger", rows: "list[ComparisonRow]", search: "SearchResult") -> None:
+    """What was searched on, where it is not among the metrics of the trials' runs: a number of an inner stage."""
+    for row in rows:
+        found = {f"search/{key}": row.result.metrics[key] for key in search.metrics if key in row.result.metrics}
+        if row.result.run_id and found:
+            logger.log_metrics(row.result.run_id, found)
 
 
 SEARCH_FILE = "search.json"

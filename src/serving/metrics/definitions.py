@@ -354,6 +354,13 @@ COMPARED = (
     "throughput/goodput_tokens_per_s", "latency/tbt_s/p99",
 )  # fmt: skip
 """The columns of a sweep's table."""
+HEADLINE = (
+    "quality/mean", "latency/ttft_s/median", "latency/tbt_s/mean", "latency/tbt_s/p99", "latency/end_to_end_s/median",
+    "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "offloading/token_share",
+    "speculation/acceptance_rate", "cost/generated_s", "resources/device_j_per_token", "resources/cloud_j_per_token",
+    "resources/uplink_nbytes",
+)  # fmt: skip
+"""The metrics of a run in MLflow, what matters most first; each has its unit in its key or is a score."""
 PAGE = (
     "latency/ttft_s", "latency/tbt_s", "cost/w_generated", "tokens", "resources/uplink_nbytes",
     "resources/downlink_nbytes", "resources/device_energy_j", "resources/cloud_energy_j", "resources/cloud_busy_s",

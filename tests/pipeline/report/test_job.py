@@ -1,8 +1,10 @@
 """A job from its records to the table, the figures, job.json and MLflow."""
 
+import csv
 import io
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from pipeline.artifacts.stage import Stage
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.job_result import read_result
+from pipeline.report.mlflow_stages import stage_experiment
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import RecordsError
+from serving.metrics import definitions
 from tests.pipeline.report.serve_artifact import drawn, request, write
 
 SECRET = "s3cret-value"
@@ -44,11 +48,15 @@ def artifact(tmp_path):
     return drawn(tmp_path / "serve", n=12)
 
 
+RESULT = {"loss": 0.5, "speed": {"tokens_per_s": 900}, "name": "small", "losses": [2.0, 1.0, 0.5], "threads": 2,
+          "recipe": {"steps": 500}, "steps": 500}  # fmt: skip
+
+
 def trained(folder: Path) -> StageRun:
     """A stage's artifact: a report, weights, and its record."""
     stage = Stage("device_model", "training.embedded_pair.stages.train", {"steps": 500, "hub_token": SECRET})
     folder.mkdir()
-    (folder / "training.json").write_text(json.dumps({"loss": 0.5, "speed": {"tokens_per_s": 900}, "name": "small"}))
+    (folder / "training.json").write_text(json.dumps(RESULT))
     (folder / "model.safetensors").write_bytes(bytes(64))
     manifest.write_manifest(stage, folder, 12.5)
     return StageRun(stage.name, stage.key, "train", folder, 12.5, True)
@@ -121,35 +129,110 @@ def test_mlflow_gets_the_run_with_everything_but_secrets(artifact, tmp_path, tra
     done = report.report_job(artifact, context(tmp_path, tracking, stages=(stage,)), file)
     client, experiment_id = tracking.connect()
     job = client.get_run(done.result.run_id)
-    assert file.getvalue().splitlines()[-1].endswith(f"/#/experiments/{experiment_id}/runs/{done.result.run_id}")
+    page = f"/#/experiments/{experiment_id}/runs/{done.result.run_id}?workflowType=machine_learning"
+    assert file.getvalue().splitlines()[-1].endswith(page)
     assert job.info.status == "FINISHED"
     assert job.info.run_name == "synera network=lte model.cloud.api_key=***"
-    assert job.data.params["policy.offload.budget"] == "0.2"
-    assert job.data.params["model.cloud.api_key"] == "***"
+    assert job.data.params == {
+        "policy": "synera", "hardware": "jetson_orin", "network": "lte", "policy/draft": "window",
+        "policy/offload": "synera", "seed": "7", "model.cloud.api_key": "***",
+    }  # fmt: skip
+    assert {key: job.data.tags[key] for key in job.data.params} == job.data.params
+    assert "budget: 0.2" in next((tmp_path / "mlflow").rglob("config.yaml")).read_text()
     assert job.data.metrics["latency/tbt_s/p99"] == done.summary["latency/tbt_s/p99"]
+    shown = [key for key in job.data.metrics if not key.startswith("series/")]
+    assert shown == [key for key in definitions.HEADLINE if key in shown]
     assert job.data.tags["tandem.digest"] == "d1g3st"
     found = {item.path for item in client.list_artifacts(job.info.run_id)}
-    assert found == {"records", "figures", "config.yaml", "overrides.txt", "environment.json", "report.txt"}
+    assert found == {
+        "records", "figures", "config.yaml", "overrides.txt", "environment.json", "report.txt", "metrics.csv"
+    }  # fmt: skip
     assert len(client.list_artifacts(job.info.run_id, "records")) == 4
     environment = json.loads(next((tmp_path / "mlflow").rglob("environment.json")).read_text())
     assert environment["seeds"]["seed"] == 7
     assert environment["machine"] == {"cores": 2}
 
 
-def test_a_stage_is_a_nested_run_with_its_lineage(artifact, tmp_path, tracking):
+def test_every_metric_is_in_a_file_with_its_unit(artifact, tmp_path, tracking):
+    done = report.report_job(artifact, context(tmp_path, tracking), io.StringIO())
+    rows = list(csv.DictReader(io.StringIO(next((tmp_path / "mlflow").rglob("metrics.csv")).read_text())))
+    assert {row["metric"]: float(row["value"]) for row in rows} == done.summary.metrics()
+    assert {row["unit"] for row in rows if row["metric"].startswith("latency/")} == {"s"}
+
+
+def test_a_served_run_has_series_over_virtual_time(artifact, tmp_path, tracking):
+    done = report.report_job(artifact, context(tmp_path, tracking, started_s=1000.0), io.StringIO())
+    client, _ = tracking.connect()
+    points = client.get_metric_history(done.result.run_id, "series/tokens_per_s")
+    ends_s = [one.ended_s for one in done.records.requests]
+    assert len(points) == 60
+    assert [points[-1].step, points[-1].timestamp] == [round(1000 * max(ends_s)), int(1000 * (1000.0 + max(ends_s)))]
+    tokens = sum(one.num_tokens for one in done.records.requests)
+    assert sum(point.value for point in points) * max(ends_s) / 60 == pytest.approx(tokens)
+    for name, lane in (("active_requests", None), ("queued_requests", "queue")):
+        values = [point.value for point in client.get_metric_history(done.result.run_id, f"series/{name}")]
+        spans = [one for one in done.records.timeline if one.lane == lane]
+        waited_s = sum(one.end_s - one.start_s for one in spans) if lane else sum(ends_s)
+        assert sum(values) * max(ends_s) / 60 == pytest.approx(waited_s)
+
+
+def test_a_stage_is_a_run_with_its_lineage_its_times_and_its_curves(artifact, tmp_path, tracking):
     stage = trained(tmp_path / "device_model")
     done = report.report_job(artifact, context(tmp_path, tracking, stages=(stage,)), io.StringIO())
-    client, experiment_id = tracking.connect()
-    (run,) = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{done.result.run_id}'")
+    client, _ = tracking.connect()
+    (run,) = client.search_runs([stage_experiment(tracking)])
     assert run.info.run_name == stage.key
     assert run.data.params == {"steps": "500", "hub_token": "***"}
-    numbers = {"seconds": 12.5, "training/loss": 0.5, "training/speed/tokens_per_s": 900.0}
+    numbers = {"build_s": 12.5, "training/loss": 0.5, "training/speed/tokens_per_s": 900.0, "training/losses": 0.5}
     assert run.data.metrics == numbers
-    assert run.data.tags["tandem.cached"] == "True"
+    built_ms = 1000 * datetime.fromisoformat(manifest.read_manifest(stage.path).built).timestamp()
+    assert (run.info.start_time, run.info.end_time) == (built_ms - 12500, built_ms)
+    losses = client.get_metric_history(run.info.run_id, "training/losses")
+    assert [(one.step, one.value, one.timestamp) for one in losses] == [
+        (0, 2.0, built_ms - 12500), (1, 1.0, built_ms - 6250), (2, 0.5, built_ms)
+    ]  # fmt: skip
     assert run.data.tags["tandem.target"] == "training.embedded_pair.stages.train"
     assert [item.path for item in client.list_artifacts(run.info.run_id, "artifact")] == ["artifact/training.json"]
     files = json.loads(next((tmp_path / "mlflow").rglob("files.json")).read_text())
     assert files["model.safetensors"]["nbytes"] == 64
+    assert client.get_run(done.result.run_id).data.tags["tandem.stages"] == run.info.run_id
+
+
+def test_a_trained_model_and_its_corpus_are_inputs_of_the_job(artifact, tmp_path, tracking):
+    corpus = Stage("corpus", "training.embedded_pair.corpus.build", {"seed": 0})
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("{}\n")
+    manifest.write_manifest(corpus, folder, 1.0)
+    made = StageRun("corpus", corpus.key, "train", folder, 1.0, False)
+    model = replace(trained(tmp_path / "device_model"), cached=False, inputs={"corpus": corpus.key})
+    done = report.report_job(artifact, context(tmp_path, tracking, stages=(made, model)), io.StringIO())
+    client, experiment_id = tracking.connect()
+    job = client.get_run(done.result.run_id)
+    (found,) = client.search_logged_models([experiment_id])
+    assert [one.model_id for one in job.inputs.model_inputs] == [found.model_id]
+    assert found.name == model.key
+    assert [item.path for item in client.list_logged_model_artifacts(found.model_id)] == [
+        "model.safetensors", "training.json"
+    ]  # fmt: skip
+    source = client.get_run(found.source_run_id)
+    assert source.info.run_name == model.key
+    ((data,),) = ([one.dataset for one in source.inputs.dataset_inputs],)
+    assert (data.name, data.digest) == ("corpus", corpus.digest[:12])
+
+
+def test_what_was_served_is_a_data_set_of_the_run(artifact, tmp_path, tracking):
+    data = {"_target_": "serving.workload.datasets.gsm8k.GSM8K", "split": "test", "api_key": SECRET}
+    args = {"setup": {"workload": {"dataset": data, "path": None, "num_prompts": 12}}}
+    stage = Stage("serve", "serving.stages.serve", args)
+    manifest.write_manifest(stage, artifact, 1.0)
+    served = StageRun("serve", stage.key, "serve", artifact, 1.0, False)
+    done = report.report_job(artifact, context(tmp_path, tracking, stages=(served,)), io.StringIO())
+    client, _ = tracking.connect()
+    (used,) = client.get_run(done.result.run_id).inputs.dataset_inputs
+    assert (used.dataset.name, json.loads(used.dataset.profile)) == ("GSM8K", {"num_prompts": 12})
+    assert used.tags[0].value == "serving"
+    assert SECRET not in used.dataset.source
 
 
 def test_no_secret_reaches_any_file_of_the_report(artifact, tmp_path, tracking, monkeypatch):

@@ -34,6 +34,7 @@ def test_one_entry_is_a_new_metric_everywhere(monkeypatch, tmp_path, tracking):
     )  # fmt: skip
     monkeypatch.setattr(definitions, "METRICS", (*METRICS, new))
     monkeypatch.setattr(definitions, "COMPARED", (*definitions.COMPARED, new.key))
+    monkeypatch.setattr(definitions, "HEADLINE", (*definitions.HEADLINE, new.key))
     context = JobContext(tmp_path / "sweep" / "0", tracking, {"policy": {"name": "synera"}}, ("policy=synera",))
     done = job.report_job(drawn(tmp_path / "serve"), context, io.StringIO())
     value = done.summary[new.key]
@@ -75,6 +76,16 @@ def test_every_metric_has_a_key_of_its_own_a_unit_and_a_meaning():
     assert [metric.key for metric in METRICS if not metric.meaning.endswith(".")] == []
     assert [key for key in definitions.COMPARED if not (found := definitions.find(key)) or not found.heading] == []
     assert [key for key in definitions.PAGE if not definitions.metric(key).label] == []
+
+
+UNITS_IN_KEYS = {"s": "_s", "share": ("_share", "_rate"), "tokens/s": "tokens_per_s", "J/token": "_j_per_token",
+                 "B": "_nbytes", "score": ""}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", definitions.HEADLINE)
+def test_a_headline_metric_names_its_unit(key):
+    metric = definitions.find(key)
+    assert metric.key.endswith(UNITS_IN_KEYS[metric.unit])
 
 
 def test_every_number_of_a_summary_has_a_definition(records):

@@ -4,6 +4,7 @@ import warnings
 import pytest
 
 from pipeline.report.mlflow_store import Tracking, flatten, mask_override, mask_secrets, tolerate_mlflow_errors
+from pipeline.report.mlflow_view import run_page, runs_page
 
 
 def test_two_processes_create_one_store_without_a_warning(fresh):
@@ -35,19 +36,16 @@ def test_mlflow_files_are_written_below_outputs(tracking, tmp_path):
     assert tracking.connect()[1] == experiment_id
 
 
-def test_one_run_is_opened_and_several_are_compared(tmp_path):
-    tracking = Tracking(outputs=str(tmp_path))
-    one, two = tracking.ui_hint("1", ["a"]), tracking.ui_hint("1", ["a", "b"])
-    assert one.startswith("MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false ")
-    assert f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/mlflow.db --host 127.0.0.1" in one
-    assert one.endswith("http://127.0.0.1:5000/#/experiments/1/runs/a")
-    assert two.endswith("/#/compare-runs?runs=%5B%22a%22%2C%22b%22%5D&experiments=%5B%221%22%5D")
-    assert tracking.ui_hint("1", [str(n) for n in range(99)]).endswith("/#/experiments/1/runs")
+def test_the_printed_line_starts_the_ui_and_opens_a_page(tmp_path):
+    hint = Tracking(outputs=str(tmp_path)).ui_hint(run_page("1", "a"))
+    assert hint.startswith("MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false ")
+    assert f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/mlflow.db --host 127.0.0.1" in hint
+    assert hint.endswith("http://127.0.0.1:5000/#/experiments/1/runs/a?workflowType=machine_learning")
 
 
 def test_a_server_needs_no_command_and_its_login_stays_secret():
-    link = Tracking(uri="https://me:s3cret@mlflow.example/").ui_hint("7", ["a"])
-    assert link == "MLflow: open https://***@mlflow.example/#/experiments/7/runs/a"
+    link = Tracking(uri="https://me:s3cret@mlflow.example/").ui_hint(runs_page("7"))
+    assert link == "MLflow: open https://***@mlflow.example/#/experiments/7/runs?workflowType=machine_learning"
 
 
 def test_an_error_of_mlflow_is_printed_once_and_does_not_end_the_job():

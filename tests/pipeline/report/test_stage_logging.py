@@ -1,4 +1,4 @@
-"""What a stage's artifact shows is logged in the run of each job that uses it."""
+"""What a stage's artifact shows is logged in the stage's own run, and in the run of a job that ends with it."""
 
 import io
 import json
@@ -11,6 +11,8 @@ from pipeline.artifacts.stage import Stage
 from pipeline.report import context
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
+from pipeline.report.mlflow_logger import NOTE_TAG
+from pipeline.report.mlflow_stages import stage_experiment
 from tests.pipeline.report.serve_artifact import drawn
 
 PNG = b"\x89PNG\r\n"
@@ -37,11 +39,33 @@ def test_an_invalid_metrics_file_is_ignored(tmp_path, text):
     assert context.stage_metrics(shown(tmp_path / "a", text)) == {}
 
 
-def test_a_job_logs_the_metrics_and_figures_of_its_stages(tmp_path, tracking):
+def test_a_stage_is_logged_once_and_linked_to_by_the_jobs_that_use_it(tmp_path, tracking):
     stage = shown(tmp_path / "stage", json.dumps({"cloud/held_out/mape": 0.05}))
-    context = JobContext(tmp_path / "job", tracking, {"policy": {"name": "sled"}}, stages=(stage,))
-    done = report.report_job(drawn(tmp_path / "serve", n=4), context, io.StringIO())
+    done = [
+        report.report_job(
+            drawn(tmp_path / f"serve{n}", n=4),
+            JobContext(tmp_path / f"job{n}", tracking, {"policy": {"name": "sled"}}, stages=(stage,)),
+            io.StringIO(),
+        )
+        for n in range(2)
+    ]
     client, _ = tracking.connect()
-    assert client.get_run(done.result.run_id).data.metrics["local_latency/cloud/held_out/mape"] == 0.05
-    files = [item.path for item in client.list_artifacts(done.result.run_id, "local_latency")]
+    (run,) = client.search_runs([stage_experiment(tracking)])
+    assert run.data.metrics["metrics/cloud/held_out/mape"] == 0.05
+    files = [item.path for item in client.list_artifacts(run.info.run_id, "figures")]
+    assert files == ["figures/cloud_predicted.png", "figures/cloud_residuals.png"]
+    for job in (client.get_run(one.result.run_id) for one in done):
+        assert job.data.tags["tandem.stages"] == run.info.run_id
+        assert (
+            f"[local_latency](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id})" in job.data.tags[NOTE_TAG]
+        )
+
+
+def test_a_job_that_ends_with_a_report_logs_its_numbers_and_figures(tmp_path, tracking):
+    stage = shown(tmp_path / "stage", json.dumps({"cloud/held_out/mape": 0.05}))
+    report.report_stage(JobContext(tmp_path / "job", tracking, {}, stages=(stage,)), io.StringIO())
+    client, experiment_id = tracking.connect()
+    (job,) = client.search_runs([experiment_id])
+    assert job.data.metrics["local_latency/cloud/held_out/mape"] == 0.05
+    files = [item.path for item in client.list_artifacts(job.info.run_id, "local_latency")]
     assert files == ["local_latency/cloud_predicted.png", "local_latency/cloud_residuals.png"]

@@ -39,7 +39,6 @@ def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(tracking, tmp_path)
     assert any(line.startswith("1    bad     failed: there is no such thing") for line in lines)
     assert any(line.startswith("2    killed  no result: the job was killed") for line in lines)
     assert lines[-1].startswith("MLflow: ")
-    assert "/#/compare-runs?runs=" in lines[-1]
     assert (tmp_path / "sweep" / "comparison.csv").exists()
     check_runs(tracking, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"], lines[-1])
 
@@ -94,11 +93,25 @@ def check_runs(tracking: Tracking, parent: str, last: str) -> None:
     client, experiment_id = tracking.connect()
     jobs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
     assert sorted(job.info.status for job in jobs) == ["FAILED", "FINISHED", "FINISHED"]
-    assert all(job.info.run_id in last for job in jobs)
+    key = last.partition("/runs?workflowType=machine_learning&viewStateShareKey=")[2]
+    tags = client.get_experiment(experiment_id).tags
+    state = json.loads(json.loads(tags[f"mlflow.sharedViewState.{key}"])["state"])
+    assert state["searchFilter"] == f"tags.`mlflow.parentRunId` = '{parent}'"
+    assert sorted(job.info.run_id for job in client.search_runs([experiment_id], state["searchFilter"])) == sorted(
+        job.info.run_id for job in jobs
+    )
+    assert state["selectedColumns"][:2] == ["params.`policy`", "metrics.`quality/mean`"]
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`quality/mean`", False)
     whole = client.get_run(parent)
     assert whole.info.status == "FAILED"
     assert whole.data.metrics == {"jobs": 4.0, "jobs_complete": 2.0}
-    assert {item.path for item in client.list_artifacts(parent)} == {"comparison.csv", "tradeoff.png", "overrides.txt"}
+    assert {item.path for item in client.list_artifacts(parent)} == {
+        "comparison.csv", "comparison.md", "tradeoff.png", "overrides.txt"
+    }  # fmt: skip
+    note = whole.data.tags["mlflow.note.content"]
+    assert note.startswith("2 of 4 jobs complete.")
+    assert "| 1 | bad | failed: there is no such thing |" in note
+    assert f"![tradeoff.png](get-artifact?path=tradeoff.png&run_uuid={parent})" in note
 
 
 def test_a_failing_store_is_reported_once_and_not_tried_by_jobs(tmp_path):

@@ -1,0 +1,78 @@
+"""Logs a job to MLflow: what was chosen, its configuration and environment, and links to the runs of its stages."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pipeline.report import context, mlflow_stages
+from pipeline.report.context import JobContext
+from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, prefix_tags, select_numbers
+from pipeline.report.mlflow_stages import LoggedStage
+from pipeline.report.mlflow_store import flatten, mask_override, mask_secrets
+
+
+def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: str | None = None) -> str:
+    """The id of a job's run, still open, with its choices, configuration, environment and links to its stages."""
+    import yaml
+
+    linked = mlflow_stages.log_stages(logger, job.stages)
+    params = job_params(job)
+    tags = {"kind": "job", "digest": job.digest, "revision": job.revision, "error": error}
+    known = prefix_tags({**tags, "stages": ", ".join(one.run_id for one in linked)})
+    run_id = logger.start_run(_run_name(job), parent, {**params, **known}, job.started_s)
+    logger.log_params(run_id, params)
+    logger.log_text(run_id, "config.yaml", yaml.safe_dump(mask_secrets(job.config), sort_keys=False))
+    logger.log_text(run_id, "overrides.txt", "".join(f"{mask_override(one)}\n" for one in job.overrides))
+    logger.log_text(run_id, "environment.json", json.dumps(_environment(job), indent=1, default=str))
+    models = [one.model_id for one in linked if one.model_id]
+    logger.log_inputs(run_id, mlflow_stages.served_datasets(job), "serving", models)
+    if job.stages and job.stages[-1].kind != "serve":  # a report: its numbers are the job's own
+        goal = job.stages[-1]
+        logger.log_metrics(run_id, select_numbers(context.stage_metrics(goal)))
+        logger.log_files(run_id, context.stage_figures(goal), goal.name)
+    logger.set_tag(run_id, NOTE_TAG, _job_note(linked, error))
+    return run_id
+
+
+_GROUPS = ("policy", "model", "hardware", "network", "workload", "runtime")
+_SEEDS = ("seed", "training.seed", "workload.seed")
+_BESIDE_RESULT = ("outputs", "tracking", "report", "force", "stage", "hydra", "data_root")
+"""Settings that change no result."""
+
+
+def job_params(job: JobContext) -> dict[str, str]:
+    """What was chosen in each group, the seeds, and what was overridden, masked; the rest is in config.yaml."""
+    chosen = {"policy": job.policy, **{group: name for group, name in job.choices.items() if name != "None"}}
+    first = {group: chosen[group] for group in _GROUPS if group in chosen}
+    seeds = {place: job.config_value(place) for place in _SEEDS}
+    given = dict(_split(one) for one in job.overrides)
+    known = {**first, **dict(sorted(chosen.items())), **{key: one for key, one in seeds.items() if one is not None}}
+    known |= {key: value for key, value in given.items() if key not in chosen and key not in seeds}
+    kept = {key: value for key, value in known.items() if key.split("/")[0].split(".")[0] not in _BESIDE_RESULT}
+    return dict(one for key, value in kept.items() for one in flatten({key: value}).items())
+
+
+def _split(override: str) -> tuple[str, str]:
+    key, _, value = mask_override(override).partition("=")
+    return key.lstrip("+~").partition("@")[0], value
+
+
+def _run_name(job: JobContext) -> str:
+    """The policy and the overrides; without overrides, as from Python, what was chosen."""
+    given = dict(_split(one) for one in job.overrides)
+    given.pop("policy", None)
+    kept = [f"{key}={value}" for key, value in given.items() if key.split(".")[0] not in _BESIDE_RESULT]
+    named = [job.choices[group] for group in ("hardware", "network", "workload") if group in job.choices]
+    return " ".join([job.policy, *(kept or named)])
+
+
+def _environment(job: JobContext) -> dict[str, Any]:
+    """Revision, versions, machine and seeds; never the process's environment variables."""
+    seeds = {place: job.config_value(place) for place in _SEEDS}
+    return {"revision": job.revision, "versions": job.versions, "machine": job.machine, "seeds": seeds}
+
+
+def _job_note(linked: Iterable[LoggedStage], error: str | None) -> str:
+    """Why it failed, and links to the runs of its stages."""
+    links = ", ".join(f"[{one.name}]({one.place})" for one in linked)
+    return "\n\n".join(filter(None, [f"Failed: {error}" if error else "", f"Stages: {links}" if links else ""]))

@@ -1,0 +1,141 @@
+"""Pages of the MLflow UI: their addresses, the columns that a sweep's list opens with, and a sweep's description.
+
+The UI reads a saved view from a tag of the experiment, {name, createdAt, state: JSON}, as its own button writes it.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.report.comparison import ComparisonRow, comparison_parts
+from pipeline.report.mlflow_logger import MlflowLogger
+from pipeline.report.mlflow_store import VALUE_CHARS
+from pipeline.report.table import Table, format_with_unit
+from serving.metrics import definitions
+
+_VIEW_TAG = "mlflow.sharedViewState."
+_KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
+TRAINING_VIEW = "workflowType=machine_learning"
+"""Without it the UI opens its view for traces of agents, which hides runs."""
+
+
+def runs_page(experiment_id: str) -> str:
+    """All sweeps and jobs, newest first."""
+    return f"/#/experiments/{experiment_id}/runs?{TRAINING_VIEW}"
+
+
+def run_page(experiment_id: str, run_id: str) -> str:
+    return f"/#/experiments/{experiment_id}/runs/{run_id}?{TRAINING_VIEW}"
+
+
+def save_view(logger: MlflowLogger, parent: str, name: str, rows: Sequence[ComparisonRow]) -> str:
+    """Saves the list of a sweep's jobs as a view with the columns that differ, best first; the page that opens it."""
+    state = json.dumps(_view_state(parent, rows))
+    key = parent[:12]
+    envelope = {"name": name[:100], "createdAt": int(1000 * time.time()), "state": state}
+    logger.client.set_experiment_tag(logger.experiment_id, _KIND_TAG, _KIND)
+    logger.client.set_experiment_tag(logger.experiment_id, _VIEW_TAG + key, json.dumps(envelope))
+    return f"{runs_page(logger.experiment_id)}&viewStateShareKey={key}"
+
+
+def _view_state(parent: str, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
+    """What the UI keeps of a list: filter, order, columns. Ordered by a metric, it shows jobs without nesting."""
+    shown = [key for key in definitions.HEADLINE if any(key in row.result.metrics for row in rows)]
+    differing = _differing_params(rows)
+    columns = [*(f"params.`{name}`" for name in differing), *(f"metrics.`{key}`" for key in shown)]
+    order = shown[0] if shown else definitions.HEADLINE[0]
+    metric = definitions.find(order)
+    return {
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'", "orderByKey": f"metrics.`{order}`",
+        "orderByAsc": metric is not None and metric.better == "lower", "startTime": "ALL", "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs", "datasetsFilter": [], "selectedColumns": columns, "columnOrder": columns,
+        "runsHiddenMode": "FIRST_20_RUNS",
+    }  # fmt: skip
+
+
+def _differing_params(rows: Sequence[ComparisonRow]) -> list[str]:
+    """The parameters in which the jobs differ, the policy in any case."""
+    given = [dict(one.lstrip("+~").partition("=")[::2] for one in row.result.overrides) for row in rows]
+    keys = dict.fromkeys(key for job in given for key in job)
+    differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
+    return list(dict.fromkeys(["policy", *differing]))
+
+
+def sweep_note(rows: Sequence[ComparisonRow], run_id: str, figures: Sequence[str]) -> str:
+    """The description of a sweep in Markdown: which job is best and in what, the comparison, figures by name."""
+    complete = sum(row.problem is None for row in rows)
+    head = f"{complete} of {len(rows)} jobs complete. {best_sentence(rows)}".strip()
+    images = [f"![{name}](get-artifact?path={name}&run_uuid={run_id})" for name in figures]
+    table = next((part for part in comparison_parts(rows) if isinstance(part, Table)), None)
+    room = VALUE_CHARS - len(head) - sum(map(len, images)) - 100
+    lines = _markdown(table) if table and rows else []
+    kept = _first_lines(lines, room)
+    rest = "\n… the whole table is comparison.csv, an artifact of this run." if len(kept) < len(lines) else ""
+    return "\n\n".join([head, "\n".join(kept) + rest, *images])
+
+
+def comparison_markdown(rows: Sequence[ComparisonRow]) -> str:
+    return "\n".join(line for part in comparison_parts(rows) if isinstance(part, Table) for line in _markdown(part))
+
+
+def _markdown(table: Table) -> list[str]:
+    width = len(table.headings)
+    rows = [table.headings, ("---",) * width, *(row + ("",) * (width - len(row)) for row in table.rows)]
+    return ["| " + " | ".join(cell.replace("\n", " ").replace("|", "/") for cell in row) + " |" for row in rows]
+
+
+def _first_lines(lines: Sequence[str], room: int) -> list[str]:
+    """As many lines as fit into `room` characters."""
+    kept: list[str] = []
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return kept
+
+
+_JUDGED = {
+    "quality/mean": "quality", "latency/ttft_s/median": "median TTFT", "latency/tbt_s/mean": "mean TBT",
+    "throughput/goodput_tokens_per_s": "goodput", "cost/generated_s": "cost of written tokens",
+    "resources/device_j_per_token": "energy of the device",
+}  # fmt: skip
+"""The metrics by which a sweep's description names the best job, and their names there."""
+
+
+def best_sentence(rows: Sequence[ComparisonRow]) -> str:
+    """`Job 2 (policy=sled) has the highest quality (0.41) and the lowest ...`, for each job that is best in a metric.
+
+    A metric in which all jobs are the same names none of them; of equals, the first is named.
+    """
+    won: dict[int, list[str]] = {}
+    for key, name in _JUDGED.items():
+        values = {at: row.result.metrics[key] for at, row in enumerate(rows) if key in row.result.metrics}
+        metric = definitions.find(key)
+        if metric is None or len(set(values.values())) < 2:
+            continue
+        best = (max if metric.better == "higher" else min)(values.values())
+        first, *others = (at for at, value in values.items() if value == best)
+        shared = f", as {' and '.join(_number(rows[at]) for at in others[:3])}" if others else ""
+        superlative = "highest" if metric.better == "higher" else "lowest"
+        won.setdefault(first, []).append(f"the {superlative} {name} ({format_with_unit(metric, best)}{shared})")
+    return " ".join(f"{_job_name(rows[at])} has {_listed(texts)}." for at, texts in sorted(won.items()))
+
+
+def _number(row: ComparisonRow) -> str:
+    return f"job {row.result.number}"
+
+
+def _job_name(row: ComparisonRow) -> str:
+    chosen = ", ".join(f"{name}={value}" for name, value in row.choices.items() if value != "-")
+    return f"**Job {row.result.number}** ({chosen or row.result.policy})"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def headline(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a run that MLflow shows, in their order; the others are in metrics.csv."""
+    return {key: metrics[key] for key in definitions.HEADLINE if key in metrics}

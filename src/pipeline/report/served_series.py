@@ -1,0 +1,66 @@
+"""What a served run did over its virtual time: tokens, requests under way, the cloud's queue and its batches."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.report.records import Records
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+NUM_BINS = 60
+
+
+def served_series(records: Records, artifact: Path) -> dict[str, list[tuple[float, float]]]:
+    """(end of the bin in seconds of virtual time, value in the bin) of each series, in at most `NUM_BINS` bins.
+
+    A series without its source is left out: the queue without a time line, batches without batches.parquet.
+    """
+    import numpy as np
+
+    requests = records.requests
+    end_s = max((one.ended_s for one in requests if one.ended_s is not None), default=0.0)
+    if end_s <= 0:
+        return {}
+    edges_s = np.linspace(0.0, end_s, NUM_BINS + 1)
+    width_s = end_s / NUM_BINS
+    seen_s = np.array([time_s for one in requests for time_s in one.token_times_s], dtype=float)
+    counts, _ = np.histogram(seen_s, edges_s)
+    served = [(one.arrived_s, one.ended_s) for one in requests if one.ended_s is not None]
+    queued = [(span.start_s, span.end_s) for span in records.timeline if span.lane == "queue"]
+    found = {"tokens_per_s": counts / width_s, "active_requests": _mean_overlap(served, edges_s) / width_s}
+    if records.timeline:
+        found["queued_requests"] = _mean_overlap(queued, edges_s) / width_s
+    series = {name: list(zip(edges_s[1:].tolist(), values.tolist(), strict=True)) for name, values in found.items()}
+    batches = list(_mean_batches(artifact, edges_s))
+    return {**series, "batch_requests": batches} if batches else series
+
+
+def _mean_overlap(spans: Iterable[tuple[float, float]], edges_s: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Seconds of all spans together in each bin."""
+    import numpy as np
+
+    starts_s, ends_s = np.array(list(spans), dtype=float).reshape(-1, 2).T
+    until = [float(np.sum(np.clip(edge, starts_s, ends_s) - starts_s)) for edge in edges_s]
+    return np.diff(np.array(until))
+
+
+def _mean_batches(artifact: Path, edges_s: "NDArray[np.float64]") -> Iterator[tuple[float, float]]:
+    """The mean number of requests in the batches that began in a bin; a bin without one is left out."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    path = artifact / "batches.parquet"
+    if not path.is_file():
+        return
+    columns = pq.read_table(path, columns=["begin_s", "requests"]).to_pydict()
+    begins_s, sizes = np.array(columns["begin_s"], dtype=float), np.array(columns["requests"], dtype=float)
+    counts, _ = np.histogram(begins_s, edges_s)
+    totals, _ = np.histogram(begins_s, edges_s, weights=sizes)
+    yield from (
+        (float(end_s), float(total / count))
+        for end_s, total, count in zip(edges_s[1:], totals, counts, strict=True)
+        if count
+    )
