@@ -8,7 +8,7 @@ from pathlib import Path
 from serving.learned.artifact import ArtifactFormat
 
 FILE = "thresholds.json"
-FORMAT = ArtifactFormat("thresholds", FILE, "", "thresholds.path", "profile")
+FORMAT = ArtifactFormat("thresholds", FILE, "", "thresholds.path", "profile", version=2)
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,22 @@ class Thresholds:
     """What was profiled: model pair, data, window, seed."""
     first_chunk_perplexities: tuple[float, ...] = ()
     """The perplexity of each answer's first chunk."""
+    num_fully_accepted: int | None = None
+    """How many of the profiled chunks the target accepted as a whole; None: not known."""
+
+    @property
+    def note(self) -> str | None:
+        """What a report must say of a profile without an accepted chunk; None if there is nothing to say."""
+        if self.num_fully_accepted != 0:
+            return None
+        pair = self.made_from.get("pair", "this pair")
+        return (
+            f"while Synera was profiled, the cloud's model accepted not one of {len(self.confidence)} drafts as a whole "
+            f"(alpha {self.alpha:.2f}; {pair}, {self.made_from.get('data', 'unknown prompts')}): c_th is {self.c_th:g}, "
+            "which tells no good draft from a bad one, and drafts cost more than they save. Take a device model that "
+            "agrees with the cloud's more often, train it longer, profile more prompts "
+            "(workload.profiling.num_prompts), or compare with policy=cloud_centric"
+        )
 
     def importance_percentile(self, share: float) -> float:
         """The importance that `share` of the profiled chunks do not exceed (nearest rank)."""
@@ -55,4 +71,5 @@ def load(path: Path) -> Thresholds:
             importance=tuple(fields["importance"]),
             first_chunk_perplexities=tuple(fields["first_chunk_perplexities"]),
             made_from=dict(fields["made_from"]),
+            num_fully_accepted=fields["num_fully_accepted"],
         )

@@ -13,6 +13,7 @@ from serving.deployment.topology import Topology
 from serving.engines.tokenizer import Tokenizer
 from serving.hardware.fleet import Fleet
 from serving.hardware.replica_packing import ReplicaPacking, reported_factor
+from serving.learned.thresholds import Thresholds
 from serving.messages import INF, DraftDecision
 from serving.metrics import batch_timing
 from serving.metrics.batch_timing import BatchTiming
@@ -184,6 +185,8 @@ def _notes(setup: Setup) -> list[str]:
         pair.cloud.server_note,
         pair.cloud.tensor_parallel_note,
     ]
+    profiled = [getattr(slot, "thresholds", None) for slot in vars(setup.policy).values()]
+    found += dict.fromkeys(each.note for each in profiled if isinstance(each, Thresholds))
     return [note for note in found if note]
 
 

@@ -52,6 +52,7 @@ def profile_thresholds(
         raise ValueError(
             "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
         )
+    num_fully_accepted = sum(c.accepted == len(c.tokens) for c in decisions)
     Thresholds(
         c_th=best_threshold(decisions, k) if c_quantile is None else quantile_threshold(decisions, c_quantile),
         alpha=acceptance_rate(decisions),
@@ -66,8 +67,9 @@ def profile_thresholds(
             "draft": repr(draft),
             "layer-wise exit": repr(early_exit.layer_exit),
             "seed": str(seed),
-            "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in decisions)} of {len(decisions)} drafts",
+            "fully accepted": f"{num_fully_accepted} of {len(decisions)} drafts",
         },
+        num_fully_accepted=num_fully_accepted,
     ).save(out)
 
 

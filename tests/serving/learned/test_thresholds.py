@@ -6,7 +6,7 @@ import pytest
 
 from serving.learned.thresholds import FILE, Thresholds, load, nearest_rank
 
-MADE = Thresholds(0.8, 0.7, (0.5, 0.75), (0.25, 1.0), {"pair": "a + b"})
+MADE = Thresholds(0.8, 0.7, (0.5, 0.75), (0.25, 1.0), {"pair": "a + b"}, num_fully_accepted=1)
 
 
 def test_saved_thresholds_are_loaded(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """The files of a run, read back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from serving.learned.thresholds import Thresholds
 from serving.metrics.recorder import SessionRecord
 from serving.runtimes.emulated import Emulated, simulate
 from serving.runtimes.run_results import write_results
@@ -74,3 +76,15 @@ def test_without_timelines_stalls_are_unknown(tmp_path: Path) -> None:
     columns = ["link_stall_s", "cloud_stall_s", "cloud_residence_s"]
     rows = pq.read_table(tmp_path / "requests.parquet", columns=columns).to_pylist()
     assert rows == [dict.fromkeys(columns)] * 3
+
+
+def test_a_report_says_that_no_draft_was_accepted_while_synera_was_profiled(tmp_path: Path) -> None:
+    made, asked = setup("synera"), queries(1)
+    useless = Thresholds(1.0, 0.0, (0.5,), (0.1,), {"pair": "small + large"}, num_fully_accepted=0)
+    offload = replace(made.policy.offload, thresholds=useless)  # type: ignore[type-var]
+    lookahead = replace(made.policy.lookahead, thresholds=useless)  # type: ignore[type-var]
+    made = replace(made, policy=replace(made.policy, offload=offload, lookahead=lookahead))
+    records = simulate(made, models(), asked)
+    write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
+    notes = json.loads((tmp_path / "meta.json").read_text())["notes"]
+    assert sum("accepted not one of 1 drafts as a whole (alpha 0.00; small + large" in note for note in notes) == 1

@@ -51,3 +51,16 @@ def test_an_answer_without_a_draft_has_no_opening(tmp_path: Path, monkeypatch: p
 def test_without_any_draft_there_is_nothing_to_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="not one draft was made on the profiling prompts; raise workload"):
         profiled(monkeypatch, tmp_path, a=[], b=[])
+
+
+def test_a_profile_without_an_accepted_draft_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsure = DraftDecision("a", 1, (1, 2), SCORES, 0)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "one").mkdir()
+    profiled(monkeypatch, tmp_path / "none", a=[unsure, unsure])
+    note = load(tmp_path / "none").note
+    assert note is not None
+    assert "accepted not one of 2 drafts as a whole (alpha 0.00; a/b + a/b, made up, 1 prompts): c_th is 1" in note
+    assert "Take a device model that agrees" in note
+    profiled(monkeypatch, tmp_path / "one", a=[unsure, DraftDecision("a", 4, (1, 2), SCORES, 2)])
+    assert load(tmp_path / "one").note is None
