@@ -27,7 +27,7 @@ _TRAINING_NBYTES, _SERVING_NBYTES = 16, 4
 
 
 @dataclass(frozen=True)
-class Estimate:
+class BuildEstimate:
     """Seconds and peak memory of building a stage; `learned` if from earlier builds on this machine."""
 
     seconds: float
@@ -35,7 +35,7 @@ class Estimate:
     learned: bool
 
 
-def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: float) -> Estimate:
+def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: float) -> BuildEstimate:
     """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's measured speed."""
     known = nearest(stage, earlier)
     work = _tokens(stage.args)
@@ -43,20 +43,20 @@ def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: float) -> Estim
         return _from_sizes(stage, work, flops_per_s)
     scale = work / before if work and (before := _tokens(known.args)) else 1.0
     memory_nbytes = known.peak_memory_nbytes or _from_sizes(stage, work, flops_per_s).memory_nbytes
-    return Estimate(max(known.seconds * scale, 0.1), memory_nbytes, True)
+    return BuildEstimate(max(known.seconds * scale, 0.1), memory_nbytes, True)
 
 
-def _from_sizes(stage: Stage, tokens: float, flops_per_s: float) -> Estimate:
+def _from_sizes(stage: Stage, tokens: float, flops_per_s: float) -> BuildEstimate:
     parameters, steps = num_parameters(stage), _value(stage.args, "steps")
     if steps:
         seconds = 6 * parameters * tokens / flops_per_s + steps * STEP_S
-        return Estimate(seconds, BASE_NBYTES + _TRAINING_NBYTES * parameters, False)
+        return BuildEstimate(seconds, BASE_NBYTES + _TRAINING_NBYTES * parameters, False)
     if not tokens:
-        return Estimate(OTHER_S, BASE_NBYTES, False)
+        return BuildEstimate(OTHER_S, BASE_NBYTES, False)
     if "SimulatedRuntime" in json.dumps(stage.identity):
-        return Estimate(OTHER_S + tokens * EVENT_S, BASE_NBYTES / 2, False)
+        return BuildEstimate(OTHER_S + tokens * EVENT_S, BASE_NBYTES / 2, False)
     seconds = OTHER_S + 2 * parameters * tokens / flops_per_s + tokens * FORWARD_S
-    return Estimate(seconds, BASE_NBYTES + _SERVING_NBYTES * parameters, False)
+    return BuildEstimate(seconds, BASE_NBYTES + _SERVING_NBYTES * parameters, False)
 
 
 def _tokens(args: Mapping[str, Any]) -> float:

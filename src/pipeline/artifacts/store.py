@@ -18,7 +18,7 @@ from pathlib import Path
 from pipeline.artifacts import estimates, fingerprint
 from pipeline.artifacts import manifest as record
 from pipeline.artifacts.changes import describe_changes, nearest
-from pipeline.artifacts.estimates import Estimate
+from pipeline.artifacts.estimates import BuildEstimate
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.errors import UserError
@@ -85,7 +85,7 @@ class Store:
         folders = [path.parent for path in sorted(records, key=_modified_ns, reverse=True)]
         return list(filter(None, map(record.read_manifest, folders[:_MAX_COMPARED])))
 
-    def estimate(self, stage: Stage) -> Estimate:
+    def estimate(self, stage: Stage) -> BuildEstimate:
         """How long building the stage will take here, and how much memory; inputs not included."""
         return estimates.estimate(stage, self._latest(stage.name), estimates.measured_flops_per_s(self.root))
 
