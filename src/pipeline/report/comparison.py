@@ -1,32 +1,64 @@
-"""Compares the jobs of a sweep: their choices, their metrics, and the intervals of quality and its differences."""
+"""Compares the jobs of a sweep: their choices, their metrics, the best of them, and differences from a baseline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
 from pipeline.artifacts import fingerprint
-from pipeline.errors import UserError
-from pipeline.report import job_result, statistics
+from pipeline.report import job_result
+from pipeline.report.choices import differing_overrides, matches, nearest
+from pipeline.report.estimate import estimate
 from pipeline.report.figures import TradeoffPoint
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import BOOTSTRAP_SEED
-from pipeline.report.records import read_requests
-from pipeline.report.statistics import ConfidenceInterval
-from pipeline.report.table import LabelledTexts, ReportPart, Table, csv_text, format_number, print_parts
+from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt
+from pipeline.report.statistics import ConfidenceInterval, holm, paired_p_value
+from pipeline.report.table import (
+    LabelledTexts,
+    ReportPart,
+    Table,
+    csv_text,
+    format_number,
+    markdown,
+    print_parts,
+    shared_decimals,
+)  # fmt: skip
 from serving.metrics import definitions
 
 NO_RESULT = "no result: the job was killed or is still running"
+QUALITY = "quality/mean"
+_PARETO = {"latency/tbt_s/mean": "TBT", "cost/verified_s": "cost"}
+"""What quality is weighed against, and its short name."""
+_PAIRED = (QUALITY, *_PARETO)
+"""The metrics whose differences from the baseline are tested."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A job's metric minus its baseline's on the same prompts; `p` is adjusted for all tests of the sweep (Holm)."""
+
+    interval: ConfidenceInterval
+    p: float
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One job: the `choices` in which jobs differ, its mean quality, and the paired `difference` from the first job."""
+    """One job: the `choices` in which jobs differ, its mean quality, and how it compares with the others.
+
+    baseline     the number of the job that it is compared with; None for a baseline itself
+    differences  by metric; empty unless both served the same prompts
+    best         the metrics in which no job with the same prompts is better, unless all are alike
+    pareto       the metrics against which no job with the same prompts has a better quality
+    """
 
     result: JobResult
     choices: Mapping[str, str]
     quality: ConfidenceInterval | None = None
-    difference: ConfidenceInterval | None = None
+    baseline: int | None = None
+    differences: Mapping[str, Difference] = field(default_factory=dict)
+    best: frozenset[str] = frozenset()
+    pareto: tuple[str, ...] = ()
 
     @property
     def problem(self) -> str | None:
@@ -37,70 +69,109 @@ class ComparisonRow:
         return f"failed: {words or 'no reason was given'}" if self.result.status == "failed" else NO_RESULT
 
 
-def compare_jobs(sweep: Path) -> list[ComparisonRow]:
-    """A row for each started job below the folder of a multirun, in the jobs' order."""
+def compare_jobs(sweep: Path, baseline: str | None = None) -> list[ComparisonRow]:
+    """A row for each started job below the folder of a multirun, in the jobs' order.
+
+    `baseline` is a policy or a value that jobs differ in; by default the first complete job is the baseline.
+    """
     found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := job_result.read_result(folder))]
     found.sort(key=lambda one: (one.number is None, one.number or 0))
     choices = differing_overrides([one.overrides for one in found])
-    scores = [_quality_by_prompt(one) for one in found]
-    first = next((one for one in scores if one), {})
-    return [
-        ComparisonRow(one, chosen, _interval(own), _paired_interval(own, first) if own is not first else None)
-        for one, chosen, own in zip(found, choices, scores, strict=True)
+    sums = [_paired_sums(one) for one in found]
+    candidates = _baselines(found, choices, baseline)
+    against = [nearest(own, candidates, choices) for own in range(len(found))]
+    differences = _differences(found, sums, against)
+    rows = [
+        ComparisonRow(
+            one, chosen, _quality(one, own), None if other is None else found[other].number, differences[place]
+        )
+        for place, (one, chosen, own, other) in enumerate(zip(found, choices, sums, against, strict=True))
     ]
+    return _ranked(rows, [_prompts(own) for own in sums])
 
 
-def differing_overrides(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """The overrides of each job in which the jobs differ, under the shortest names that tell them apart."""
-    given = [dict(_split(one) for one in job) for job in overrides]
-    keys = dict.fromkeys(key for job in given for key in job)
-    differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
-    return [{name: job.get(key, "-") for key, name in _shortest_names(differing).items()} for job in given]
-
-
-def _split(override: str) -> tuple[str, str]:
-    key, _, value = override.lstrip("+~").partition("=")
-    return key, value
-
-
-def _shortest_names(keys: Sequence[str]) -> dict[str, str]:
-    """The shortest suffix of each key that no other key has."""
-    return {key: next(name for name in _suffixes(key) if name == key or _is_unique(name, keys)) for key in keys}
-
-
-def _suffixes(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
-
-
-def _is_unique(name: str, keys: Sequence[str]) -> bool:
-    return sum(f".{key}".endswith(f".{name}") for key in keys) == 1
-
-
-def _quality_by_prompt(one: JobResult) -> dict[str, float]:
-    """Mean quality by prompt; empty if the records are gone."""
+def _paired_sums(one: JobResult) -> dict[str, PromptSums]:
+    """By metric; empty if the records are gone."""
     if one.status != "complete" or not one.artifact:
         return {}
-    try:
-        requests = read_requests(Path(one.artifact))
-    except UserError:
-        return {}
-    scored: dict[str, list[float]] = {}
-    for request in requests:
-        if request.quality is not None:
-            scored.setdefault(request.prompt_id, []).append(request.quality)
-    return {prompt: sum(values) / len(values) for prompt, values in sorted(scored.items())}
+    by_prompt = requests_by_prompt(one.artifact)
+    found = {key: prompt_sums(key, one.metrics[key], by_prompt) for key in _PAIRED if key in one.metrics}
+    return {key: sums for key, sums in found.items() if sums}
 
 
-def _interval(scores: Mapping[str, float]) -> ConfidenceInterval | None:
-    return statistics.mean_interval(list(scores.values()), seed=BOOTSTRAP_SEED) if scores else None
+def _prompts(sums: Mapping[str, PromptSums]) -> tuple[str, ...]:
+    return next((one.prompts for one in sums.values()), ())
 
 
-def _paired_interval(ours: Mapping[str, float], baseline: Mapping[str, float]) -> ConfidenceInterval | None:
-    """None unless both served the same prompts."""
-    if not ours or ours.keys() != baseline.keys():
-        return None
-    return statistics.paired_interval(list(ours.values()), list(baseline.values()), seed=BOOTSTRAP_SEED)
+def _quality(one: JobResult, sums: Mapping[str, PromptSums]) -> ConfidenceInterval | None:
+    return estimate(one.metrics[QUALITY], "", sums[QUALITY]).interval if QUALITY in sums else None
+
+
+def _baselines(found: Sequence[JobResult], choices: Sequence[Mapping[str, str]], name: str | None) -> list[int]:
+    """The places of the complete jobs that are the baseline `name`; a policy counts where the jobs' policies differ."""
+    complete = [place for place, one in enumerate(found) if one.status == "complete"]
+    if name is None:
+        return complete[:1]
+    several = len({one.policy for one in found if one.policy}) > 1
+    return [place for place in complete if matches(name, choices[place], found[place].policy if several else "")]
+
+
+def _differences(
+    found: Sequence[JobResult], sums: Sequence[Mapping[str, PromptSums]], against: Sequence[int | None]
+) -> list[dict[str, Difference]]:
+    """The differences of each job, tested together."""
+    pairs = [
+        (own, other, key)
+        for own, other in enumerate(against)
+        if other is not None and _prompts(sums[own]) == _prompts(sums[other])
+        for key in _PAIRED
+        if key in sums[own] and key in sums[other]
+    ]
+    tested = [_p_value(sums[own][key], sums[other][key]) for own, other, key in pairs]
+    differences: list[dict[str, Difference]] = [{} for _ in found]
+    for (own, other, key), p in zip(pairs, holm(tested), strict=True):
+        mine, its = (estimate(found[place].metrics[key], "", sums[place][key]) for place in (own, other))
+        paired = mine.paired_difference(its)
+        if paired and paired.interval:
+            differences[own][key] = Difference(paired.interval, p)
+    return differences
+
+
+def _p_value(ours: PromptSums, baseline: PromptSums) -> float:
+    return paired_p_value(ours.sums, baseline.sums, ours.combine, seed=BOOTSTRAP_SEED)
+
+
+def _ranked(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -> list[ComparisonRow]:
+    """The rows with what they are best in, and where they are Pareto-optimal, among the rows with the same prompts."""
+    found = list(rows)
+    for own in dict.fromkeys(prompts):
+        group = [place for place, one in enumerate(prompts) if one == own and rows[place].problem is None]
+        if len(group) > 1:
+            metrics = [rows[place].result.metrics for place in group]
+            for place in group:
+                mine = rows[place].result.metrics
+                best = frozenset(key for key in (QUALITY, *definitions.COMPARED) if _is_best(key, mine, metrics))
+                pareto = tuple(key for key in _PARETO if _is_pareto_optimal(key, mine, metrics))
+                found[place] = replace(rows[place], best=best, pareto=pareto)
+    return found
+
+
+def _is_best(key: str, own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> bool:
+    """True if the value is printed as the best is, and not all are printed alike."""
+    metric = definitions.find(key)
+    known = [one[key] for one in others if key in one]
+    if metric is None or not metric.better or key not in own or len({_scaled(key, one) for one in known}) < 2:
+        return False
+    return _scaled(key, own[key]) == _scaled(key, max(known) if metric.better == "higher" else min(known))
+
+
+def _is_pareto_optimal(key: str, own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> bool:
+    """True if no other has at least this quality for at most this much of `key`, and is better in one of them."""
+    if QUALITY not in own or key not in own:
+        return False
+    quality, spent = own[QUALITY], own[key]
+    known = [(one[QUALITY], one[key]) for one in others if QUALITY in one and key in one]
+    return not any(q >= quality and s <= spent and (q, s) != (quality, spent) for q, s in known)
 
 
 def _is_number(text: str) -> bool:
@@ -112,41 +183,102 @@ def _is_number(text: str) -> bool:
 
 
 def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
-    """The printed table and the meaning of its columns."""
+    """The printed table, the differences from the baseline, and the meaning of both."""
+    complete = sum(row.problem is None for row in rows)
+    found: list[ReportPart] = [f"{complete} of {len(rows)} jobs complete", _metrics_table(rows)]
+    facts = list(_legend(rows))
+    if any(row.differences for row in rows):
+        found += [_differences_title(rows), _differences_table(rows)]
+    elif any(row.baseline is not None and row.problem is None for row in rows):
+        facts.append(("baseline", "no other job has the prompts of the baseline: there are no paired differences"))
+    return [*found, LabelledTexts(tuple(facts))]
+
+
+def comparison_markdown(rows: Sequence[ComparisonRow]) -> str:
+    """What is printed of the comparison as Markdown: tables, titles and legend, for MLflow's description of a sweep."""
+    return markdown(comparison_parts(rows))
+
+
+def _legend(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
+    found = []
+    if any(row.best for row in rows):
+        found.append(("*", "best of the column, among the jobs with the same prompts"))
+    if any(row.pareto for row in rows):
+        found.append((
+            "Pareto",
+            "no job with the same prompts has a higher quality at the same or a lower mean TBT (TBT), or at the same "
+            "or a lower cost with W as tokens verified (cost), nor an equal quality for less",
+        ))  # fmt: skip
+    if any(row.differences for row in rows):
+        tests = sum(len(row.differences) for row in rows)
+        found.append((
+            "difference",
+            "from the baseline's job with the most choices in common, paired prompt by prompt: bootstrap interval, and "
+            f"p of a permutation test, adjusted by Holm's method for the {tests} tests of this table; only where the "
+            "prompts are the same",
+        ))  # fmt: skip
+    return [
+        *found,
+        ("tokens offl.", "tokens of the text that the cloud judged or wrote; chunks asked: of the draft chunks"),
+        ("cost", "c = T W / Pf (Synera, section 6.1) per token, W as tokens verified and as tokens written by the LLM"),
+    ]
+
+
+def _metrics_table(rows: Sequence[ComparisonRow]) -> Table:
+    """Without the columns that no job has a value for."""
+    names = list(rows[0].choices) if rows else []
+    keys = [key for key in definitions.COMPARED if any(key in row.result.metrics for row in rows)]
     metrics = {row.result.quality_metric for row in rows if row.quality}
     quality = metrics.pop() if len(metrics) == 1 else "quality"
-    names = list(rows[0].choices) if rows else []
-    first = next((row.result.number for row in rows if row.quality), 0)
-    headings = (
-        "job",
-        *names,
-        f"{quality}\n95 % interval",
-        f"minus job {first}\n95 % interval",
-        *map(_heading, definitions.COMPARED),
-    )
-    table = Table(headings, tuple(_cells(row) for row in rows), num_label_columns=1 + len(names))
-    complete = sum(row.problem is None for row in rows)
-    return [f"{complete} of {len(rows)} jobs complete", table, LabelledTexts(_LEGEND)]
+    headings = ("job", *names, f"{quality}\n95 % interval", "Pareto", *map(_heading, keys))
+    columns = [
+        _marked(rows, QUALITY, [_format_interval(row.quality) for row in rows]),
+        [", ".join(_PARETO[key] for key in row.pareto) or "-" for row in rows],
+        *(_marked(rows, key, [_scaled(key, row.result.metrics.get(key)) for row in rows]) for key in keys),
+    ]
+    cells = [
+        (*_labels(row), row.problem) if row.problem else (*_labels(row), *(column[place] for column in columns))
+        for place, row in enumerate(rows)
+    ]
+    return Table(headings, tuple(cells), num_label_columns=1 + len(names))
 
 
-_LEGEND = (
-    (
-        "minus job",
-        "mean difference of quality, prompt by prompt (paired bootstrap); only where the prompts are the same",
-    ),
-    ("tokens offl.", "tokens of the text that the cloud judged or wrote; chunks asked: of the draft chunks"),
-    ("cost", "c = T W / Pf (Synera, section 6.1) per token, W as tokens verified and as tokens written by the LLM"),
-)
+def _marked(rows: Sequence[ComparisonRow], key: str, cells: Sequence[str]) -> list[str]:
+    """The column with a star behind the best; the other cells keep its place free."""
+    blank = " " if any(key in row.best for row in rows) else ""
+    return [cell + ("*" if key in row.best else blank) for row, cell in zip(rows, cells, strict=True)]
 
 
-def _cells(row: ComparisonRow) -> tuple[str, ...]:
-    number_ = "-" if row.result.number is None else str(row.result.number)
-    labels = (number_, *row.choices.values())
-    if row.problem:
-        return (*labels, row.problem)
-    metrics = row.result.metrics
-    values = (_format_scaled(key, metrics.get(key)) for key in definitions.COMPARED)
-    return (*labels, _format_interval(row.quality, ""), _format_interval(row.difference, "+"), *values)
+def _labels(row: ComparisonRow) -> tuple[str, ...]:
+    return ("-" if row.result.number is None else str(row.result.number), *row.choices.values())
+
+
+def _differences_title(rows: Sequence[ComparisonRow]) -> str:
+    used = dict.fromkeys(row.baseline for row in rows if row.differences)
+    named = [", ".join(_labels(row)[1:]) for row in rows if row.result.number in used]
+    return "Difference from " + ", ".join(f"job {number} ({name})" for number, name in zip(used, named, strict=True))
+
+
+def _differences_table(rows: Sequence[ComparisonRow]) -> Table:
+    keys = [key for key in _PAIRED if any(key in row.differences for row in rows)]
+    names = ["quality" if key == QUALITY else _heading(key).replace("\n", " ") for key in keys]
+    headings = ("job", *rows[0].choices, "minus\njob", *(f"{name}\n95 % interval, p" for name in names))
+    cells = [
+        (*_labels(row), str(row.baseline), *(_format_difference(key, row.differences.get(key)) for key in keys))
+        for row in rows
+        if row.differences
+    ]
+    return Table(headings, tuple(cells), num_label_columns=len(headings) - len(keys))
+
+
+def _format_difference(key: str, found: Difference | None) -> str:
+    metric = definitions.find(key)
+    if found is None or metric is None:
+        return "-"
+    values = [metric.scale * one for one in (found.interval.mean, found.interval.low, found.interval.high)]
+    shape = f"+,.{3 if key == QUALITY else shared_decimals(values)}f"
+    mean, low, high = (f"{value:{shape}}" for value in values)
+    return f"{mean} [{low}, {high}]  " + (f"p={found.p:.3f}" if found.p >= 0.0005 else "p<0.001")
 
 
 def _heading(key: str) -> str:
@@ -156,39 +288,46 @@ def _heading(key: str) -> str:
     return f"{metric.heading}{key.removeprefix(metric.key).replace('/', chr(10))}"
 
 
-def _format_scaled(key: str, value: float | None) -> str:
+def _scaled(key: str, value: float | None) -> str:
     """In the unit of the heading."""
     metric = definitions.find(key)
     return format_number(metric.scale * value) if metric and value is not None else "-"
 
 
-def _format_interval(interval: ConfidenceInterval | None, sign: str) -> str:
-    if interval is None:
-        return "-"
-    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+def _format_interval(interval: ConfidenceInterval | None) -> str:
+    return "-" if interval is None else f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
-def print_table(sweep: Path, file: TextIO) -> list[ComparisonRow]:
+def print_table(sweep: Path, file: TextIO, baseline: str | None = None) -> list[ComparisonRow]:
     """Prints the comparison of the jobs below `sweep`, which may have been interrupted; its rows."""
-    rows = compare_jobs(sweep)
-    print_parts(comparison_parts(rows), file)
+    rows = compare_jobs(sweep, baseline)
+    parts = comparison_parts(rows)
+    if baseline is not None and rows and all(row.baseline is None for row in rows):
+        parts.append(LabelledTexts((("baseline", f"no complete job is {baseline}: there are no differences"),)))
+    print_parts(parts, file)
     return rows
 
 
 def write_csv(rows: Sequence[ComparisonRow], path: Path) -> Path:
-    """Writes comparison.csv: for each job its status, choices, intervals and every metric."""
+    """Writes comparison.csv: for each job its status, choices, intervals, differences and every metric."""
     fingerprint.write_atomic(path, csv_text([_record(row) for row in rows]))
     return path
 
 
 def _record(row: ComparisonRow) -> dict[str, object]:
     one = row.result
-    spans = {"quality": row.quality, "difference": row.difference}
-    bounds = {
-        f"{name}_{end}": getattr(span, end) for name, span in spans.items() if span for end in ("mean", "low", "high")
-    }
-    head = {"job": one.number, "status": one.status, "problem": row.problem, "policy": one.policy}
-    return {**head, **row.choices, **bounds, **one.metrics, "digest": one.digest, "run_id": one.run_id}
+    found: dict[str, object] = {"job": one.number, "status": one.status, "problem": row.problem, "policy": one.policy}
+    found |= row.choices
+    found |= {"pareto": " ".join(row.pareto), "best": " ".join(sorted(row.best)), "baseline": row.baseline}
+    found |= _bounds("quality", row.quality) if row.quality else {}
+    for key, difference in row.differences.items():
+        name = f"difference {key}"
+        found |= {**_bounds(name, difference.interval), f"{name} p (Holm)": difference.p}
+    return {**found, **one.metrics, "digest": one.digest, "run_id": one.run_id}
+
+
+def _bounds(name: str, interval: ConfidenceInterval) -> dict[str, object]:
+    return {f"{name} {end}": getattr(interval, end) for end in ("mean", "low", "high")}
 
 
 def tradeoff_points(rows: Sequence[ComparisonRow]) -> list[TradeoffPoint]:
@@ -203,4 +342,4 @@ def _tradeoff_point(row: ComparisonRow, quality: ConfidenceInterval) -> Tradeoff
     given = [value for name, value in row.choices.items() if name != "policy" and value != "-"]
     group = ", ".join([row.result.policy, *(value for value in given if not _is_number(value))])
     label = ", ".join(filter(_is_number, given))
-    return TradeoffPoint(group, label, quality.mean, quality.low, quality.high, row.result.metrics)
+    return TradeoffPoint(group, label, quality.mean, quality.low, quality.high, row.result.metrics, row.result.policy)

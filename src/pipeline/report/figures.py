@@ -198,7 +198,7 @@ def _timeline_title(records: Records, request: RequestRecord, until_s: float) ->
 class TradeoffPoint:
     """One complete job of a sweep: its mean quality between `low` and `high`, and its metrics by key.
 
-    Jobs of one `group` are one line.
+    Jobs of one `group` are one line, in the colour of their `policy`.
     """
 
     group: str
@@ -207,6 +207,7 @@ class TradeoffPoint:
     low: float
     high: float
     metrics: Mapping[str, float]
+    policy: str = ""
 
 
 _TRADEOFF_AXES = {

@@ -36,7 +36,7 @@ SWEEP_FILE = "sweep.json"
 JOB_FAILED = 1
 """Exit status of a sweep if a job has no result."""
 BAD_EXHIBIT = 2
-"""Exit status of a sweep with an invalid exhibit: no job runs."""
+"""Exit status of a sweep with an invalid exhibit or baseline: no job runs."""
 
 
 def parent_run(context: JobContext) -> str | None:
@@ -67,18 +67,20 @@ class SweepCallback(Callback):
     def __init__(self, tracking: Tracking, file: TextIO | None = None) -> None:
         self.tracking, self.file = tracking, file
         self.exhibit: SweepExhibit | None = None
+        self.baseline: str | None = None
         self.folder = Path()
 
     def on_multirun_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Checks the exhibit; creates the store, before any job could, and the run that contains the jobs' runs.
 
-        Raises SystemExit for an invalid exhibit: Hydra would turn an exception into a warning.
+        Raises SystemExit for an invalid exhibit or baseline: Hydra would turn an exception into a warning.
         """
-        from pipeline.report.exhibit.sweep import prepare_exhibit
+        from pipeline.report.exhibit.sweep import prepare_baseline, prepare_exhibit
 
         _experiment_first(config)
         try:
             self.exhibit = prepare_exhibit(config)
+            self.baseline = prepare_baseline(config)
         except UserError as problem:
             print(f"error: {problem}", file=sys.stderr)
             sys.exit(BAD_EXHIBIT)
@@ -96,7 +98,7 @@ class SweepCallback(Callback):
             plan.remove_planned(folder)
         elif config.get("stage", "all") == "all":
             SweepCallback.running = None
-            rows = finish_sweep(self.folder, self.tracking, self._out, self.exhibit)
+            rows = finish_sweep(self.folder, self.tracking, self._out, self.exhibit, baseline=self.baseline)
             if not rows:
                 print(f"error: no job of this sweep left anything in {self.folder}.", file=sys.stderr)
             if not rows or any(row.problem for row in rows):
@@ -105,7 +107,7 @@ class SweepCallback(Callback):
     def interrupt(self) -> None:
         """Print and log what is there after Ctrl-C."""
         SweepCallback.running = None
-        rows = finish_sweep(self.folder, self.tracking, self._out, None, interrupted=True)
+        rows = finish_sweep(self.folder, self.tracking, self._out, None, interrupted=True, baseline=self.baseline)
         complete = sum(row.problem is None for row in rows)
         print(
             f"\ninterrupted: {complete} jobs are complete. The same command goes on: what was built is kept.",
@@ -155,11 +157,12 @@ def finish_sweep(
     file: TextIO,
     exhibit: "SweepExhibit | None" = None,
     interrupted: bool = False,
+    baseline: str | None = None,
 ) -> "list[ComparisonRow]":
     """Compares the jobs below `folder`: table, comparison.csv, trade-off figure, exhibit, MLflow, and its address."""
     from pipeline.report import comparison, figures
 
-    rows = comparison.print_table(folder, file)
+    rows = comparison.print_table(folder, file, baseline)
     made = [comparison.write_csv(rows, folder / "comparison.csv")]
     points = comparison.tradeoff_points(rows)
     if len(points) > 1:

@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from serving.metrics.definitions import MetricSpec
@@ -115,6 +116,34 @@ def _part_lines(part: Table | LabelledTexts, width: int) -> list[str]:
     return [line for block in part.split_to_width(width) for line in ["", *block.lines(width)]]
 
 
+def markdown(parts: Sequence[ReportPart]) -> str:
+    """The parts in Markdown: titles in bold, tables without blocks, facts as a list."""
+    blocks = []
+    for part in parts:
+        if isinstance(part, LabelledTexts):
+            blocks.append("\n".join(f"- **{_escaped(label)}**: {text}" for label, text in part.pairs))
+        else:
+            blocks.append(f"**{part}**" if isinstance(part, str) else "\n".join(_markdown_lines(part)))
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _markdown_lines(table: Table) -> list[str]:
+    """Labels are aligned left, values right; the best of a column is bold."""
+    width, labels = len(table.headings), table.num_label_columns
+    rule = ["---" if column < labels else "---:" for column in range(width)]
+    heads = [_escaped(heading.replace("\n", " ")) for heading in table.headings]
+    rows = [[_bold(cell) for cell in row] + [""] * (width - len(row)) for row in table.rows]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows)]
+
+
+def _bold(cell: str) -> str:
+    return f"**{_escaped(cell[:-1])}**" if cell.endswith("*") else _escaped(cell.strip())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
 def _show_rich(parts: Sequence[ReportPart], file: TextIO) -> None:
     from rich.console import Console
     from rich.text import Text
@@ -167,6 +196,12 @@ def format_number(value: float | None, digits: int = 3) -> str:
         return "0"
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     return f"{value:,.{max(0, min(digits, digits - whole))}f}"
+
+
+def shared_decimals(values: Sequence[float]) -> int:
+    """Decimals that show three significant digits of the greatest value."""
+    greatest = max((abs(value) for value in values if isfinite(value)), default=0.0)
+    return min(6, max(0, 2 - floor(log10(greatest)))) if greatest else 0
 
 
 def format_percent(share: float | None) -> str:

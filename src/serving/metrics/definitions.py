@@ -218,7 +218,7 @@ METRICS: tuple[MetricSpec, ...] = (
                "class; without classes, of complete requests.", Rate("num_good_tokens"), "higher",
                heading="goodput\ntokens/s"),
     MetricSpec("throughput/slo_violation_rate", "share", "Violated requests over requests with an SLO class.",
-               Mean("slo_violated"), "lower"),
+               Mean("slo_violated"), "lower", heading="SLO\nviol. %"),
     MetricSpec("throughput/busy_period_s", "s", "Mean length of the periods in which any request was under way.",
                BusyPeriods()),
     MetricSpec("speculation/drafted", "tokens", "Tokens that devices drafted.", Total("drafted"), printed="count"),
@@ -351,9 +351,9 @@ COMPARED = (
     "latency/ttft_s/median", "latency/tbt_s/mean", "offloading/token_share", "offloading/chunk_share",
     "cost/verified_s", "cost/generated_s", "resources/device_j_per_token", "resources/cloud_j_per_token",
     "speculation/acceptance_rate", "speculation/acceptance_length", "speculation/acceptance_length_with_bonus",
-    "throughput/goodput_tokens_per_s", "latency/tbt_s/p99",
+    "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "latency/tbt_s/p99",
 )  # fmt: skip
-"""The columns of a sweep's table."""
+"""The columns of a sweep's table; one that no job has a value for is left out."""
 HEADLINE = (
     "quality/mean", "latency/ttft_s/median", "latency/tbt_s/mean", "latency/tbt_s/p99", "latency/end_to_end_s/median",
     "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "offloading/token_share",

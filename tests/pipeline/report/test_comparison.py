@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import ConfigError
 from pipeline.report import comparison, job_result
-from pipeline.report.comparison import compare_jobs, differing_overrides
+from pipeline.report.choices import check_baseline, differing_overrides
+from pipeline.report.comparison import ComparisonRow, compare_jobs
 from pipeline.report.context import JobContext
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import Records
 from pipeline.report.statistics import ConfidenceInterval
 from pipeline.report.summary import summarise
+from pipeline.report.table import plain_lines
 from tests.pipeline.report.serve_artifact import drawn, request, write
 
 
@@ -52,14 +55,119 @@ def test_rows_are_in_job_order_with_the_result_of_each_job(sweep):
     assert rows[4].result.overrides[-1] == "cloud.api_key=***"
 
 
-def test_quality_is_paired_with_the_first_job(sweep):
+QUALITY, TBT, COST = "quality/mean", "latency/tbt_s/mean", "cost/verified_s"
+
+
+def difference(row: ComparisonRow, key: str = QUALITY) -> ConfidenceInterval | None:
+    return row.differences[key].interval if key in row.differences else None
+
+
+def test_quality_latency_and_cost_are_paired_with_the_first_job(sweep):
     rows = compare_jobs(sweep)
     assert mean(rows[0].quality) == 0.25
-    assert rows[0].difference is None
-    assert mean(rows[1].difference) == 0.25
-    assert mean(rows[2].difference) == 0.75
-    assert 0 < rows[1].difference.low < 0.25 < rows[1].difference.high
+    assert (rows[0].baseline, difference(rows[0])) == (None, None)
+    assert mean(difference(rows[1])) == 0.25
+    assert mean(difference(rows[2])) == 0.75
+    assert 0 < difference(rows[1]).low < 0.25 < difference(rows[1]).high
+    for row in rows[1:3]:
+        assert row.baseline == 0
+        for key in (TBT, COST):
+            expected = row.result.metrics[key] - rows[0].result.metrics[key]
+            assert mean(difference(row, key)) == pytest.approx(expected)
+            assert difference(row, key).low <= expected <= difference(row, key).high
     assert compare_jobs(sweep) == rows
+
+
+def test_p_values_are_adjusted_for_all_tests_of_the_sweep(sweep):
+    rows = compare_jobs(sweep)
+    p_values = {(place, key): one.p for place, row in enumerate(rows) for key, one in row.differences.items()}
+    assert len(p_values) == 6
+    assert p_values[2, QUALITY] == pytest.approx(6 / 10000)
+    assert 0.01 < p_values[1, QUALITY] < 0.2
+    assert difference(rows[1]).low > 0
+    text = "\n".join(plain_lines(comparison.comparison_parts(rows)))
+    assert "adjusted by Holm's method for the 6 tests" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["synera", "0.80", "budget=0.8"])
+def test_the_baseline_is_named_by_a_policy_or_a_value(sweep, name):
+    rows = compare_jobs(sweep, name)
+    assert [row.baseline for row in rows[:3]] == ([1, None, None] if name == "synera" else [2, 2, None])
+
+
+def test_a_job_is_compared_with_the_baseline_nearest_to_it(tmp_path):
+    for number, (policy, network) in enumerate([("sled", "lte"), ("sled", "wifi"), ("hat", "wifi"), ("hat", "lte")]):
+        artifact = drawn(tmp_path / f"serve{number}", policy, n=8)
+        finished(tmp_path / "sweep", number, artifact, f"+policy={policy}", f"network={network}")
+    assert [row.baseline for row in compare_jobs(tmp_path / "sweep", "sled")] == [None, None, 1, 0]
+
+
+def test_a_baseline_without_a_result_is_said_plainly(sweep):
+    file = io.StringIO()
+    rows = comparison.print_table(sweep, file, "sled")
+    assert "no complete job is sled: there are no differences" in file.getvalue()
+    assert all(not row.differences for row in rows)
+
+
+def test_a_baseline_that_no_job_is_is_refused_with_the_values_that_jobs_differ_in():
+    jobs = [["+policy=sled", "network=lte"], ["+policy=hat", "network=lte"]]
+    with pytest.raises(ConfigError, match=r"baseline=synera: no job .* differ in policy=sled, policy=hat; name one"):
+        check_baseline("synera", jobs)
+    with pytest.raises(ConfigError, match="no job of this sweep is that"):
+        check_baseline("lte", jobs)
+    check_baseline("hat", jobs)
+    check_baseline("policy=hat", jobs)
+    check_baseline("synera", [["+experiment=a"], ["+experiment=b"]])
+
+
+def test_the_best_of_each_column_and_the_pareto_rows_are_marked(sweep):
+    rows = compare_jobs(sweep)
+    metrics = [row.result.metrics for row in rows[:3]]
+    fastest = min(range(3), key=lambda place: metrics[place][TBT])
+    assert [QUALITY in row.best for row in rows] == [False, False, True, False, False, False]
+    assert [place for place, row in enumerate(rows) if TBT in row.best] == [fastest]
+    assert not any("offloading/token_share" in row.best for row in rows)
+    assert rows[0].pareto == ("latency/tbt_s/mean", "cost/verified_s")
+    assert set(rows[2].pareto) == {"latency/tbt_s/mean", "cost/verified_s"}
+    text = "\n".join(plain_lines(comparison.comparison_parts(rows)))
+    assert "1.000 [1.000, 1.000]*  TBT, cost" in text
+    assert "no job with the same prompts has a higher quality" in " ".join(text.split())
+
+
+def test_a_dominated_job_is_not_pareto_optimal(tmp_path):
+    for number, right in enumerate((0.5, 0.9)):
+        artifact = drawn(tmp_path / f"serve{number}", "synera", 0.5, right=right, n=24)
+        finished(tmp_path / "sweep", number, artifact, f"seed={number}")
+    rows = compare_jobs(tmp_path / "sweep")
+    assert [row.pareto for row in rows] == [(), (TBT, COST)]
+
+
+def test_jobs_with_other_prompts_are_not_ranked_against_each_other(sweep, tmp_path):
+    scored = [request(name, ["cloud"], [1.0], quality=1.0) for name in "abc"]
+    finished(sweep, 2, write(tmp_path / "other", scored), "policy=synera")
+    rows = compare_jobs(sweep)
+    assert [QUALITY in row.best for row in rows[:3]] == [False, True, False]
+    assert rows[2].pareto == ()
+
+
+def test_slo_violations_are_a_column_where_a_class_is_set(sweep, tmp_path):
+    assert "viol." not in "\n".join(plain_lines(comparison.comparison_parts(compare_jobs(sweep))))
+    promised = [
+        request(name, ["cloud"] * 2, [1.0, 1.0 + gap_s], quality=1.0) | {"slo": "fast", "slo_tokens_per_s": 4.0}
+        for name, gap_s in (("a", 0.1), ("b", 0.9), ("c", 0.9), ("d", 0.1))
+    ]
+    finished(sweep, 2, write(tmp_path / "promised", promised), "policy=synera")
+    lines = plain_lines(comparison.comparison_parts(compare_jobs(sweep)))
+    (heading,) = (line for line in lines if "viol. %" in line)
+    assert any(line.startswith("2") and "50.0" in line for line in lines[lines.index(heading) :])
+
+
+def test_the_comparison_is_markdown_too(sweep):
+    text = comparison.comparison_markdown(compare_jobs(sweep))
+    assert "**3 of 6 jobs complete**" in text
+    assert "| **1.000 [1.000, 1.000]** | TBT, cost |" in text
+    assert "**Difference from job 0 (edge_centric, 0)**" in text
+    assert "Holm" in text
 
 
 def test_other_prompts_are_not_paired(sweep, tmp_path):
@@ -67,7 +175,7 @@ def test_other_prompts_are_not_paired(sweep, tmp_path):
     finished(sweep, 1, write(tmp_path / "other", scored), "policy=synera")
     row = compare_jobs(sweep)[1]
     assert mean(row.quality) == 1.0
-    assert row.difference is None
+    assert (row.baseline, row.differences) == (0, {})
 
 
 def test_deleted_records_cost_only_the_interval(sweep, tmp_path):
@@ -104,7 +212,10 @@ def test_the_file_has_every_metric_and_bound(sweep):
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     assert [row["status"] for row in rows] == ["complete"] * 3 + ["failed", "running", "running"]
     assert rows[1]["budget"] == "0.2"
-    assert float(rows[1]["difference_low"]) < float(rows[1]["difference_mean"])
+    assert float(rows[1]["difference quality/mean low"]) < float(rows[1]["difference quality/mean mean"])
+    assert 0 < float(rows[1]["difference quality/mean p (Holm)"]) < 1
+    assert (rows[1]["baseline"], rows[2]["pareto"]) == ("0", "latency/tbt_s/mean cost/verified_s")
+    assert "quality/mean" in rows[2]["best"].split()
     assert float(rows[2]["latency/tbt_s/mean"]) > 0
     assert rows[3]["problem"] == "failed: does not fit: 70 GB"
 

@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from pipeline.report.statistics import Percentiles, mean_interval, paired_interval, percentile
+from pipeline.report.statistics import (
+    Percentiles,
+    holm,
+    mean_interval,
+    paired_interval,
+    paired_p_value,
+    percentile,
+)  # fmt: skip
 
 
 def test_intervals_are_reproducible_and_nearly_equal_between_seeds():
@@ -59,6 +66,41 @@ def test_values_that_cannot_be_resampled_are_refused(values, options, message):
 def test_a_paired_interval_of_unequal_lengths_is_refused():
     with pytest.raises(ValueError, match="same prompts on both sides, got 2 and 1"):
         paired_interval([1, 2], [1], seed=0)
+
+
+def means(values):
+    return np.column_stack([values, np.ones(len(values))])
+
+
+def test_a_paired_p_value_is_that_of_all_permutations():
+    ours, theirs = np.array([3.0, 5.0, 4.0, 6.0]), np.array([1.0, 4.0, 2.0, 6.5])
+    signs = np.array(np.meshgrid(*[(-1, 1)] * 4)).reshape(4, -1).T
+    exact = np.mean(np.abs(signs @ (ours - theirs)) >= abs((ours - theirs).sum()) - 1e-9)
+    assert paired_p_value(means(ours), means(theirs), np.divide, seed=0) == pytest.approx(exact, abs=0.01)
+    assert paired_p_value(means(ours), means(ours), np.divide, seed=0) == 1.0
+
+
+def test_paired_p_values_of_equal_policies_are_uniform():
+    rng = np.random.default_rng(5)
+    p_values = [
+        paired_p_value(means(rng.normal(size=30)), means(rng.normal(size=30)), np.divide, seed=0, permutations=499)
+        for _ in range(200)
+    ]
+    assert 0.01 <= np.mean(np.array(p_values) <= 0.05) <= 0.10
+
+
+def test_chunks_of_permutations_do_not_change_the_p_value(monkeypatch):
+    rng = np.random.default_rng(5)
+    ours, theirs = means(rng.normal(0.2, size=40)), means(rng.normal(size=40))
+    whole = paired_p_value(ours, theirs, np.divide, seed=0)
+    monkeypatch.setattr("pipeline.report.statistics._INDICES_AT_ONCE", 64)
+    assert paired_p_value(ours, theirs, np.divide, seed=0) == pytest.approx(whole, abs=0.02)
+
+
+def test_holm_adjusts_by_rank_and_never_lowers_a_p_value_below_a_smaller_one():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
 
 
 def test_percentiles_of_known_values():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.report.exhibit.estimate import Estimate
+from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import UserError
-from pipeline.report.exhibit.estimate import Estimate, Resamples, pool, resampled_sums
+from pipeline.report.estimate import Estimate, estimate, pool
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, fill_template, parse_override
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
-from pipeline.report.records import RequestRecord, read_requests
-from pipeline.report.summary import smooth_metric
+from pipeline.report.prompt_sums import prompt_sums, requests_by_prompt
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonRow
@@ -75,42 +72,7 @@ def _problem(jobs: Sequence[ComparisonRow]) -> str | None:
 
 def _estimates(job: ComparisonRow, replicate: str, metrics: Sequence[str]) -> dict[str, Estimate]:
     known = {metric: job.result.metrics[metric] for metric in metrics if metric in job.result.metrics}
-    by_prompt = _requests_by_prompt(job.result.artifact)
-    draws = {metric: _resample(metric, value, replicate, by_prompt) for metric, value in known.items()}
+    by_prompt = requests_by_prompt(job.result.artifact)
     return {
-        metric: Estimate({replicate: value}, {replicate: found} if (found := draws[metric]) else {})
-        for metric, value in known.items()
+        metric: estimate(value, replicate, prompt_sums(metric, value, by_prompt)) for metric, value in known.items()
     }
-
-
-def _requests_by_prompt(artifact: str | None) -> dict[str, list[RequestRecord]]:
-    """The requests of each prompt; empty if the records are gone: there are no intervals then.
-
-    If all requests have the same prompt (a blank one), each is one of its own: they differ in their arrival.
-    """
-    try:
-        requests = read_requests(Path(artifact)) if artifact else []
-    except UserError:
-        return {}
-    alike = len({request.prompt_id for request in requests}) == 1
-    found: dict[str, list[RequestRecord]] = {}
-    for request in requests:
-        found.setdefault(request.request if alike else request.prompt_id, []).append(request)
-    return dict(sorted(found.items()))
-
-
-def _resample(
-    metric: str, value: float, replicate: str, by_prompt: Mapping[str, Sequence[RequestRecord]]
-) -> Resamples | None:
-    """Resamples of the metric, scaled to the job's own value."""
-    import numpy as np
-
-    found = smooth_metric(metric)
-    if found is None or not by_prompt:
-        return None
-    rows = [np.sum([found.sums(request) for request in requests], axis=0) for requests in by_prompt.values()]
-    sums = np.asarray(rows, dtype=np.float64)
-    with np.errstate(all="ignore"):
-        own = float(found.combine(*sums.sum(axis=0)))
-        values = found.combine(*resampled_sums(sums, replicate).T) * (value / own if own else 1.0)
-    return Resamples(values, tuple(by_prompt))

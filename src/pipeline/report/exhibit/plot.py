@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.report import figures
-from pipeline.report.exhibit.estimate import Estimate
+from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit, fill_template, template_fields
 from pipeline.report.exhibit.schema import ExhibitFigure
 from pipeline.report.figures import COLOURS, PlotPoint

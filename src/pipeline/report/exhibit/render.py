@@ -4,18 +4,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import fingerprint
+from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit import plot
 from pipeline.report.exhibit.claims import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
-from pipeline.report.exhibit.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
 from pipeline.report.mlflow_store import FORBIDDEN_CHARS
-from pipeline.report.table import LabelledTexts, ReportPart, Table, csv_text
+from pipeline.report.table import LabelledTexts, ReportPart, Table, csv_text, shared_decimals
 
 _LEGEND = (
     ("ours", "value [95 % interval, prompts resampled] (least to greatest seed); what is not known is a dash"),
@@ -84,15 +83,9 @@ def format_cell(cell: Cell) -> str:
         return "-" if cell is None else cell
     interval, spread = cell.interval, cell.seed_range
     known = [cell.value, *((interval.low, interval.high) if interval else ()), *(spread or ())]
-    shape = f",.{_decimals(known)}f"
+    shape = f",.{shared_decimals(known)}f"
     bounds = f" [{interval.low:{shape}}, {interval.high:{shape}}]" if interval else ""
     return f"{cell.value:{shape}}{bounds}" + (f" ({spread[0]:{shape}} to {spread[1]:{shape}})" if spread else "")
-
-
-def _decimals(values: Sequence[float]) -> int:
-    """Decimals that show three significant digits of the greatest value."""
-    greatest = max((abs(value) for value in values if isfinite(value)), default=0.0)
-    return min(6, max(0, 2 - floor(log10(greatest)))) if greatest else 0
 
 
 def _claim_sentence(result: ClaimResult) -> str:
@@ -100,7 +93,7 @@ def _claim_sentence(result: ClaimResult) -> str:
     if result.difference is None or result.bounds is None:
         return f"{result.claim.statement}{place}: {result.basis}"
     values = [result.difference.value, *result.bounds]
-    own, low, high = (f"{value:+,.{_decimals(values)}f}" for value in values)
+    own, low, high = (f"{value:+,.{shared_decimals(values)}f}" for value in values)
     bounds = "" if result.basis.endswith(NO_INTERVAL) else f" [{low}, {high}]"
     basis = "" if result.basis == "95 % interval" else f" ({result.basis})"
     return f"{result.claim.statement}{place}: {own}{bounds}{basis}"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.report.exhibit.estimate import Estimate
+from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn
 
 Cell = Estimate | str | None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.report.exhibit.estimate import Estimate, estimate_mean
+from pipeline.report.estimate import Estimate, estimate_mean
 from pipeline.report.exhibit.render import write_exhibit
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import Exhibit, full_metric_name

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
+from pipeline.report.choices import check_baseline
 from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
 from pipeline.report.exhibit.rows import RenderedExhibit, parse_override, template_fields
@@ -50,13 +51,23 @@ def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
     if exhibit.rows is None:
         raise ConfigError("exhibit.rows is missing: it says how a job gets its row, as in rows: {label: '{policy}'}.")
     _check_metrics(exhibit)
-    written, asked = _job_overrides(config, []), _job_overrides(config, list(config.hydra.overrides.task))
+    written, asked = job_overrides(config, []), job_overrides(config, list(config.hydra.overrides.task))
     base = _base_choices(config, exhibit, exhibit.rows, written + asked)
     places = [[row_key(exhibit.rows, choices_of(job, base)) for job in jobs] for jobs in (written, asked)]
     _check_unique_rows(places[1], exhibit.rows)
     if asked:
         _check_rows(exhibit, [one for own in places for one in own])
     return SweepExhibit(exhibit, base)
+
+
+def prepare_baseline(config: DictConfig) -> str | None:
+    """The baseline of a multirun's comparison, if one is named. Raises ConfigError if no job would be it."""
+    name = config.get("baseline")
+    if name is None:
+        return None
+    if jobs := job_overrides(config, list(config.hydra.overrides.task)):
+        check_baseline(str(name), jobs)
+    return str(name)
 
 
 def _build_exhibit(config: DictConfig) -> Exhibit | None:
@@ -87,7 +98,7 @@ def _check_metrics(exhibit: Exhibit) -> None:
             )
 
 
-def _job_overrides(config: DictConfig, words: Sequence[str]) -> list[list[str]]:
+def job_overrides(config: DictConfig, words: Sequence[str]) -> list[list[str]]:
     """The overrides of each job of the sweep with these words on the command line; empty for a search."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.global_hydra import GlobalHydra

@@ -1,8 +1,8 @@
 import pytest
 
+from pipeline.report.estimate import Estimate, estimate_mean
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.claims import claim_status, count_statuses, evaluate_claims
-from pipeline.report.exhibit.estimate import Estimate, estimate_mean
 from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from pipeline.report.job_summary import BOOTSTRAP_SEED
+from pipeline.report.prompt_sums import PromptSums
 from pipeline.report.statistics import ConfidenceInterval
 
 if TYPE_CHECKING:
@@ -112,6 +113,17 @@ def pool(estimates: Sequence[Estimate]) -> Estimate | None:
         return None
     values = {key: value for one in estimates for key, value in one.values.items()}
     return Estimate(values, {key: draws for one in estimates for key, draws in one.resamples.items()})
+
+
+def estimate(value: float, replicate: str, sums: PromptSums | None) -> Estimate:
+    """A job's value of a metric, with resamples where its sums are known."""
+    import numpy as np
+
+    if sums is None:
+        return Estimate({replicate: value})
+    with np.errstate(all="ignore"):
+        values = sums.combine(*resampled_sums(sums.sums, replicate).T)
+    return Estimate({replicate: value}, {replicate: Resamples(values, sums.prompts)})
 
 
 def estimate_mean(values: Sequence[float], replicate: str = "") -> Estimate:

@@ -1,7 +1,7 @@
 import pytest
 
 from pipeline.report import statistics
-from pipeline.report.exhibit.estimate import Estimate, estimate_mean, pool
+from pipeline.report.estimate import Estimate, estimate_mean, pool
 
 OURS = [float(i % 3 == 0) for i in range(90)]
 THEIRS = [float(i % 5 == 0) for i in range(90)]
