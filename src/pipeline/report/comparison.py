@@ -254,9 +254,9 @@ def _labels(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def _differences_title(rows: Sequence[ComparisonRow]) -> str:
-    used = dict.fromkeys(row.baseline for row in rows if row.differences)
-    named = [", ".join(_labels(row)[1:]) for row in rows if row.result.number in used]
-    return "Difference from " + ", ".join(f"job {number} ({name})" for number, name in zip(used, named, strict=True))
+    used = {row.baseline for row in rows if row.differences}
+    jobs = [(row.result.number, [one for one in row.choices.values() if one != "-"]) for row in rows]
+    return "Difference from " + ", ".join(f"job {number} ({', '.join(own)})" for number, own in jobs if number in used)
 
 
 def _differences_table(rows: Sequence[ComparisonRow]) -> Table:
