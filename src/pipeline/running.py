@@ -16,7 +16,7 @@ from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config import preflight
 from pipeline.config.build import ConfigSchema, construct, load
-from pipeline.config.compose import ConfigLibrary, resolve
+from pipeline.config.compose import ConfigLibrary, group_choices, resolve, written_overrides
 from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.errors import ConfigError
 from pipeline.report.context import JobContext, StageRun
@@ -53,7 +53,10 @@ class Job:
 
     def plan(self, goal: str = "serve") -> Plan:
         """The stages that `goal` needs. Raises ConfigError for an invalid configuration."""
-        found = make_plan(self.config["stages"], self.schema, (goal,))
+        try:
+            found = make_plan(self.config["stages"], self.schema, (goal,))
+        except ConfigError as problem:
+            raise _with_conf_names(problem) from problem
         unknown = sorted(self.force - set(found.stages))
         if unknown:
             raise ConfigError(
@@ -79,6 +82,15 @@ def _call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path],
         target(out, **own, **build_arguments(stage, inputs.__getitem__))
     except ValueError as problem:
         raise ConfigError(f"{stage.name}: {problem}") from problem
+
+
+def _with_conf_names(problem: ConfigError) -> ConfigError:
+    """The error with the names of slot choices in conf in place of their classes."""
+    conflict = problem.__cause__
+    if not hasattr(conflict, "with_names"):  # serving's SlotConflictError
+        return problem
+    names = {group.removeprefix("policy/"): choice for group, choice in group_choices().items() if "policy/" in group}
+    return ConfigError(str(conflict.with_names(names)))
 
 
 def create_job(cfg: DictConfig) -> Job:
@@ -204,7 +216,7 @@ def _job_context(job: Job) -> JobContext:
     common = JobContext(
         folder=Path(job.config["outputs"]).absolute(), tracking=tracking, config=job.config,
         versions=environment.versions(), machine=environment.machine(), revision=environment.revision(),
-        report=_report_mode(str(job.config["report"])),
+        report=_report_mode(str(job.config["report"])), choices=group_choices(),
     )  # fmt: skip
     if not HydraConfig.initialized():
         return common
@@ -213,8 +225,7 @@ def _job_context(job: Job) -> JobContext:
     return replace(
         common,
         folder=Path(hydra.runtime.output_dir),
-        overrides=tuple(hydra.overrides.task),
-        choices={str(group): str(choice) for group, choice in hydra.runtime.choices.items()},
+        overrides=tuple(written_overrides(hydra)),
         number=int(hydra.job.num) if swept else None,
         sweep=Path(hydra.sweep.dir).absolute() if swept else None,
     )

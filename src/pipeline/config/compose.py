@@ -4,7 +4,9 @@
 """
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from hydra.core.object_type import ObjectType
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
 STAGE_SECTIONS = {"model": "stages", "hardware": "stages", "policy": "artifacts", "runtime": "stages"}
 """The key below which a group describes its own stages: training a pair, measuring a chip, profiling for a policy,
 recording for a simulation."""
+
+composed_choices: ContextVar[Mapping[str, str]] = ContextVar("composed_choices", default=MappingProxyType({}))
+"""Group -> the choice of a configuration that is composed from Python; on the command line Hydra knows it."""
+
+
+def group_choices() -> dict[str, str]:
+    """Group -> its choice, such as `policy/draft`: `window`."""
+    from hydra.core.hydra_config import HydraConfig
+
+    found = HydraConfig.get().runtime.choices if HydraConfig.initialized() else composed_choices.get()
+    return {str(group): str(choice) for group, choice in found.items()}
+
 
 VALUES_FOR_OTHERS = {"workload": "profiling"}
 """The key below which a group describes values for other groups' stages; where the group itself is meant, it is left
@@ -79,6 +93,12 @@ def _made_class(node: Any) -> Any:
     except (ConfigError, KeyError):
         return None
     return target if isinstance(target, type) else get_type_hints(target).get("return")
+
+
+def written_overrides(hydra: DictConfig) -> list[str]:
+    """The overrides of a command as they were written, references not replaced."""
+    words = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    return [str(word) for word in words] if isinstance(words, list) else []
 
 
 def _is_stage(value: Any) -> bool:

@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 from hydra.experimental.callback import Callback
 
 from pipeline.artifacts import fingerprint
+from pipeline.config.compose import written_overrides
 from pipeline.errors import UserError
 from pipeline.report import plan
 from pipeline.report.context import JobContext
-from pipeline.report.mlflow_store import Tracking, flatten, mask_override, tolerate_mlflow_errors
+from pipeline.report.mlflow_store import (
+    Tracking,
+    changes_result,
+    flatten,
+    mask_override,
+    split_override,
+    tolerate_mlflow_errors,
+)
 from pipeline.report.table import LabelledTexts, ReportPart, format_number, plain_lines, print_parts
 
 if TYPE_CHECKING:
@@ -85,7 +93,7 @@ class SweepCallback(Callback):
             print(f"error: {problem}", file=sys.stderr)
             sys.exit(BAD_EXHIBIT)
         if config.get("stage", "all") == "all":
-            overrides = [mask_override(one) for one in config.hydra.overrides.task]
+            overrides = [mask_override(one) for one in written_overrides(config.hydra)]
             self.folder = Path(config.hydra.sweep.dir).absolute()
             start_sweep(self.folder, overrides, self.tracking, self._out)
             SweepCallback.running = self
@@ -129,7 +137,7 @@ def _experiment_first(config: "DictConfig") -> None:
     from omegaconf import OmegaConf, open_dict, read_write
 
     params = config.hydra.sweeper.get("params")
-    named = [word for word in config.hydra.overrides.task if word.startswith("+experiment=")]
+    named = [word for word in written_overrides(config.hydra) if word.startswith("+experiment=")]
     if params and named:
         with read_write(config), open_dict(config):
             config.hydra.sweeper.params = OmegaConf.merge({"+experiment": named[-1].partition("=")[2]}, params)
@@ -143,12 +151,16 @@ def start_sweep(folder: Path, overrides: list[str], tracking: Tracking, file: Te
     with tolerate_mlflow_errors(tracking, lambda text: print(text, file=file, flush=True)):
         if tracking.enabled:
             logger = MlflowLogger.open(tracking)
-            run_id = logger.start_run(f"sweep {' '.join(overrides)}", tags={"tandem.kind": "sweep"})
+            run_id = logger.start_run(f"sweep {_result_words(overrides)}", tags={"tandem.kind": "sweep"})
             logger.log_text(run_id, "overrides.txt", "".join(f"{one}\n" for one in overrides))
     fingerprint.write_atomic(
         folder / SWEEP_FILE, json.dumps({"run_id": run_id, "overrides": overrides}, indent=1) + "\n"
     )
     return run_id
+
+
+def _result_words(overrides: Sequence[str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in map(split_override, overrides) if changes_result(key))
 
 
 def finish_sweep(
@@ -195,7 +207,8 @@ def _log_to_mlflow(
     from pipeline.report import mlflow_view
     from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, select_numbers
 
-    run_id = _read_note(folder).get("run_id")
+    note = _read_note(folder)
+    run_id = note.get("run_id")
     if not tracking.enabled or not run_id:
         return
     logger = MlflowLogger.open(tracking)
@@ -210,9 +223,9 @@ def _log_to_mlflow(
     if shown:
         logger.log_metrics(run_id, select_numbers(shown.metrics))
         logger.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
-    figures = [path.name for path in made if path.suffix == ".png"]
+    figures = mlflow_view.log_previews(logger, run_id, [path for path in made if path.suffix == ".png"])
     logger.set_tag(run_id, NOTE_TAG, mlflow_view.sweep_note(rows, run_id, figures))
-    page = mlflow_view.save_view(logger, run_id, folder.name, rows)
+    page = mlflow_view.save_view(logger, run_id, _result_words(note["overrides"]), rows)
     logger.end_run(run_id, failed=complete < len(rows) or not rows, killed=interrupted)
     print(tracking.ui_hint(page), file=file, flush=True)
 

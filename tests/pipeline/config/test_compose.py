@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import register_resolvers, resolve
+from pipeline.config.compose import register_resolvers, resolve, written_overrides
 from pipeline.errors import ConfigError
 
 
@@ -73,3 +73,9 @@ def test_worker_processes_of_a_launcher_resolve_the_number_of_the_commands_proce
     env = {key: value for key, value in os.environ.items() if key != "TANDEM_PROCESS"}
     done = subprocess.run([sys.executable, "-c", program, program], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.split() == [done.stdout.split()[0]] * 2
+
+
+def test_written_overrides_keep_their_references() -> None:
+    register_resolvers()
+    hydra = OmegaConf.create({"overrides": {"task": ["policy=x", "policy.offload.scorer.path=${stage:router_1}"]}})
+    assert written_overrides(hydra) == ["policy=x", "policy.offload.scorer.path=${stage:router_1}"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.compose import written_overrides
 from pipeline.errors import ConfigError
 from pipeline.report.choices import check_baseline
 from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
@@ -51,7 +52,7 @@ def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
     if exhibit.rows is None:
         raise ConfigError("exhibit.rows is missing: it says how a job gets its row, as in rows: {label: '{policy}'}.")
     _check_metrics(exhibit)
-    written, asked = job_overrides(config, []), job_overrides(config, list(config.hydra.overrides.task))
+    written, asked = job_overrides(config, []), job_overrides(config, written_overrides(config.hydra))
     base = _base_choices(config, exhibit, exhibit.rows, written + asked)
     places = [[row_key(exhibit.rows, choices_of(job, base)) for job in jobs] for jobs in (written, asked)]
     _check_unique_rows(places[1], exhibit.rows)
@@ -65,7 +66,7 @@ def prepare_baseline(config: DictConfig) -> str | None:
     name = config.get("baseline")
     if name is None:
         return None
-    if jobs := job_overrides(config, list(config.hydra.overrides.task)):
+    if jobs := job_overrides(config, written_overrides(config.hydra)):
         check_baseline(str(name), jobs)
     return str(name)
 
