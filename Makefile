@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PORT   ?= 5000
 ARGS   ?= +policy=synera hardware=jetson_orin
 
 help:           ## this list
@@ -26,8 +27,8 @@ bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 soak: $(VENV)/.installed-dev   ## 16 devices in processes, faults every few seconds, 10 minutes
 	$(BIN)/python -m benchmarks soak
 
-ui: $(VENV)/.installed   ## open the MLflow UI on this machine
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///outputs/mlflow.db
+ui: $(VENV)/.installed   ## open the MLflow UI on this machine: PORT=5000
+	$(BIN)/python -m pipeline ui port=$(PORT)
 
 clean:          ## remove caches; artifacts stay (python -m pipeline cache clean)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache

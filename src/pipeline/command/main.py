@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline +policy=synera`, and the commands `show`, `cache` and `doctor`."""
+"""The command line: `python -m pipeline +policy=synera`, and the commands `show`, `cache`, `doctor` and `ui`."""
 
 import os
 import sys
@@ -25,7 +25,9 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 
 def main() -> None:
     argv = arguments.normalise(sys.argv[1:])
-    commands = {"cache": _run_cache_command, "show": _run_show_command, "doctor": _run_doctor_command}
+    commands = {
+        "cache": _run_cache_command, "show": _run_show_command, "doctor": _run_doctor_command, "ui": _run_ui_command
+    }  # fmt: skip
     command = commands.get(argv[0] if argv else "")
     if command:
         try:
@@ -122,6 +124,23 @@ def _run_doctor_command(argv: list[str]) -> int:
         raise UserError(f"doctor takes no arguments, got {' '.join(argv)}.")
     with _closed_pipe_tolerated():
         print(describe())
+    return 0
+
+
+def _run_ui_command(argv: list[str]) -> int:
+    from pipeline.report.mlflow_store import Tracking
+    from pipeline.report.mlflow_ui import serve_ui
+
+    given = dict(word.partition("=")[::2] for word in argv)
+    known = {"outputs": "outputs", "tracking.uri": "uri", "tracking.experiment": "experiment"}
+    port = given.pop("port", "5000")
+    if not port.isdigit() or given.keys() - known.keys():
+        raise UserError(f"ui takes outputs=FOLDER, tracking.uri=STORE, tracking.experiment=NAME and port=NUMBER, got "
+                        f"{' '.join(argv)}.")  # fmt: skip
+    try:
+        serve_ui(Tracking(**{known[key]: value for key, value in given.items()}), int(port))
+    except ValueError as problem:
+        raise UserError(str(problem)) from problem
     return 0
 
 

@@ -8,7 +8,7 @@ from pipeline.report import context, mlflow_stages
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, prefix_tags, select_numbers
 from pipeline.report.mlflow_stages import LoggedStage
-from pipeline.report.mlflow_store import flatten, mask_override, mask_secrets
+from pipeline.report.mlflow_store import changes_result, flatten, mask_override, mask_secrets, split_override
 
 
 def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: str | None = None) -> str:
@@ -36,8 +36,6 @@ def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: st
 
 _GROUPS = ("policy", "model", "hardware", "network", "workload", "runtime")
 _SEEDS = ("seed", "training.seed", "workload.seed")
-_BESIDE_RESULT = ("outputs", "tracking", "report", "force", "stage", "hydra", "data_root")
-"""Settings that change no result."""
 
 
 def job_params(job: JobContext) -> dict[str, str]:
@@ -45,23 +43,17 @@ def job_params(job: JobContext) -> dict[str, str]:
     chosen = {"policy": job.policy, **{group: name for group, name in job.choices.items() if name != "None"}}
     first = {group: chosen[group] for group in _GROUPS if group in chosen}
     seeds = {place: job.config_value(place) for place in _SEEDS}
-    given = dict(_split(one) for one in job.overrides)
+    given = dict(split_override(one) for one in job.overrides)
     known = {**first, **dict(sorted(chosen.items())), **{key: one for key, one in seeds.items() if one is not None}}
     known |= {key: value for key, value in given.items() if key not in chosen and key not in seeds}
-    kept = {key: value for key, value in known.items() if key.split("/")[0].split(".")[0] not in _BESIDE_RESULT}
-    return dict(one for key, value in kept.items() for one in flatten({key: value}).items())
-
-
-def _split(override: str) -> tuple[str, str]:
-    key, _, value = mask_override(override).partition("=")
-    return key.lstrip("+~").partition("@")[0], value
+    return flatten({key: value for key, value in known.items() if changes_result(key)})
 
 
 def _run_name(job: JobContext) -> str:
     """The policy and the overrides; without overrides, as from Python, what was chosen."""
-    given = dict(_split(one) for one in job.overrides)
+    given = dict(split_override(one) for one in job.overrides)
     given.pop("policy", None)
-    kept = [f"{key}={value}" for key, value in given.items() if key.split(".")[0] not in _BESIDE_RESULT]
+    kept = [f"{key}={value}" for key, value in given.items() if changes_result(key)]
     named = [job.choices[group] for group in ("hardware", "network", "workload") if group in job.choices]
     return " ".join([job.policy, *(kept or named)])
 

@@ -49,6 +49,21 @@ def mask_override(override: str) -> str:
     return f"{key}{equals}{mask_secrets(value, key.rpartition('.')[2])}" if equals else override
 
 
+_BESIDE_RESULT = ("outputs", "tracking", "report", "force", "stage", "hydra", "data_root")
+"""Settings that change no result."""
+
+
+def split_override(override: str) -> tuple[str, str]:
+    """Key and masked value of `+key=value`; the key without its sign and package."""
+    key, _, value = mask_override(override).partition("=")
+    return key.lstrip("+~").partition("@")[0], value
+
+
+def changes_result(key: str) -> bool:
+    """True if the setting or group may change what a run finds."""
+    return key.partition("/")[0].partition(".")[0] not in _BESIDE_RESULT
+
+
 def flatten(config: Mapping[str, Any]) -> dict[str, str]:
     """Masked leaves by dotted key; lists of plain values stay whole, long keys and values are cut."""
     return dict(_flat_items(mask_secrets(config), ""))

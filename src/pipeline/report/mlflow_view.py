@@ -5,12 +5,15 @@ The UI reads a saved view from a tag of the experiment, {name, createdAt, state:
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pipeline.report.comparison import ComparisonRow, comparison_parts
 from pipeline.report.mlflow_logger import MlflowLogger
-from pipeline.report.mlflow_store import VALUE_CHARS
+from pipeline.report.mlflow_store import VALUE_CHARS, changes_result, split_override
+from pipeline.report.served_series import SERIES
 from pipeline.report.table import Table, format_with_unit
 from serving.metrics import definitions
 
@@ -18,6 +21,9 @@ _VIEW_TAG = "mlflow.sharedViewState."
 _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
 TRAINING_VIEW = "workflowType=machine_learning"
 """Without it the UI opens its view for traces of agents, which hides runs."""
+
+
+_PREVIEW_FOLDER, _PREVIEW_PIXELS = "preview", 760
 
 
 def runs_page(experiment_id: str) -> str:
@@ -31,42 +37,106 @@ def run_page(experiment_id: str, run_id: str) -> str:
 
 def save_view(logger: MlflowLogger, parent: str, name: str, rows: Sequence[ComparisonRow]) -> str:
     """Saves the list of a sweep's jobs as a view with the columns that differ, best first; the page that opens it."""
-    state = json.dumps(_view_state(parent, rows))
-    key = parent[:12]
-    envelope = {"name": name[:100], "createdAt": int(1000 * time.time()), "state": state}
-    logger.client.set_experiment_tag(logger.experiment_id, _KIND_TAG, _KIND)
-    logger.client.set_experiment_tag(logger.experiment_id, _VIEW_TAG + key, json.dumps(envelope))
-    return f"{runs_page(logger.experiment_id)}&viewStateShareKey={key}"
-
-
-def _view_state(parent: str, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
-    """What the UI keeps of a list: filter, order, columns. Ordered by a metric, it shows jobs without nesting."""
     shown = [key for key in definitions.HEADLINE if any(key in row.result.metrics for row in rows)]
-    differing = _differing_params(rows)
-    columns = [*(f"params.`{name}`" for name in differing), *(f"metrics.`{key}`" for key in shown)]
+    columns = [*(f"params.`{key}`" for key in _differing_params(rows)), *(f"metrics.`{key}`" for key in shown)]
+    state = {**_filter_state(parent, shown), **_column_state(columns), **_chart_state(shown, _differing_params(rows))}
+    envelope = {"name": name[:100], "createdAt": int(1000 * time.time()), "state": json.dumps(state)}
+    logger.client.set_experiment_tag(logger.experiment_id, _KIND_TAG, _KIND)
+    logger.client.set_experiment_tag(logger.experiment_id, _VIEW_TAG + _view_key(parent), json.dumps(envelope))
+    return sweep_page(logger.experiment_id, parent)
+
+
+def _view_key(parent: str) -> str:
+    return parent[:12]
+
+
+def sweep_page(experiment_id: str, parent: str) -> str:
+    """The saved view of a sweep that ended."""
+    return f"{runs_page(experiment_id)}&viewStateShareKey={_view_key(parent)}"
+
+
+def last_sweep(logger: MlflowLogger) -> str | None:
+    """The run of the last sweep that has a saved view."""
+    ended = "tags.`tandem.kind` = 'sweep' and attributes.status != 'RUNNING'"
+    runs = logger.client.search_runs([logger.experiment_id], ended, order_by=["start_time DESC"], max_results=1)
+    return str(runs[0].info.run_id) if runs else None
+
+
+def log_previews(logger: MlflowLogger, run_id: str, figures: Iterable[Path]) -> list[str]:
+    """Logs copies of the figures that are as wide as a description is shown; their names among the artifacts."""
+    from PIL import Image
+
+    names = []
+    for path in figures:
+        with Image.open(path) as image:
+            image.thumbnail((_PREVIEW_PIXELS, 2 * _PREVIEW_PIXELS))
+            names.append(f"{_PREVIEW_FOLDER}/{path.name}")
+            logger.client.log_image(run_id, image, names[-1])
+    return names
+
+
+def _filter_state(parent: str, shown: Sequence[str]) -> dict[str, Any]:
+    """The sweep's jobs, the best in the first metric first: ordered by a metric, the UI does not nest runs."""
     order = shown[0] if shown else definitions.HEADLINE[0]
     metric = definitions.find(order)
     return {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'", "orderByKey": f"metrics.`{order}`",
         "orderByAsc": metric is not None and metric.better == "lower", "startTime": "ALL", "lifecycleFilter": "Active",
-        "modelVersionFilter": "All Runs", "datasetsFilter": [], "selectedColumns": columns, "columnOrder": columns,
-        "runsHiddenMode": "FIRST_20_RUNS",
+        "modelVersionFilter": "All Runs", "datasetsFilter": [],
     }  # fmt: skip
+
+
+def _column_state(columns: Sequence[str]) -> dict[str, Any]:
+    widths = {column: 40 + 7 * len(column.partition("`")[2]) for column in columns}
+    return {"selectedColumns": columns, "columnOrder": columns, "columnWidths": widths}
+
+
+def _chart_state(shown: Sequence[str], differing: Sequence[str]) -> dict[str, Any]:
+    """What differs between the runs, then the metrics and series in their order; the first 20 runs of the list."""
+    cards: list[dict[str, Any]] = [
+        {"type": "DIFFERENCE", "compareGroups": ["Parameters", "Model metrics"], "chartName": "What differs",
+         "showChangeFromBaseline": True, "showDifferencesOnly": True, "baselineColumnUuid": "", "section": "compare"},
+        {"type": "PARALLEL", "selectedParams": differing, "selectedMetrics": shown[:3], "showAllRuns": False,
+         "section": "compare"},
+        *({"type": "BAR", "metricKey": key, "section": "metrics"} for key in shown),
+        *({"type": "LINE", "metricKey": key, "selectedMetricKeys": [key], "xAxisKey": "time-relative",
+           "useGlobalXaxisKey": False, "section": "over time"} for key in _SERIES),
+    ]  # fmt: skip
+    sections = list(dict.fromkeys(str(card["section"]) for card in cards))
+    return {
+        "compareRunCharts": [
+            {"uuid": f"{number}", "metricSectionId": card.pop("section"), "isGenerated": True, "deleted": False,
+             "runsCountToCompare": 20, **card}
+            for number, card in enumerate(cards)
+        ],
+        "compareRunSections": [
+            {"uuid": name, "name": name, "display": True, "isReordered": True, "deleted": False, "isGenerated": True,
+             "columns": 1 if name == "compare" else 3, "cardHeight": 360}
+            for name in sections
+        ],
+        "isAccordionReordered": True, "runsHiddenMode": "FIRST_20_RUNS",
+    }  # fmt: skip
+
+
+_SERIES = tuple(f"series/{name}" for name in SERIES)
 
 
 def _differing_params(rows: Sequence[ComparisonRow]) -> list[str]:
     """The parameters in which the jobs differ, the policy in any case."""
-    given = [dict(one.lstrip("+~").partition("=")[::2] for one in row.result.overrides) for row in rows]
-    keys = dict.fromkeys(key for job in given for key in job)
+    given = [dict(map(split_override, row.result.overrides)) for row in rows]
+    keys = dict.fromkeys(key for job in given for key in job if changes_result(key))
     differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
     return list(dict.fromkeys(["policy", *differing]))
 
 
 def sweep_note(rows: Sequence[ComparisonRow], run_id: str, figures: Sequence[str]) -> str:
-    """The description of a sweep in Markdown: which job is best and in what, the comparison, figures by name."""
+    """The description of a sweep in Markdown: which job is best and in what, the comparison, figures.
+
+    `figures` are names among the run's artifacts.
+    """
     complete = sum(row.problem is None for row in rows)
     head = f"{complete} of {len(rows)} jobs complete. {best_sentence(rows)}".strip()
-    images = [f"![{name}](get-artifact?path={name}&run_uuid={run_id})" for name in figures]
+    images = [f"![{name}](get-artifact?path={quote(name)}&run_uuid={run_id})" for name in figures]
     table = next((part for part in comparison_parts(rows) if isinstance(part, Table)), None)
     room = VALUE_CHARS - len(head) - sum(map(len, images)) - 100
     lines = _markdown(table) if table and rows else []

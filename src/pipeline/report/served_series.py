@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUM_BINS = 60
+SERIES = ("tokens_per_s", "active_requests", "queued_requests", "batch_requests")
 
 
 def served_series(records: Records, artifact: Path) -> dict[str, list[tuple[float, float]]]:
