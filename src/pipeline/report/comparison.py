@@ -148,21 +148,24 @@ def _ranked(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -
         group = [place for place, one in enumerate(prompts) if one == own and rows[place].problem is None]
         if len(group) > 1:
             metrics = [rows[place].result.metrics for place in group]
+            winning = {key: _best_text(key, metrics) for key in (QUALITY, *definitions.COMPARED)}
             for place in group:
                 mine = rows[place].result.metrics
-                best = frozenset(key for key in (QUALITY, *definitions.COMPARED) if _is_best(key, mine, metrics))
+                best = frozenset(
+                    key for key, text in winning.items() if text and key in mine and _scaled(key, mine[key]) == text
+                )
                 pareto = tuple(key for key in _PARETO if _is_pareto_optimal(key, mine, metrics))
                 found[place] = replace(rows[place], best=best, pareto=pareto)
     return found
 
 
-def _is_best(key: str, own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> bool:
-    """True if the value is printed as the best is, and not all are printed alike."""
+def _best_text(key: str, jobs: Sequence[Mapping[str, float]]) -> str | None:
+    """The best value as it is printed; None if all are printed alike, or none is better than another."""
     metric = definitions.find(key)
-    known = [one[key] for one in others if key in one]
-    if metric is None or not metric.better or key not in own or len({_scaled(key, one) for one in known}) < 2:
-        return False
-    return _scaled(key, own[key]) == _scaled(key, max(known) if metric.better == "higher" else min(known))
+    known = [one[key] for one in jobs if key in one]
+    if metric is None or not metric.better or len({_scaled(key, one) for one in known}) < 2:
+        return None
+    return _scaled(key, max(known) if metric.better == "higher" else min(known))
 
 
 def _is_pareto_optimal(key: str, own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> bool:

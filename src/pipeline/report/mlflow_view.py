@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.report.comparison import ComparisonRow, comparison_parts
+from pipeline.report.comparison import ComparisonRow, comparison_markdown
 from pipeline.report.mlflow_logger import MlflowLogger
 from pipeline.report.mlflow_store import VALUE_CHARS, changes_result, split_override
 from pipeline.report.served_series import SERIES
-from pipeline.report.table import Table, format_with_unit
+from pipeline.report.table import format_with_unit
 from serving.metrics import definitions
 
 _VIEW_TAG = "mlflow.sharedViewState."
@@ -134,25 +134,13 @@ def sweep_note(rows: Sequence[ComparisonRow], run_id: str, figures: Sequence[str
 
     `figures` are names among the run's artifacts.
     """
-    complete = sum(row.problem is None for row in rows)
-    head = f"{complete} of {len(rows)} jobs complete. {best_sentence(rows)}".strip()
+    head = best_sentence(rows)
     images = [f"![{name}](get-artifact?path={quote(name)}&run_uuid={run_id})" for name in figures]
-    table = next((part for part in comparison_parts(rows) if isinstance(part, Table)), None)
     room = VALUE_CHARS - len(head) - sum(map(len, images)) - 100
-    lines = _markdown(table) if table and rows else []
+    lines = comparison_markdown(rows).splitlines()
     kept = _first_lines(lines, room)
-    rest = "\n… the whole table is comparison.csv, an artifact of this run." if len(kept) < len(lines) else ""
-    return "\n\n".join([head, "\n".join(kept) + rest, *images])
-
-
-def comparison_markdown(rows: Sequence[ComparisonRow]) -> str:
-    return "\n".join(line for part in comparison_parts(rows) if isinstance(part, Table) for line in _markdown(part))
-
-
-def _markdown(table: Table) -> list[str]:
-    width = len(table.headings)
-    rows = [table.headings, ("---",) * width, *(row + ("",) * (width - len(row)) for row in table.rows)]
-    return ["| " + " | ".join(cell.replace("\n", " ").replace("|", "/") for cell in row) + " |" for row in rows]
+    rest = "\n… the whole comparison is comparison.md, an artifact of this run." if len(kept) < len(lines) else ""
+    return "\n\n".join(filter(None, [head, "\n".join(kept) + rest, *images]))
 
 
 def _first_lines(lines: Sequence[str], room: int) -> list[str]:

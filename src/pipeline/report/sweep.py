@@ -204,7 +204,7 @@ def _log_to_mlflow(
     file: TextIO,
     interrupted: bool,
 ) -> None:
-    from pipeline.report import mlflow_view
+    from pipeline.report import comparison, mlflow_view
     from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, select_numbers
 
     note = _read_note(folder)
@@ -213,7 +213,7 @@ def _log_to_mlflow(
         return
     logger = MlflowLogger.open(tracking)
     logger.log_files(run_id, made)
-    logger.log_text(run_id, "comparison.md", mlflow_view.comparison_markdown(rows) + "\n")
+    logger.log_text(run_id, "comparison.md", comparison.comparison_markdown(rows))
     complete = sum(row.problem is None for row in rows)
     logger.log_metrics(run_id, {"jobs": len(rows), "jobs_complete": complete})
     if search:

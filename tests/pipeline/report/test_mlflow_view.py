@@ -48,24 +48,25 @@ def test_the_view_of_a_sweep_has_what_differs_and_the_headline_metrics(tracking)
 def test_a_description_says_which_job_is_best_and_why():
     note = mlflow_view.sweep_note(ROWS, "r1", ["preview/tradeoff.png"])
     assert note.startswith(
-        "3 of 3 jobs complete. **Job 0** (policy=synera) has the lowest mean TBT (20.0 ms). "
+        "**Job 0** (policy=synera) has the lowest mean TBT (20.0 ms). "
         "**Job 1** (policy=sled) has the highest quality (0.700, as job 2)."
     )
     assert "cost" not in note.partition("\n")[0]
+    assert "| 1 | sled |" in note
     assert note.endswith("![preview/tradeoff.png](get-artifact?path=preview/tradeoff.png&run_uuid=r1)")
 
 
 def test_a_long_comparison_is_cut_to_what_a_tag_may_hold():
     note = mlflow_view.sweep_note([row(n, "sled", quality__mean=n / 300) for n in range(300)], "r1", ["a.png"])
     assert len(note) <= VALUE_CHARS
-    assert "comparison.csv" in note
+    assert "comparison.md" in note
     assert note.endswith("(get-artifact?path=a.png&run_uuid=r1)")
 
 
 def test_a_sweep_without_results_has_a_description():
     failed = ComparisonRow(JobResult("failed", 0, "bad", error="it broke"), {})
-    assert mlflow_view.sweep_note([failed], "r1", []).startswith("0 of 1 jobs complete.")
-    assert mlflow_view.sweep_note([], "r1", []).startswith("0 of 0 jobs complete.")
+    assert mlflow_view.sweep_note([failed], "r1", []).startswith("**0 of 1 jobs complete**")
+    assert mlflow_view.sweep_note([], "r1", []).startswith("**0 of 0 jobs complete**")
 
 
 def test_a_grid_stays_in_its_file():

@@ -109,9 +109,9 @@ def check_runs(tracking: Tracking, parent: str, last: str) -> None:
         "comparison.csv", "comparison.md", "tradeoff.png", "overrides.txt", "preview"
     }  # fmt: skip
     note = whole.data.tags["mlflow.note.content"]
-    assert note.startswith("2 of 4 jobs complete.")
+    assert "**2 of 4 jobs complete**" in note
     assert "| 1 | bad | failed: there is no such thing |" in note
-    assert f"![tradeoff.png](get-artifact?path=tradeoff.png&run_uuid={parent})" in note
+    assert f"![preview/tradeoff.png](get-artifact?path=preview/tradeoff.png&run_uuid={parent})" in note
 
 
 def test_a_failing_store_is_reported_once_and_not_tried_by_jobs(tmp_path):
