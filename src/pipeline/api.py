@@ -23,14 +23,23 @@ if TYPE_CHECKING:
 def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictConfig]":
     """The configuration that a command line with these overrides would have; `config_dir` is a folder of your own."""
     from hydra import compose, initialize_config_dir
+    from omegaconf import open_dict
 
     from pipeline.config.arguments import conf_dir, normalise
-    from pipeline.config.compose import register_resolvers
+    from pipeline.config.compose import composed_choices, register_resolvers
 
     register_resolvers()
     own = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        yield compose("config", [*normalise(overrides), *own])
+        cfg = compose("config", [*normalise(overrides), *own], return_hydra_config=True)
+        choices = {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items()}
+        with open_dict(cfg):
+            del cfg["hydra"]
+        token = composed_choices.set(choices)
+        try:
+            yield cfg
+        finally:
+            composed_choices.reset(token)
 
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":

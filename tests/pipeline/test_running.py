@@ -1,14 +1,17 @@
 """A job builds missing and forced stages."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline import api
 from pipeline.artifacts.progress_display import NullObserver
 from pipeline.config.compose import ConfigLibrary
 from pipeline.errors import ConfigError
-from pipeline.running import Job
+from pipeline.report.job_summary import _group_choices, _policy_slots
+from pipeline.running import Job, _job_context, create_job
 
 STAGES = {
     "corpus": {"_target_": "tests.support.stage_functions.write_text", "text": "a"},
@@ -35,3 +38,32 @@ def test_a_forced_stage_is_built_again(tmp_path: Path, force: Any) -> None:
 def test_a_stage_that_is_not_in_the_run_cannot_be_forced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no stage 'corpse' in this run"):
         job(tmp_path, "corpse").plan()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("+policy=synera", "policy/verify=tree"),
+            "policy/draft=window makes chains; policy/verify=tree judges trees, which policy/draft=medusa makes",
+        ),
+        (
+            ("+policy=sled", "policy/offload=full"),
+            "policy/offload=full would throw every draft of policy/draft=window away; choose policy/draft=none",
+        ),
+    ],
+)
+def test_conflicts_between_slots_are_said_in_the_names_of_conf(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        api.stages(words)
+
+
+def test_a_report_from_python_has_the_names_of_conf() -> None:
+    with api.composed("+policy=synera", "network=lte", "model=toy", "report=quiet") as cfg:
+        context = _job_context(create_job(cfg))
+    assert _group_choices(context) == ["jetson_orin", "lte", "tiny"]
+    slots = _policy_slots(context)
+    assert slots.startswith("draft window (k=4")
+    assert "offload synera" in slots
+    assert "SyneraOffload" not in slots
+    assert "hydra" not in context.config

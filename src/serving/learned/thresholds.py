@@ -34,13 +34,13 @@ class Thresholds:
         """What a report must say of a profile without an accepted chunk; None if there is nothing to say."""
         if self.num_fully_accepted != 0:
             return None
-        pair = self.made_from.get("pair", "this pair")
+        pair, data = self.made_from.get("pair", "this pair"), self.made_from.get("data", "unknown prompts")
         return (
-            f"while Synera was profiled, the cloud's model accepted not one of {len(self.confidence)} drafts as a whole "
-            f"(alpha {self.alpha:.2f}; {pair}, {self.made_from.get('data', 'unknown prompts')}): c_th is {self.c_th:g}, "
-            "which tells no good draft from a bad one, and drafts cost more than they save. Take a device model that "
-            "agrees with the cloud's more often, train it longer, profile more prompts "
-            "(workload.profiling.num_prompts), or compare with policy=cloud_centric"
+            f"while Synera was profiled, not one of {len(self.confidence)} drafts was accepted as a whole "
+            f"(alpha {self.alpha:.2f}; {pair}, {data}): c_th is {self.c_th:g} and tells no good draft from a bad one, and "
+            "drafts cost more than they save. Take a device model that agrees with "
+            "the cloud's more often, train it longer, profile more prompts (workload.profiling.num_prompts), or "
+            "compare with policy=cloud_centric"
         )
 
     def importance_percentile(self, share: float) -> float:

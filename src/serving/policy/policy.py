@@ -1,5 +1,6 @@
 """A policy: one choice for each slot. Combinations that do not work together are refused here, before any work."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serving.core.scores import NO_SCORERS, ScoredChoice, Scorers, by_name
@@ -42,6 +43,29 @@ _PLACEHOLDER_LAYERS = 1024
 """Layers assumed to get a placement's hops before the model is known."""
 
 
+class SlotConflictError(ValueError):
+    """Choices of slots that do not work together.
+
+    Args:
+        why: has {SLOT} for a slot with its choice.
+        names: slot -> its choice's name.
+    """
+
+    def __init__(self, policy: str, why: str, names: Mapping[str, str]) -> None:
+        self.policy, self.why, self.names = policy, why, names
+        chosen = {slot: f"policy/{slot}={name}" for slot, name in names.items()}
+        super().__init__(f"policy {policy}: {why.format_map(chosen)}")
+
+    def with_names(self, names: Mapping[str, str]) -> "SlotConflictError":
+        """The same with these names in place of classes, as far as they are known."""
+        return SlotConflictError(self.policy, self.why, {**self.names, **names})
+
+
+def _class_name(choice: object) -> str:
+    """A choice's name where configuration's is not known."""
+    return str(getattr(choice, "action", type(choice).__name__))
+
+
 @dataclass(frozen=True)
 class Policy:
     name: str
@@ -61,58 +85,56 @@ class Policy:
     def __post_init__(self) -> None:
         for broken, why in self._rules():
             if broken:
-                raise ValueError(f"policy {self.name}: {why}")
+                raise SlotConflictError(
+                    self.name, why, {slot: _class_name(choice) for slot, choice in vars(self).items()}
+                )
 
     def _rules(self) -> list[tuple[bool, str]]:
+        """(broken, why); braces name a slot, with its choice."""
         hops = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
         drafts, scope, tree = self.draft.source == "model", self.offload.scope, isinstance(self.verify, TreeVerify)
-        offload, draft = type(self.offload).__name__, self.draft.source
+        on_device, hidden = any(hop.node == DEVICE_TIER for hop in hops), isinstance(self.payload, HiddenStatePayload)
+        heads = self.draft.source == "medusa"
         return [
-            (not hops and scope != "none", f"no target is placed anywhere, so offload must be never; it is {offload}"),
             (
-                scope == "none" and not drafts,
-                f"offload=never leaves the text to the device, and draft={draft} writes none",
+                not hops and scope != "none",
+                "{placement} places the large model nowhere, and {offload} asks it; choose policy/offload=never",
             ),
+            (scope == "none" and not drafts, "{offload} leaves the text to the device, and {draft} writes none"),
             (
                 scope == "some" and not drafts,
-                f"offload={offload} decides on a draft, and draft={draft} makes none; choose a drafter, "
-                "or offload=always or full",
+                "{offload} decides on a draft, and {draft} makes none on the device; choose a drafter, or "
+                "policy/offload=always or full",
             ),
-            (scope == "full" and drafts, "offload=full would throw every draft away; choose draft=none"),
             (
-                self.lookahead.max_steps > 0 and not drafts,
-                f"lookahead={type(self.lookahead).__name__} drafts ahead; draft={draft} cannot",
+                scope == "full" and drafts,
+                "{offload} would throw every draft of {draft} away; choose policy/draft=none",
             ),
+            (self.lookahead.max_steps > 0 and not drafts, "{lookahead} drafts ahead; {draft} cannot"),
             (
                 self.early_exit.has_sequence_exit and not drafts,
-                f"early_exit leaves the tail to the device; draft={draft} cannot write it",
+                "{early_exit} leaves the tail to the device; {draft} cannot write it",
             ),
             (
                 self.link_loss.action == "local" and not drafts,
-                f"link_loss=local needs a drafter on the device, and draft={draft}; choose wait or fail",
+                "{link_loss} needs a drafter on the device, and {draft} is none; choose policy/link_loss=wait or fail",
             ),
             (
                 not self.kv_cache.keeps_prefixes and any(not hop.span.embedding for hop in hops),
-                "kv_cache=none computes a session anew from its tokens, and a later hop has only hidden states",
+                "{kv_cache} computes a session anew from its tokens, and a later hop of {placement} has only hidden "
+                "states",
             ),
             (
-                scope == "full" and any(hop.node == DEVICE_TIER for hop in hops),
-                "offload=full needs a route that does not come back to the device",
+                scope == "full" and on_device,
+                "{offload} needs a route that does not come back to the device, as that of {placement} does",
             ),
+            (heads and not tree, "{draft} makes trees; {verify} judges chains; choose policy/verify=tree"),
+            (tree and not heads, "{draft} makes chains; {verify} judges trees, which policy/draft=medusa makes"),
+            (on_device and not hidden, "{placement} sends hidden states alone; choose policy/payload=hidden_states"),
             (
-                (draft == "medusa") != tree,
-                f"draft={draft} and verify={type(self.verify).__name__} do not go together: Medusa heads draft trees, "
-                "which only verify=tree judges, and no other drafter makes any",
-            ),
-            (
-                any(hop.node == DEVICE_TIER for hop in hops) and not isinstance(self.payload, HiddenStatePayload),
-                "placement=u_shape sends hidden states alone; choose payload=hidden_states",
-            ),
-            (
-                isinstance(self.payload, HiddenStatePayload)
-                and bool(hops)
-                and not any(hop.node == DEVICE_TIER for hop in hops),
-                "payload=hidden_states needs a placement that embeds on the device (u_shape); this one wants tokens",
+                hidden and bool(hops) and not on_device,
+                "{payload} needs a placement that embeds on the device (policy/placement=u_shape); {placement} wants "
+                "tokens",
             ),
         ]
 

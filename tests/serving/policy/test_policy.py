@@ -49,43 +49,47 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no target, but drafts are offloaded": (
         "sled",
         {"placement": DeviceOnlyPlacement()},
-        "no target is placed anywhere, so offload must be never; it is Always",
+        "policy/placement=DeviceOnlyPlacement places the large model nowhere, and policy/offload=AlwaysOffload asks it",
     ),
     "neither model writes": (
         "edge_centric",
         {"draft": NoDraft()},
-        "offload=never leaves the text to the device, and draft=none writes none",
+        "policy/offload=NeverOffload leaves the text to the device, and policy/draft=NoDraft writes none",
     ),
-    "no draft to decide on": ("synera", {"draft": NoDraft()}, "decides on a draft, and draft=none makes none"),
+    "no draft to decide on": (
+        "synera",
+        {"draft": NoDraft()},
+        "decides on a draft, and policy/draft=NoDraft makes none",
+    ),
     "drafts thrown away": (
         "cloud_centric",
         {"draft": WindowDraft(4)},
-        "offload=full would throw every draft away; choose draft=none",
+        "would throw every draft of policy/draft=WindowDraft away; choose policy/draft=none",
     ),
     "look-ahead without a drafter": (
         "cloud_centric",
         {"lookahead": Ahead()},
-        "lookahead=Ahead drafts ahead; draft=none cannot",
+        "policy/lookahead=Ahead drafts ahead; policy/draft=NoDraft cannot",
     ),
     "a tail without a drafter": (
         "cloud_centric",
         {"early_exit": SequencewiseExit(0.8)},
-        "early_exit leaves the tail to the device; draft=none cannot write it",
+        "policy/early_exit=SequencewiseExit leaves the tail to the device; policy/draft=NoDraft cannot write it",
     ),
     "alone without a drafter": (
         "cloud_centric",
         {"link_loss": LinkLoss("local")},
-        "link_loss=local needs a drafter on the device, and draft=none",
+        "policy/link_loss=local needs a drafter on the device, and policy/draft=NoDraft is none",
     ),
     "no cache for hidden states": (
         "sled",
         {"placement": UShape()},
-        "kv_cache=none computes a session anew from its tokens",
+        "policy/kv_cache=NoPrefixCaching computes a session anew from its tokens",
     ),
     "a loop over the device": (
         "cloud_centric",
         {"placement": UShape()},
-        "offload=full needs a route that does not come back",
+        "policy/offload=FullOffload needs a route that does not come back",
     ),
 }
 

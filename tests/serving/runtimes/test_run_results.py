@@ -87,4 +87,4 @@ def test_a_report_says_that_no_draft_was_accepted_while_synera_was_profiled(tmp_
     records = simulate(made, models(), asked)
     write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
     notes = json.loads((tmp_path / "meta.json").read_text())["notes"]
-    assert sum("accepted not one of 1 drafts as a whole (alpha 0.00; small + large" in note for note in notes) == 1
+    assert sum("not one of 1 drafts was accepted as a whole (alpha 0.00; small + large" in note for note in notes) == 1

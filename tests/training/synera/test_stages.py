@@ -60,7 +60,7 @@ def test_a_profile_without_an_accepted_draft_says_so(tmp_path: Path, monkeypatch
     profiled(monkeypatch, tmp_path / "none", a=[unsure, unsure])
     note = load(tmp_path / "none").note
     assert note is not None
-    assert "accepted not one of 2 drafts as a whole (alpha 0.00; a/b + a/b, made up, 1 prompts): c_th is 1" in note
+    assert "not one of 2 drafts was accepted as a whole (alpha 0.00; a/b + a/b, made up, 1 prompts): c_th is 1" in note
     assert "Take a device model that agrees" in note
     profiled(monkeypatch, tmp_path / "one", a=[unsure, DraftDecision("a", 4, (1, 2), SCORES, 2)])
     assert load(tmp_path / "one").note is None
