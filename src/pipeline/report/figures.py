@@ -1,24 +1,37 @@
 """Figures: their common look, latency and time line of a job, and the trade-off between the jobs of a sweep.
 
-They are saved as PNG; the same content always gives the same bytes.
+They are saved as PNG, PDF and SVG; the same content always gives the same bytes.
 """
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.report.records import Records, RequestRecord, TimelineSpan
+from pipeline.report.series_style import COLOURS, SeriesStyle, series_styles
 from pipeline.report.statistics import percentile
 from serving.metrics import definitions
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 TEXT_COLOUR, MUTED_COLOUR = "#1f2933", "#9aa5b1"
-COLOURS = ("#3366cc", "#d9572b", "#2f9e6e", "#8b5cc7", "#c79a1b", "#5f6b7a", "#c2417c", "#1fa3b8")
+REPORTED = ", reported"
+"""The end of a series' name with a paper's values, which stand last in legends."""
+_TITLE_PT, _LEGEND_PT = 11.0, 8.5
+_HANDLE_PT = 6 * _LEGEND_PT
+"""The width of a legend's line and marker, and of the space around them."""
+_MAX_POINT_LABELS = 16
+_METADATA: Mapping[str, Mapping[str, None]] = {
+    "png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "svg": {"Date": None},
+}  # fmt: skip
+"""What matplotlib would write of itself and of the time."""
 
 
 def create_figure(width: float, height: float) -> "Figure":
@@ -40,11 +53,57 @@ def style_axes(axes: "Axes", x: str, y: str) -> None:
 
 
 def save_figure(figure: "Figure", path: Path, title: str) -> Path:
-    """Write the figure under its title; the path again."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=TEXT_COLOUR)
+    """Writes the figure under its title, which is wrapped: the PNG file `path`, and PDF and SVG files beside it."""
+    from matplotlib import rc_context
+
+    width_pt = 72 * float(figure.get_size_inches()[0]) - 20
+    chars = max(20, int(width_pt / _width_pt(title, _TITLE_PT) * len(title)))
+    text = "\n".join(textwrap.wrap(title, chars, break_long_words=False))
+    figure.suptitle(text, x=0.01, ha="left", fontsize=_TITLE_PT, color=TEXT_COLOUR)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    with rc_context({"svg.hashsalt": "figure", "pdf.fonttype": 42}):
+        for kind, metadata in _METADATA.items():
+            figure.savefig(path.with_suffix(f".{kind}"), dpi=130, metadata=dict(metadata))
     return path
+
+
+def add_legend(figure: "Figure") -> None:
+    """One legend for all panels, below them, in as many columns as fit; labels wider than the figure lose their middle.
+
+    The figure grows by the legend's further rows, and its panels with many series.
+    """
+    found: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    names = sorted(found, key=lambda label: label.endswith(REPORTED))
+    width, height = map(float, figure.get_size_inches())
+    room_pt = 72 * width - 6 * _LEGEND_PT
+    labels = [_shortened(label, room_pt) for label in names]
+    column_pt = max((_width_pt(label, _LEGEND_PT) for label in labels), default=0.0) + _HANDLE_PT
+    rows = ceil(len(labels) / max(1, int(room_pt / column_pt)))
+    crowd = 0.06 * min(32, max(0, len(labels) - 8))
+    figure.set_size_inches(width, height + crowd + (rows - 1) * 1.5 * _LEGEND_PT / 72)
+    figure.legend(
+        [found[name] for name in names], labels, loc="outside lower center", ncols=ceil(len(labels) / rows), frameon=False,
+        fontsize=_LEGEND_PT, columnspacing=1.5, handlelength=3,
+    )  # fmt: skip
+
+
+def _shortened(label: str, room_pt: float) -> str:
+    left = right = ceil(len(label) / 2)
+    short = label
+    while _width_pt(short, _LEGEND_PT) > room_pt - _HANDLE_PT:
+        left, right = left - 1, right - 1
+        short = f"{label[:left]}…{label[-right:]}"
+    return short
+
+
+def _width_pt(text: str, size_pt: float) -> float:
+    """The width of a line of text in points, and 5 % for the rounding of glyphs to pixels."""
+    from matplotlib.textpath import TextPath
+
+    return max(1.0, 1.05 * float(TextPath((0, 0), text or " ", size=size_pt, usetex=False).get_extents().width))
 
 
 @dataclass(frozen=True)
@@ -59,16 +118,21 @@ class PlotPoint:
 
 
 def draw_points(
-    axes: "Axes", xs: Sequence[float], points: Sequence[PlotPoint], colour: str, name: str,
+    axes: "Axes", xs: Sequence[float], points: Sequence[PlotPoint], style: SeriesStyle, name: str,
     markersize: float = 4.5, linewidth: float = 1.4,
 ) -> None:  # fmt: skip
-    """Points at `xs` with error bars and labels, connected by a line."""
+    """Points at `xs` with error bars, connected by a line."""
     ys = [point.y for point in points]
     spans = [[max(0.0, point.y - point.low) for point in points], [max(0.0, point.high - point.y) for point in points]]
-    axes.errorbar(xs, ys, yerr=spans, color=colour, ecolor=colour, elinewidth=1.0, marker="o", markersize=markersize,
-                  linewidth=linewidth, capsize=2, label=name)  # fmt: skip
-    for x, point in zip(xs, points, strict=True):
-        axes.annotate(point.label, (x, point.y), (6, -11), textcoords="offset points", fontsize=8, color=TEXT_COLOUR)
+    axes.errorbar(xs, ys, yerr=spans, color=style.colour, ecolor=style.colour, elinewidth=1.0, marker=style.marker,
+                  markersize=markersize, linestyle=style.line, linewidth=linewidth, capsize=2, label=name)  # fmt: skip
+
+
+def label_points(axes: "Axes", placed: Sequence[tuple[float, PlotPoint, str]]) -> None:
+    """The labels of points at x, each in its series' colour; none where so many would cover each other and the data."""
+    labelled = [(x, point, colour) for x, point, colour in placed if point.label]
+    for x, point, colour in labelled if len(labelled) <= _MAX_POINT_LABELS else ():
+        axes.annotate(point.label, (x, point.y), (6, -11), textcoords="offset points", fontsize=8, color=colour)
 
 
 LANES = {
@@ -226,22 +290,27 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], path: Path, metric: str = "qu
         raise ValueError("a trade-off needs one complete job with a quality at least.")
     keys = [key for key in _TRADEOFF_AXES if any(key in point.metrics for point in points)] or [*_TRADEOFF_AXES][:1]
     figure = create_figure(4.4 * len(keys), 4.0)
+    styles = series_styles({point.group: point.policy for point in points})
     first = None
     for column, key in enumerate(keys):
         first = panel = figure.add_subplot(1, len(keys), column + 1, sharey=first)
-        _draw_quality_against(panel, points, key)
+        _draw_quality_against(panel, points, key, styles)
         style_axes(panel, _TRADEOFF_AXES[key], metric if column == 0 else "")
         panel.margins(x=0.12, y=0.12)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(labels)), frameon=False, fontsize=9)
+    add_legend(figure)
     return save_figure(figure, path, f"{metric} and what it costs (bars: 95 % intervals)")
 
 
-def _draw_quality_against(axes: "Axes", points: Sequence[TradeoffPoint], key: str) -> None:
+def _draw_quality_against(
+    axes: "Axes", points: Sequence[TradeoffPoint], key: str, styles: Mapping[str, SeriesStyle]
+) -> None:
     metric = definitions.find(key)
     assert metric is not None
-    for number, group in enumerate(dict.fromkeys(point.group for point in points)):
+    placed = []
+    for group, style in styles.items():
         known = [point for point in points if point.group == group and key in point.metrics]
         xs = [metric.scale * point.metrics[key] for point in known]
         marks = [PlotPoint(x, one.quality, one.low, one.high, one.label) for x, one in zip(xs, known, strict=True)]
-        draw_points(axes, xs, marks, COLOURS[number % len(COLOURS)], group, markersize=5.5)
+        draw_points(axes, xs, marks, style, group, markersize=5.5)
+        placed += [(x, mark, style.colour) for x, mark in zip(xs, marks, strict=True)]
+    label_points(axes, placed)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.report import figures
 from pipeline.report.records import Records
+from pipeline.report.series_style import COLOURS
 from pipeline.report.summary import summarise
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, format_percent, plain_lines
 from serving.metrics import definitions
@@ -120,7 +121,7 @@ def _draw(name: str, runs: Sequence[Records], model: Records, path: Path) -> Non
         figures.style_axes(axes, f"{metric.label}, ms", "share of requests")
         for run in runs:
             _draw_ecdf(axes, metric, run, figures.MUTED_COLOUR, "real")
-        _draw_ecdf(axes, metric, model, figures.COLOURS[0], "simulated")
+        _draw_ecdf(axes, metric, model, COLOURS[0], "simulated")
     figures.save_figure(figure, path, f"{name} (grey) and its simulation (blue)")
 
 

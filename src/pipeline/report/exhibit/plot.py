@@ -9,10 +9,10 @@ from pipeline.report import figures
 from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit, fill_template, template_fields
 from pipeline.report.exhibit.schema import ExhibitFigure
-from pipeline.report.figures import COLOURS, PlotPoint
+from pipeline.report.figures import PlotPoint
+from pipeline.report.series_style import SeriesStyle, series_styles
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 
@@ -23,6 +23,11 @@ class Panel:
     y: str
     measured: Mapping[str, list[PlotPoint]]
     reported: Mapping[str, list[PlotPoint]]
+
+    @property
+    def names(self) -> list[str]:
+        """The lines, measured or reported."""
+        return list(dict.fromkeys([*self.measured, *self.reported]))
 
     @property
     def categories(self) -> list[str] | None:
@@ -106,28 +111,40 @@ def draw_exhibit(shown: RenderedExhibit, path: Path) -> Path | None:
     found = build_panels(shown, figure) if figure else []
     if figure is None or not found:
         return None
+    styles = series_styles(_policies(shown, figure, [name for panel in found for name in panel.names]))
     sheet = figures.create_figure(4.8 * max(1.4, len(found)), 3.9)
     for place, panel in enumerate(found, 1):
         axes = sheet.add_subplot(1, len(found), place)
-        _draw_panel(axes, panel)
+        _draw_panel(axes, panel, styles)
         figures.style_axes(axes, figure.x.strip("{}"), panel.y)
         _set_log_scales(axes, figure, panel)
-    handles, labels = _legend(sheet.axes)
-    sheet.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8.5)
+    figures.add_legend(sheet)
     return figures.save_figure(sheet, path, shown.exhibit.title)
 
 
-def _draw_panel(axes: "Axes", panel: Panel) -> None:
+def _policies(shown: RenderedExhibit, figure: ExhibitFigure, names: Sequence[str]) -> dict[str, str]:
+    """The policy of each line; "" for a line of several policies, or of none."""
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for row in shown.rows:
+        found.get(_series_name(shown, figure, row), set()).add(row.choices.get("policy", ""))
+    return {name: next(iter(own)) if len(own) == 1 else "" for name, own in found.items()}
+
+
+def _draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, SeriesStyle]) -> None:
     """Points of categories are not connected."""
     categories = panel.categories
-    for number, name in enumerate(dict.fromkeys([*panel.measured, *panel.reported])):
-        colour = COLOURS[number % len(COLOURS)]
+    placed = []
+    for name in panel.names:
+        style = styles[name]
         measured, reported = panel.measured.get(name, ()), panel.reported.get(name, ())
-        line = 1.4 if categories is None else 0.0
-        figures.draw_points(axes, _x_positions(measured, categories), measured, colour, name, linewidth=line)
+        xs, line = _x_positions(measured, categories), 1.4 if categories is None else 0.0
+        figures.draw_points(axes, xs, measured, style, name, linewidth=line)
+        placed += [(x, point, style.colour) for x, point in zip(xs, measured, strict=True)]
         if reported:
-            axes.plot(_x_positions(reported, categories), [point.y for point in reported], "o", markerfacecolor="none",
-                      markersize=7, markeredgecolor=colour, label=f"{name}, reported")  # fmt: skip
+            axes.plot(_x_positions(reported, categories), [point.y for point in reported], style.marker,
+                      markerfacecolor="none", markersize=7, markeredgecolor=style.colour,
+                      label=name + figures.REPORTED)  # fmt: skip
+    figures.label_points(axes, placed)
     if categories is not None:
         axes.set_xticks(range(len(categories)), categories, rotation=20, ha="right")
     axes.margins(x=0.08, y=0.12)
@@ -145,12 +162,3 @@ def _set_log_scales(axes: "Axes", figure: ExhibitFigure, panel: Panel) -> None:
         axes.set_xscale("symlog", linthresh=least) if axes.dataLim.x0 <= 0 else axes.set_xscale("log")
     if figure.log_y:
         axes.set_yscale("log")
-
-
-def _legend(panels: Sequence["Axes"]) -> tuple[list["Artist"], list[str]]:
-    found: dict[str, Artist] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    ours_first = sorted(found, key=lambda label: label.endswith(", reported"))
-    return [found[label] for label in ours_first], ours_first

@@ -1,0 +1,56 @@
+"""The look of a figure's series: a colour for each policy, and markers and lines, so that no two are alike."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+COLOURS = (
+    "#3366cc", "#d9572b", "#2f9e6e", "#8b5cc7", "#c79a1b", "#5f6b7a", "#c2417c", "#1fa3b8", "#7a4a2a", "#8fb339",
+    "#1b2a6b", "#e58fb1", "#7fb2f0", "#0f5c45", "#a31621", "#e8a46b", "#4b2e83", "#8a8418", "#a8a8a8", "#000000",
+)  # fmt: skip
+POLICIES = (
+    "synera", "cloud_centric", "edge_centric", "hat", "wisp", "u_shape", "citer", "hyperion", "sled", "u_medusa",
+    "hybrid", "u_sarathi", "edgefm", "co_llm", "gpipe", "heft",
+)  # fmt: skip
+"""The policies of conf/policy, each with the colour at its place."""
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+_LINES: tuple[str | tuple[float, tuple[float, ...]], ...] = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+
+
+@dataclass(frozen=True)
+class SeriesStyle:
+    """Colour, marker and line of a series, as matplotlib takes them."""
+
+    colour: str
+    marker: str
+    line: str | tuple[float, tuple[float, ...]]
+
+
+def series_styles(policies: Mapping[str, str]) -> dict[str, SeriesStyle]:
+    """The style of each series, by its name; `policies` has the policy of each, "" for a series of several or none.
+
+    Series of one policy have its colour. Where all series have one policy, or one has none, each has the colour of its
+    own name. No two styles are alike in a figure of up to 1,200 series.
+    """
+    by_policy = all(policies.values()) and len(set(policies.values())) > 1
+    keys = {name: policy if by_policy else name for name, policy in policies.items()}
+    places = _colour_places(set(keys.values()))
+    used: Counter[int] = Counter()
+    styles = {}
+    for name, key in keys.items():
+        place = places[key]
+        marker, line = _MARKERS[(place + used[place]) % len(_MARKERS)], _LINES[used[place] % len(_LINES)]
+        styles[name] = SeriesStyle(COLOURS[place], marker, line)
+        used[place] += 1
+    return styles
+
+
+def _colour_places(names: set[str]) -> dict[str, int]:
+    """The place of a known policy, and by hash the next free one for other names, as long as one is free."""
+    places = {name: POLICIES.index(name) for name in POLICIES if name in names}
+    for name in sorted(names - places.keys()):
+        wanted = [(crc32(name.encode()) + step) % len(COLOURS) for step in range(len(COLOURS))]
+        times = Counter(places.values())
+        places[name] = min(wanted, key=times.__getitem__)
+    return places
