@@ -85,8 +85,8 @@ def add_legend(figure: "Figure") -> None:
     crowd = 0.06 * min(32, max(0, len(labels) - 8))
     figure.set_size_inches(width, height + crowd + (rows - 1) * 1.5 * _LEGEND_PT / 72)
     figure.legend(
-        [found[name] for name in names], labels, loc="outside lower center", ncols=ceil(len(labels) / rows), frameon=False,
-        fontsize=_LEGEND_PT, columnspacing=1.5, handlelength=3,
+        [found[name] for name in names], labels, loc="outside lower center", ncols=ceil(len(labels) / rows),
+        frameon=False, fontsize=_LEGEND_PT, columnspacing=1.5, handlelength=3,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.artifacts import fingerprint
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
-from pipeline.report.comparison import differing_overrides
+from pipeline.report.choices import differing_overrides
 from pipeline.report.table import LabelledTexts, ReportPart, Table
 
 PLAN_FILE = "plan.json"

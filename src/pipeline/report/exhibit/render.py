@@ -27,7 +27,8 @@ def exhibit_parts(
 ) -> list[ReportPart]:
     """Title, table, legend, claims and notes, as they are printed."""
     exhibit = shown.exhibit
-    said = tuple((result.status, _claim_sentence(result)) for result in results)
+    places = _claim_places(results)
+    said = tuple((result.status, _claim_sentence(result, place)) for result, place in zip(results, places, strict=True))
     rest = [
         *(("differs", text) for text in exhibit.deviations),
         *(("note", text) for text in (*notes, *_missing_jobs(shown))),
@@ -88,15 +89,31 @@ def format_cell(cell: Cell) -> str:
     return f"{cell.value:{shape}}{bounds}" + (f" ({spread[0]:{shape}} to {spread[1]:{shape}})" if spread else "")
 
 
-def _claim_sentence(result: ClaimResult) -> str:
-    place = f" ({result.group})" if result.group else ""
+def _claim_places(results: Sequence[ClaimResult]) -> list[str]:
+    """The group of each claim, and where a statement is repeated in it, the rows, and the metric if it is needed."""
+    named = [(one.claim.statement, one.group) for one in results]
+    about = [(*name, _claim_rows(one)) for name, one in zip(named, results, strict=True)]
+    found = []
+    for one, name, rows in zip(results, named, about, strict=True):
+        repeated, metric = named.count(name) > 1, about.count(rows) > 1
+        parts = (one.group, rows[2] if repeated else "", one.claim.metric if metric else "")
+        found.append(", ".join(filter(None, parts)))
+    return found
+
+
+def _claim_rows(result: ClaimResult) -> str:
+    return result.claim.row + (f" against {result.claim.baseline}" if result.claim.baseline is not None else "")
+
+
+def _claim_sentence(result: ClaimResult, place: str) -> str:
+    where = f" ({place})" if place else ""
     if result.difference is None or result.bounds is None:
-        return f"{result.claim.statement}{place}: {result.basis}"
+        return f"{result.claim.statement}{where}: {result.basis}"
     values = [result.difference.value, *result.bounds]
     own, low, high = (f"{value:+,.{shared_decimals(values)}f}" for value in values)
     bounds = "" if result.basis.endswith(NO_INTERVAL) else f" [{low}, {high}]"
     basis = "" if result.basis == "95 % interval" else f" ({result.basis})"
-    return f"{result.claim.statement}{place}: {own}{bounds}{basis}"
+    return f"{result.claim.statement}{where}: {own}{bounds}{basis}"
 
 
 def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: Path) -> list[Path]:
@@ -146,7 +163,8 @@ def _cell_json(cell: Cell) -> Any:
 def _claim_json(result: ClaimResult) -> dict[str, Any]:
     low, high = result.bounds or (None, None)
     return {
-        "statement": result.claim.statement, "group": result.group, "status": result.status,
+        "statement": result.claim.statement, "group": result.group, "row": result.claim.row,
+        "baseline": result.claim.baseline, "metric": result.claim.metric, "status": result.status,
         "difference": result.difference.value if result.difference else None, "low": low, "high": high,
         "basis": result.basis,
     }  # fmt: skip

@@ -1,10 +1,14 @@
+import json
+
 import pytest
 
 from pipeline.report.estimate import Estimate, estimate_mean
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.claims import claim_status, count_statuses, evaluate_claims
+from pipeline.report.exhibit.render import exhibit_parts, write_files
 from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
+from pipeline.report.table import plain_lines
 
 
 @pytest.mark.parametrize(
@@ -84,3 +88,27 @@ def test_a_claim_is_made_in_every_group_or_in_one():
     )
     assert [(one.group, one.status) for one in found] == [("g", "holds"), ("h", "holds"), ("h", "does not hold")]
     assert count_statuses(found) == {"holds": 2, "does not hold": 1}
+
+
+def test_repeated_statements_say_which_rows_and_metrics_they_are_about():
+    claims = (
+        Claim("near the mean", "a", "q", "above", value=0.1),
+        Claim("near the mean", "b", "q", "above", value=0.1),
+        Claim("it gains", "a", "q", "above", baseline="b"),
+        Claim("it gains", "a", "q of a", "above", baseline="b"),
+        Claim("said once", "a", "q", "above", baseline="b"),
+    )
+    view = shown(*claims, a=GOOD, b=BAD)
+    lines = plain_lines(exhibit_parts(view, evaluate_claims(view)))
+    said = [line.split("  ", 1)[1].strip().rsplit(":", 1)[0] for line in lines if line.startswith("holds")]
+    assert said == [
+        "near the mean (a)", "near the mean (b)", "it gains (a against b, q)", "it gains (a against b, q of a)",
+        "said once",
+    ]  # fmt: skip
+
+
+def test_the_claims_of_a_file_name_rows_and_metric(tmp_path):
+    view = shown(Claim("a beats b", "a", "q", "above", baseline="b"), a=GOOD, b=BAD)
+    write_files(view, evaluate_claims(view), tmp_path)
+    (found,) = json.loads((tmp_path / "exhibit.json").read_text())["claims"]
+    assert (found["row"], found["baseline"], found["metric"]) == ("a", "b", "q")
