@@ -3,6 +3,7 @@
 They are saved as PNG, PDF and SVG; the same content always gives the same bytes.
 """
 
+import logging
 import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ def save_figure(figure: "Figure", path: Path, title: str) -> Path:
     text = "\n".join(textwrap.wrap(title, chars, break_long_words=False))
     figure.suptitle(text, x=0.01, ha="left", fontsize=_TITLE_PT, color=TEXT_COLOUR)
     path.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # a PDF's fonts are a page of its remarks
     with rc_context({"svg.hashsalt": "figure", "pdf.fonttype": 42}):
         for kind, metadata in _METADATA.items():
             figure.savefig(path.with_suffix(f".{kind}"), dpi=130, metadata=dict(metadata))

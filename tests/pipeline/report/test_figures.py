@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def test_the_same_records_give_the_same_files_as_png_pdf_and_svg(draw, records, 
         first, second = (path.with_suffix(kind).read_bytes() for path in paths)
         assert first.startswith(magic)
         assert first == second
+
+
+def test_saving_a_figure_logs_nothing(records, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        figures.draw_latency(records, tmp_path / "latency.png")
+    assert caplog.records == []
 
 
 def test_one_token_without_gaps_or_cloud_can_be_drawn(tmp_path):
