@@ -137,10 +137,18 @@ def sweep_note(rows: Sequence[ComparisonRow], run_id: str, figures: Sequence[str
     head = best_sentence(rows)
     images = [f"![{name}](get-artifact?path={quote(name)}&run_uuid={run_id})" for name in figures]
     room = VALUE_CHARS - len(head) - sum(map(len, images)) - 100
-    lines = comparison_markdown(rows).splitlines()
-    kept = _first_lines(lines, room)
-    rest = "\n… the whole comparison is comparison.md, an artifact of this run." if len(kept) < len(lines) else ""
-    return "\n\n".join(filter(None, [head, "\n".join(kept) + rest, *images]))
+    table = comparison_markdown(rows).strip()
+    if len(table) > room:
+        table = "\n".join(_first_lines(_winners_table(rows), room))
+    return "\n\n".join(filter(None, [head, table, *images]))
+
+
+def _winners_table(rows: Sequence[ComparisonRow]) -> list[str]:
+    """The lines of the comparison without the jobs that are neither best in a column nor Pareto-optimal."""
+    complete = sum(row.problem is None for row in rows)
+    kept = [row for row in rows if row.best or row.pareto] or rows
+    title = f"**{complete} of {len(rows)} jobs complete**; the best of a column and the Pareto-optimal are here, "
+    return [f"{title}all are in comparison.md, an artifact of this run", *comparison_markdown(kept).splitlines()[1:]]
 
 
 def _first_lines(lines: Sequence[str], room: int) -> list[str]:
@@ -160,6 +168,8 @@ _JUDGED = {
     "resources/device_j_per_token": "energy of the device",
 }  # fmt: skip
 """The metrics by which a sweep's description names the best job, and their names there."""
+_MAX_NAMED = 3
+"""Of more equals, a description gives the number."""
 
 
 def best_sentence(rows: Sequence[ComparisonRow]) -> str:
@@ -175,7 +185,8 @@ def best_sentence(rows: Sequence[ComparisonRow]) -> str:
             continue
         best = (max if metric.better == "higher" else min)(values.values())
         first, *others = (at for at, value in values.items() if value == best)
-        shared = f", as {' and '.join(_number(rows[at]) for at in others[:3])}" if others else ""
+        shared = f", as {_listed([_number(rows[at]) for at in others])}" if others else ""
+        shared = shared if len(others) <= _MAX_NAMED else f", as {len(others)} others"
         superlative = "highest" if metric.better == "higher" else "lowest"
         won.setdefault(first, []).append(f"the {superlative} {name} ({format_with_unit(metric, best)}{shared})")
     return " ".join(f"{_job_name(rows[at])} has {_listed(texts)}." for at, texts in sorted(won.items()))

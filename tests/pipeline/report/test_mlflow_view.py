@@ -90,7 +90,8 @@ def test_the_ui_command_prints_the_pages_of_the_last_sweep_and_of_all_runs(track
     assert every.split() == ["all", "runs:", base]
     assert stages.startswith("stages:")
     assert became[0][1:] == [
-        "-m", "mlflow", "ui", "--backend-store-uri", tracking.address, "--host", "127.0.0.1", "--port", "5001"
+        "-m", "mlflow", "ui", "--backend-store-uri", tracking.address, "--host", "127.0.0.1", "--port", "5001",
+        "--workers", "1",
     ]  # fmt: skip
 
 
