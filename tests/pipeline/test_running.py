@@ -12,6 +12,7 @@ from pipeline.config.compose import ConfigLibrary
 from pipeline.errors import ConfigError
 from pipeline.report.job_summary import _group_choices, _policy_slots
 from pipeline.running import Job, _job_context, create_job
+from tests.support.tiny_models import save_checkpoints
 
 STAGES = {
     "corpus": {"_target_": "tests.support.stage_functions.write_text", "text": "a"},
@@ -67,3 +68,16 @@ def test_a_report_from_python_has_the_names_of_conf() -> None:
     assert "offload synera" in slots
     assert "SyneraOffload" not in slots
     assert "hydra" not in context.config
+
+
+def timed_as(*words: str) -> Any:
+    (serve,) = [stage for stage in api.stages(["+policy=sled", "workload=smoke", *words]) if stage.name == "serve"]
+    return serve.args["setup"]["pair"]["device"]["timed_architecture"]
+
+
+def test_a_checkpoint_given_by_its_path_is_timed_as_itself_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    folders = save_checkpoints(tmp_path)
+    own = (f"model.device.path={folders['device']}", f"model.cloud.path={folders['cloud']}")
+    assert timed_as()["name"] == "tinyllama_1_1b"
+    assert timed_as(*own)["_target_"].endswith("checkpoint_architecture")
+    assert timed_as(*own, "model.device.timed_architecture=llama_68m")["name"] == "llama_68m"

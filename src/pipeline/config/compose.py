@@ -47,7 +47,8 @@ def register_resolvers() -> None:
     machine; `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
     `device_graph` where a model runs from a graph, else null; `${hidden_scorers:}`: the policy's trained scorers that
     read hidden states, which what records or exports a draft model needs to know; `${data_file:NAME}`: a file below
-    `data_root`, null without one.
+    `data_root`, null without one; `${timed_as:PATH,NAME}`: the architecture of the user's checkpoint at PATH, else
+    NAME.
     """
     import os
 
@@ -61,6 +62,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("device_graph", _device_graph, replace=True)
     OmegaConf.register_new_resolver("hidden_scorers", _hidden_scorers, replace=True)
     OmegaConf.register_new_resolver("data_file", _data_file, replace=True)
+    OmegaConf.register_new_resolver("timed_as", _timed_as, replace=True)
     # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
     command = os.environ.setdefault("TANDEM_PROCESS", str(os.getpid()))
     OmegaConf.register_new_resolver("process", lambda: command, replace=True)
@@ -69,6 +71,12 @@ def register_resolvers() -> None:
 
 def _device_graph(backend: str) -> dict[str, str] | None:
     return {REFERENCE: "device_graph"} if backend == "onnx" else None
+
+
+def _timed_as(path: Any, name: str) -> Any:
+    if path is None or _is_stage(path):
+        return name
+    return {TARGET: "serving.engines.checkpoint_architecture.checkpoint_architecture", "path": str(path)}
 
 
 def _data_file(name: str, *, _root_: DictConfig) -> str | None:

@@ -61,8 +61,10 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
 
 
 def _side_facts(records: Records, context: JobContext, side: str) -> str:
-    """Model, chip with its mode, and source of the latency coefficients."""
+    """The model that wrote, what it is timed as, chip with its mode, and source of the latency coefficients."""
     model = _name(context.config_value(f"model.{side}.timed_architecture"))
+    if written := records.meta.raw.get("models", {}).get(side):
+        model = f"{written['wrote']}, timed as {written['timed_as']}"
     chip = _device_chips(records) if side == "device" else _name(context.config_value("hardware.cloud.chip"))
     timing = records.meta.timing.get(side)
     parts = [f"{model} on {chip}" if model and chip else model or chip, f"time: {timing}" if timing else ""]

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from serving.engines.checkpoint_architecture import CONFIG_FILE, check_checkpoint, num_parameters
 from serving.engines.remote.server import RemoteServer
 from serving.engines.tensor_parallel.commands import check_divisible_heads
-from serving.engines.torch import ARCHITECTURES
 from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -46,7 +46,7 @@ class Checkpoint:
         if self.quantization != "none":
             _check_quantization_libraries(self.quantization)
         if isinstance(self.path, Path):
-            _check_checkpoint(self.path, self.quantization)
+            check_checkpoint(self.path, self.quantization)
 
     @property
     def has_weights(self) -> bool:
@@ -104,6 +104,11 @@ class ModelConfig(Checkpoint):
             object.__setattr__(self, "timed_architecture", self.timed_architecture.quantized(self.quantization))
 
     @property
+    def is_timed_as_itself(self) -> bool:
+        """True if time, bytes and memory are those of the checkpoint's own config.json."""
+        return self.path is not None and self.timed_architecture.source == str(self.path / CONFIG_FILE)
+
+    @property
     def onnx_graph(self) -> Path | None:
         return self.graph if self.backend == "onnx" else None
 
@@ -115,6 +120,12 @@ class ModelConfig(Checkpoint):
     def token_source(self) -> str:
         """The server or checkpoint that writes the tokens, for start-up messages."""
         return self.server.display_name if self.server else self.name_or_path
+
+    @property
+    def described(self) -> str:
+        """The model that writes the tokens: its directory or name, and its parameters where they are known."""
+        count = num_parameters(self.path) if self.path and not self.server else None
+        return self.token_source if count is None else f"{self.display_name} ({count:,} parameters)"
 
     @property
     def server_note(self) -> str | None:
@@ -194,7 +205,7 @@ def _check_tensor_parallel(model: ModelConfig) -> None:
             "quantization=none"
         )
     if isinstance(model.path, Path):
-        config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))  # `_check_checkpoint` has read it
+        config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))  # `check_checkpoint` has read it
         check_divisible_heads(model.tensor_parallel, config, str(model.path))
 
 
@@ -216,26 +227,6 @@ def _check_onnx_graph(model: ModelConfig) -> None:
             "model: backend=onnx needs a graph, the folder that the stage device_graph makes: in a model's file "
             "graph: ${device_graph:${.backend}}, as in conf/model/tiny.yaml"
         )
-
-
-def _check_checkpoint(path: Path, quantization: str) -> None:
-    """Raises ValueError for a directory without a causal LM. Loads nothing."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{path} holds no config.json; give the directory of a Hugging Face checkpoint")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        names, kind = config.get("architectures") or [], config.get("model_type")
-        stored = config.get("quantization_config")
-    except (ValueError, AttributeError) as problem:
-        raise ValueError(f"{file} is damaged ({problem}); fetch or train the checkpoint again") from problem
-    if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
-        raise ValueError(f"{path} holds {', '.join(names)}, which is not a causal LM; give a ...ForCausalLM checkpoint")
-    if kind not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"{path} is of architecture {kind!r}, which the engine cannot take apart; it knows {known}")
-    if stored and quantization != "none":
-        raise ValueError(f"{path} is quantised already; set quantization=none, or give the checkpoint it was made from")
 
 
 def check_onnx_libraries() -> None:

@@ -37,10 +37,9 @@ class Thresholds:
         pair, data = self.made_from.get("pair", "this pair"), self.made_from.get("data", "unknown prompts")
         return (
             f"while Synera was profiled, not one of {len(self.confidence)} drafts was accepted as a whole "
-            f"(alpha {self.alpha:.2f}; {pair}, {data}): c_th is {self.c_th:g} and tells no good draft from a bad one, and "
-            "drafts cost more than they save. Take a device model that agrees with "
-            "the cloud's more often, train it longer, profile more prompts (workload.profiling.num_prompts), or "
-            "compare with policy=cloud_centric"
+            f"(alpha {self.alpha:.2f}; {pair}, {data}): c_th is {self.c_th:g} and tells no good draft from a bad one, "
+            "and drafts cost more than they save. Take a device model that agrees with the cloud's more often, train "
+            "it longer, profile more prompts (workload.profiling.num_prompts), or compare with policy=cloud_centric"
         )
 
     def importance_percentile(self, share: float) -> float:

@@ -162,6 +162,7 @@ def _meta(
         "runtime_described": runtime.described,
         "lossless": setup.policy.lossless,
         "quality_metric": metrics[0].name if metrics and served.is_text else None,
+        "models": _models(setup) if served.is_text else {},
         "notes": [*_notes(setup), *served.notes],
         "timing": _local_timing(setup) if served.local_timing else _timing(setup, fleets),
         "links": list(dict.fromkeys(link.described for link in links)),
@@ -172,13 +173,27 @@ def _meta(
     }
 
 
+def _models(setup: Setup) -> dict[str, dict[str, str]]:
+    """The model of each side that the policy uses, and what it is timed as."""
+    sides = {"device": setup.policy.draft.source == "model", "cloud": setup.uses_target}
+    chosen = {side: getattr(setup.pair, side) for side, used in sides.items() if used}
+    return {
+        side: {
+            "wrote": model.described,
+            "timed_as": "itself" if model.is_timed_as_itself else model.timed_architecture.name,
+        }
+        for side, model in chosen.items()
+    }
+
+
 def _notes(setup: Setup) -> list[str]:
     pair = setup.pair
     assumed = (
         f"the models stand for {pair.device.timed_architecture.name} and {pair.cloud.timed_architecture.name} in time, "
         "bytes and memory; set model.device.timed_architecture and model.cloud.timed_architecture to what they are"
     )
-    found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
+    known = pair.embedded or (pair.device.is_timed_as_itself and pair.cloud.is_timed_as_itself)
+    found = [quality_note(setup.workload.dataset, pair.embedded), None if known else assumed]
     found += [
         pair.device.quantization_note,
         pair.cloud.quantization_note,

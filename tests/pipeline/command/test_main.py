@@ -165,7 +165,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "choices that do not go together": (
         ("policy/draft=none",),
-        "policy synera: offload=SyneraOffload decides on a draft",
+        "policy synera: policy/offload=synera decides on a draft, and policy/draft=none makes none",
     ),
     "thresholds that are none": (
         ("policy.offload.thresholds.path={tmp}",),

@@ -1,0 +1,79 @@
+"""A checkpoint in a directory: is it a causal LM, its architecture (config.json), its parameters (headers of its weights)."""
+
+import json
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from serving.engines.torch import ARCHITECTURES
+from serving.hardware.architecture import Architecture
+
+CONFIG_FILE = "config.json"
+
+
+def checkpoint_architecture(path: Path) -> Architecture:
+    """The shape of the checkpoint in the directory `path`, to be timed as itself.
+
+    Raises ValueError for what is not a causal LM, and a config.json that does not give the shape of a decoder-only transformer.
+    """
+    check_checkpoint(path, "none")
+    file = path / CONFIG_FILE
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        heads, kind = int(config["num_attention_heads"]), str(config.get("model_type"))
+        found = Architecture(
+            name=path.name,
+            layers=int(config["num_hidden_layers"]),
+            hidden_size=int(config["hidden_size"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            intermediate_size=int(config["intermediate_size"]),
+            vocab_size=int(config["vocab_size"]),
+            published_parameters=0,
+            source=str(file),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            gated_mlp=kind != "gpt_neox",
+            qkv_bias=kind in ("qwen2", "gpt_neox"),
+            qk_norm=kind == "qwen3",
+            norm_bias=kind == "gpt_neox",
+        )
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise ValueError(
+            f"{file} does not say what to time this checkpoint as ({problem!r}); set timed_architecture of "
+            "model.device or model.cloud to a name of conf/model/architecture"
+        ) from problem
+    return replace(found, published_parameters=num_parameters(path) or found.parameters())
+
+
+def num_parameters(path: Path) -> int | None:
+    """The numbers in a checkpoint's safetensors files, each tensor as often as it is stored; None without files."""
+    counts = [_num_stored(file) for file in sorted(path.glob("*.safetensors"))]
+    return sum(counts) if counts else None
+
+
+def _num_stored(file: Path) -> int:
+    with file.open("rb") as data:
+        header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def check_checkpoint(path: Path, quantization: str) -> None:
+    """Raises ValueError for a directory without a causal LM. Loads nothing."""
+    file = path / CONFIG_FILE
+    if not file.is_file():
+        raise ValueError(f"{path} holds no config.json; give the directory of a Hugging Face checkpoint")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        names, kind = config.get("architectures") or [], config.get("model_type")
+        stored = config.get("quantization_config")
+    except (ValueError, AttributeError) as problem:
+        raise ValueError(f"{file} is damaged ({problem}); fetch or train the checkpoint again") from problem
+    if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        raise ValueError(f"{path} holds {', '.join(names)}, which is not a causal LM; give a ...ForCausalLM checkpoint")
+    if kind not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{path} is of architecture {kind!r}, which the engine cannot take apart; it knows {known}")
+    if stored and quantization != "none":
+        raise ValueError(f"{path} is quantised already; set quantization=none, or give the checkpoint it was made from")

@@ -1,0 +1,47 @@
+"""A checkpoint's architecture from its config.json, for all families that the engine runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from serving.engines.checkpoint_architecture import checkpoint_architecture, num_parameters
+from serving.engines.models import ModelConfig
+from serving.engines.torch import ARCHITECTURES
+from tests.support.conf_files import architecture
+
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(set(ARCHITECTURES) - {"gpt_neox"}))
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_parameters_are_those_of_the_model(kind: str, tied: bool, tmp_path: Path) -> None:
+    groups = {} if kind == "phi3" else {"num_key_value_heads": 2}
+    config = AutoConfig.for_model(kind, **SIZES, **groups, tie_word_embeddings=tied)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    found = checkpoint_architecture(tmp_path)
+    assert (found.layers, found.hidden_size, found.heads, found.tied_embeddings) == (3, 32, 4, tied)
+    assert found.parameters() == found.published_parameters == num_parameters(tmp_path)
+
+
+def test_a_model_that_is_timed_as_itself_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama"}))
+    save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
+    own = ModelConfig(path=tmp_path, timed_architecture=checkpoint_architecture(tmp_path))
+    assert own.is_timed_as_itself
+    assert own.described.endswith(f"{tmp_path.name} (17 parameters)")
+    assert not ModelConfig(path=tmp_path, timed_architecture=architecture("llama_68m")).is_timed_as_itself
+    assert ModelConfig(hub="a/b", timed_architecture=architecture("llama_68m")).described == "a/b"
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "llama"}', '{"model_type": "llama", "num_attention_heads": "many"}'])
+def test_a_configuration_without_a_shape_is_refused_with_what_to_do(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json does not say what to time .*; set timed_architecture of"):
+        checkpoint_architecture(tmp_path)
