@@ -86,11 +86,11 @@ def _call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path],
 
 def _with_conf_names(problem: ConfigError) -> ConfigError:
     """The error with the names of slot choices in conf in place of their classes."""
-    conflict = problem.__cause__
-    if not hasattr(conflict, "with_names"):  # serving's SlotConflictError
+    with_names = getattr(problem.__cause__, "with_names", None)
+    if with_names is None:  # it is not serving's SlotConflictError
         return problem
     names = {group.removeprefix("policy/"): choice for group, choice in group_choices().items() if "policy/" in group}
-    return ConfigError(str(conflict.with_names(names)))
+    return ConfigError(str(with_names(names)))
 
 
 def create_job(cfg: DictConfig) -> Job:

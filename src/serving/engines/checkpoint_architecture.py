@@ -1,4 +1,4 @@
-"""A checkpoint in a directory: is it a causal LM, its architecture (config.json), its parameters (headers of its weights)."""
+"""A checkpoint in a directory: is it a causal LM, its architecture (config.json), its parameters (of its weights)."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ CONFIG_FILE = "config.json"
 def checkpoint_architecture(path: Path) -> Architecture:
     """The shape of the checkpoint in the directory `path`, to be timed as itself.
 
-    Raises ValueError for what is not a causal LM, and a config.json that does not give the shape of a decoder-only transformer.
+    Raises ValueError for what is no causal LM, or a config.json without the shape of a decoder-only transformer.
     """
     check_checkpoint(path, "none")
     file = path / CONFIG_FILE
