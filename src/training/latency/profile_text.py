@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.hardware.latency import COEFFICIENTS
+from training.fitting.figures import save_figure
 from training.latency.fit import NUM_PAPER_TERMS, Array, LatencyFit, design_matrix
 from training.latency.grid import CATEGORIES
 from training.latency.model_profile import QUOTED_TOKENS, ModelProfile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH = 120
 
@@ -138,7 +138,7 @@ _COLOURS = ("#3366cc", "#d9572b", "#2f9e6e", "#8b5cc7", "#c79a1b", "#5f6b7a", "#
 
 
 def draw_figures(profile: ModelProfile, folder: Path) -> None:
-    """Writes NAME_predicted.png and NAME_residuals.png; held-out configurations are crosses."""
+    """Writes NAME_predicted.png and NAME_residuals.png, with PDF and SVG; held-out configurations are crosses."""
     from matplotlib.figure import Figure
 
     folder.mkdir(exist_ok=True)
@@ -146,10 +146,10 @@ def draw_figures(profile: ModelProfile, folder: Path) -> None:
     predicted = x @ np.array([profile.fit.coefficients[name] for name in COEFFICIENTS])
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
     _plot_predicted(figure.add_subplot(), profile, 1e3 * seconds, 1e3 * predicted)
-    _save(figure, folder / f"{profile.name}_predicted.png", f"{profile.name}: predicted against measured")
+    save_figure(figure, folder / f"{profile.name}_predicted.png", f"{profile.name}: predicted against measured")
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     _plot_residuals(figure.add_subplot(), profile, 1e3 * seconds, 100 * (predicted / seconds - 1))
-    _save(figure, folder / f"{profile.name}_residuals.png", f"{profile.name}: error of the prediction")
+    save_figure(figure, folder / f"{profile.name}_residuals.png", f"{profile.name}: error of the prediction")
 
 
 def _plot_predicted(axes: "Axes", profile: ModelProfile, measured_ms: Array, predicted_ms: Array) -> None:
@@ -172,7 +172,6 @@ def _scatter(axes: "Axes", profile: ModelProfile, x: Array, y: Array) -> None:
             label = f"{category}{', held out' if held_out else ''}"
             if of_use:
                 axes.scatter(x[of_use], y[of_use], s=16, color=colour, marker=marker, linewidths=1, label=label)
-    axes.legend(fontsize=7, frameon=False)
     axes.grid(visible=True, color="#e4e7eb", linewidth=0.7)
     axes.set_axisbelow(True)
 
@@ -182,8 +181,3 @@ def _category_groups(profile: ModelProfile) -> Iterator[tuple[str, str, list[int
     for place, category in enumerate(categories):
         rows = [i for i, timing in enumerate(profile.timings) if timing.shape.category == category]
         yield category, _COLOURS[place % len(_COLOURS)], rows
-
-
-def _save(figure: "Figure", path: Path, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=130, metadata={"Software": None})

@@ -12,6 +12,7 @@ import numpy as np
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, roofline
 from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
+from training.fitting.figures import save_figure
 from training.latency.artifact import LoadedProfile, TimingPoints, components, regime
 from training.latency.fit import Array, score_fit, terms
 from training.latency.grid import WorkGrid, WorkShape
@@ -131,7 +132,7 @@ _GREY = "#9aa5b1"
 
 
 def draw_figures(models: Sequence[LoadedProfile], folder: Path) -> None:
-    """Writes NAME_fig9.png for each model."""
+    """Writes NAME_fig9.png, with PDF and SVG, for each model."""
     from matplotlib.figure import Figure
 
     folder.mkdir(exist_ok=True)
@@ -140,10 +141,8 @@ def draw_figures(models: Sequence[LoadedProfile], folder: Path) -> None:
         left, right = figure.subplots(1, 2)
         _plot_predicted(left, model)
         _plot_errors(right, model)
-        figure.suptitle(
-            f"{model.name}: predicted against measured, and relative errors", x=0.01, ha="left", fontsize=11
-        )
-        figure.savefig(folder / f"{model.name}_fig9.png", dpi=130, metadata={"Software": None})
+        title = f"{model.name}: predicted against measured, and relative errors"
+        save_figure(figure, folder / f"{model.name}_fig9.png", title, legend_columns=3)
 
 
 def _plot_predicted(axes: "Axes", model: LoadedProfile) -> None:
@@ -163,7 +162,6 @@ def _plot_predicted(axes: "Axes", model: LoadedProfile) -> None:
         predicted = model.predict_s(points)
         axes.scatter(1e3 * points.seconds, 1e3 * predicted, s=14, color=_COLOURS[name], label=name)
     axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
-    axes.legend(fontsize=8, frameon=False)
 
 
 def _plot_errors(axes: "Axes", model: LoadedProfile) -> None:
@@ -175,7 +173,6 @@ def _plot_errors(axes: "Axes", model: LoadedProfile) -> None:
         axes.hist(off, bins=bins, weights=share, histtype="step", color=_COLOURS[name], label=name)
     axes.axvline(0, color=_GREY, linewidth=1)
     axes.set(xlabel="predicted too long (+) or too short (-), %", ylabel="share of the set, %")
-    axes.legend(fontsize=8, frameon=False)
 
 
 def coefficients(models: Sequence[LoadedProfile], chip: Chip, architecture: Architecture) -> TableGroups:

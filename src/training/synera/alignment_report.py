@@ -19,6 +19,7 @@ from training.fitting.cluster_statistics import (
     spearman,
     top_share,
 )
+from training.fitting.figures import save_figure
 from training.synera.alignment import AlignedTokens, Alignment, VerifiedDrafts
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ _Z_95 = 1.96
 
 
 def draw_figures(alignment: Alignment, table: Mapping[str, Mapping[str, MetricRow]], folder: Path) -> None:
-    """Writes hit_rate.png, confidence_cdf.png and importance_cdf.png; `table` is `rows` of the alignment."""
+    """Writes hit_rate.png, confidence_cdf.png and importance_cdf.png (PDF, SVG); `table` is `rows` of the alignment."""
     folder.mkdir(exist_ok=True)
     tokens = alignment.tokens
     axes = _axes("confidence", "hit rate, %")
@@ -165,7 +166,6 @@ def draw_figures(alignment: Alignment, table: Mapping[str, Mapping[str, MetricRo
     axes.axvline(0.8, color=_GREY, linewidth=1)
     _cdf(axes, tokens.confidence, "all tokens", _BLUE)
     _cdf(axes, tokens.confidence[tokens.content], "content tokens", _ORANGE)
-    axes.legend(fontsize=8, frameon=False)
     _save(axes, folder / "confidence_cdf.png", "CDF of confidence")
     axes = _axes("importance", "share of drafted tokens, %")
     _cdf(axes, tokens.importance[~np.isnan(tokens.importance)], "drafted tokens", _BLUE)
@@ -182,7 +182,6 @@ def _hit_rates(axes: "Axes", table: Mapping[str, MetricRow]) -> None:
         halves = [100 * _Z_95 * float(cell.std()) / len(cell) ** 0.5 for _, cell in known]
         axes.errorbar([x for x, _ in known], rates, yerr=halves, color=colour, marker="o", capsize=3, label=label)
     axes.set(xlim=(0, 1), ylim=(0, 105), xticks=CONFIDENCE_EDGES)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
 def _cdf(axes: "Axes", values: Floats, label: str, colour: str) -> None:
@@ -204,5 +203,4 @@ def _axes(x: str, y: str) -> "Axes":
 def _save(axes: "Axes", path: Path, title: str) -> None:
     figure = axes.get_figure(root=True)
     if figure is not None:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
+        save_figure(figure, path, title)

@@ -54,7 +54,8 @@ def test_a_profile_of_a_timings_file_is_loaded_for_serving(tmp_path, fresh):
     assert found.source.startswith("measured: a toaster: llama2_13b")
     names = {path.name for path in out.rglob("*.*")}
     assert names >= {"latency.json", "profile.json", "profile.txt", "metrics.json", "chip.yaml"}
-    assert names >= {"llama2_13b_predicted.png", "llama2_13b_residuals.png"}
+    plots = ("llama2_13b_predicted", "llama2_13b_residuals")
+    assert names >= {f"{plot}.{kind}" for plot in plots for kind in ("png", "pdf", "svg")}
     assert "quiet runs not known" in (out / "profile.txt").read_text()
 
 

@@ -101,6 +101,6 @@ def test_the_stage_leaves_rows_metrics_and_figures(
     shares = [np.mean(row["share"]) for row in list(table[TOKEN].values())[: len(CONFIDENCE_BINS)]]
     assert sum(shares) == pytest.approx(1)
     assert metrics["answers"] == 12
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
-        "confidence_cdf.png", "hit_rate.png", "importance_cdf.png"
-    ]  # fmt: skip
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in ("confidence_cdf", "hit_rate", "importance_cdf") for kind in ("png", "pdf", "svg")
+    }
