@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 _METADATA: Mapping[str, Mapping[str, None]] = {
@@ -19,7 +20,7 @@ def save_figure(figure: "Figure", path: Path, title: str, legend_columns: int = 
     from matplotlib import rc_context
 
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    found = {}
+    found: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
