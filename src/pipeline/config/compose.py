@@ -103,8 +103,8 @@ def _made_class(node: Any) -> Any:
     return target if isinstance(target, type) else get_type_hints(target).get("return")
 
 
-def written_overrides(hydra: DictConfig) -> list[str]:
-    """The overrides of a command as they were written, references not replaced."""
+def written_overrides(hydra: Any) -> list[str]:
+    """The overrides of a command as they were written, references not replaced; `hydra` is the node of that name."""
     words = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return [str(word) for word in words] if isinstance(words, list) else []
 

@@ -72,7 +72,9 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         file.write_text(text.lstrip())
 
     def say(*words: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["pipeline", "--config-dir=conf", "+experiment=mine", "stage=plan", "report=full", *words])
+        monkeypatch.setattr(
+            sys, "argv", ["pipeline", "--config-dir=conf", "+experiment=mine", "stage=plan", "report=full", *words]
+        )
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capfd.readouterr()
