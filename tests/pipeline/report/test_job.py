@@ -237,7 +237,8 @@ def test_what_was_served_is_a_data_set_of_the_run(artifact, tmp_path, tracking):
 
 def test_no_secret_reaches_any_file_of_the_report(artifact, tmp_path, tracking, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "environment-value")
-    report.report_job(artifact, context(tmp_path, tracking), io.StringIO())
+    stage = replace(trained(tmp_path / "device_model"), cached=False)
+    report.report_job(artifact, context(tmp_path, tracking, stages=(stage,)), io.StringIO())
     report.report_failure(OSError(f"refused by http://me:{SECRET}@host"), context(tmp_path, tracking), io.StringIO())
     written = [*(tmp_path / "job").rglob("*"), *(tmp_path / "mlflow").rglob("*"), tmp_path / "mlflow.db"]
     contents = b"".join(path.read_bytes() for path in written if path.is_file())

@@ -2,6 +2,7 @@
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from pipeline.artifacts.stage import Stage
 from pipeline.report import context
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
-from pipeline.report.mlflow_logger import NOTE_TAG
-from pipeline.report.mlflow_stages import stage_experiment
+from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger
+from pipeline.report.mlflow_stages import log_stages, stage_experiment
 from tests.pipeline.report.serve_artifact import drawn
 
 PNG = b"\x89PNG\r\n"
@@ -59,6 +60,15 @@ def test_a_stage_is_logged_once_and_linked_to_by_the_jobs_that_use_it(tmp_path, 
         assert (
             f"[local_latency](#/experiments/{run.info.experiment_id}/runs/{run.info.run_id})" in job.data.tags[NOTE_TAG]
         )
+
+
+def test_jobs_at_once_log_a_stage_once(tmp_path, tracking):
+    stage = shown(tmp_path / "stage", "{}")
+    stage_experiment(tracking)
+    loggers = [MlflowLogger.open(tracking) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda logger: log_stages(logger, [stage])[0].run_id, loggers))
+    assert len(set(found)) == 1
 
 
 def test_a_job_that_ends_with_a_report_logs_its_numbers_and_figures(tmp_path, tracking):
