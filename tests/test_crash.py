@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.slow
 
 def start(outputs: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "pipeline", *(words or ["+policy=synera"]), *TOY, f"outputs={outputs}"]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # A background job of a shell ignores Ctrl-C, and so would what it starts.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
 
 
 def killed_in(stage: str, outputs: Path, how: signal.Signals) -> tuple[int, str]:
@@ -54,7 +57,7 @@ def test_a_job_killed_in_every_stage_continues_from_that_stage(tmp_path: Path, h
 
 
 def test_four_processes_of_one_sweep_build_each_artifact_once(tmp_path: Path) -> None:
-    sweep = ("-m", "policy=sled,synera")
+    sweep = ("-m", "policy=sled,synera", "report=full")
     processes = [start(tmp_path, *sweep) for _ in range(4)]
     told_by = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, told_by
@@ -66,7 +69,7 @@ def test_four_processes_of_one_sweep_build_each_artifact_once(tmp_path: Path) ->
 
 
 def test_a_sweep_continues_after_a_failed_job_and_later_repeats_only_that_one(tmp_path: Path) -> None:
-    sweep = ("-m", "policy=sled,edge_centric", "model.cloud.timed_architecture=llama2_70b,llama2_13b", "stage=all")
+    sweep = ("-m", "policy=sled,edge_centric", "model.cloud.timed_architecture=llama2_70b,llama2_13b", "report=full")
     with start(tmp_path, *sweep) as process:
         table, errors = process.communicate()
     assert process.returncode == 1

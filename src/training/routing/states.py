@@ -15,6 +15,7 @@ from training.fitting.held_out import random_split
 
 STATES_FILE, HEADER_FILE = "routes.safetensors", "routes.json"
 SPLIT_SHARES = (0.8, 0.1, 0.1)
+SPLIT_ATTEMPTS = 20
 """Shares of the prompts: training, validation, test."""
 
 PreferenceReason = Literal["small", "large", "alike", "compared", "unasked"]
@@ -111,12 +112,17 @@ class RoutingSplit:
 
 
 def split(states: RoutingStates, seed: int) -> RoutingSplit:
-    """Random split by prompt. Raises ValueError if a part lacks states with the large or with the small model
-    preferred.
+    """Random split by prompt, the first of `SPLIT_ATTEMPTS` in which every part has states of both preferences.
+
+    Raises ValueError if none has.
     """
     names = sorted(set(states.prompt_ids))
-    parts = [states.for_prompts(frozenset(part)) for part in random_split(names, SPLIT_SHARES, seed)]
-    if not all(part.small_preferred.any() and not part.small_preferred.all() for part in parts):
+    for attempt in range(SPLIT_ATTEMPTS):
+        drawn = random_split(names, SPLIT_SHARES, seed + attempt * 1_000_003)
+        parts = [states.for_prompts(frozenset(part)) for part in drawn]
+        if all(part.small_preferred.any() and not part.small_preferred.all() for part in parts):
+            break
+    else:
         raise ValueError(
             f"{len(states)} states of {len(names)} prompts, in {int((~states.small_preferred).sum())} of which the "
             "large model is preferred, cannot be split into training, validation and test with both kinds in each; "
