@@ -92,11 +92,12 @@ def test_the_profile_writes_figures_and_metrics(profile):
     metrics = json.loads((profile / "metrics.json").read_text())
     assert {"cloud/held_out/mape", "device/decode_behind_128_s", "cloud/a_s", "cloud/folds/r2"} <= set(metrics)
     assert all(isinstance(value, float) for value in metrics.values())
-    drawn = sorted((profile / "figures").iterdir())
+    drawn = sorted((profile / "figures").glob("*.png"))
     assert [path.stem for path in drawn] == [
         "cloud_predicted", "cloud_residuals", "device_predicted", "device_residuals",
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert all(path.with_suffix(kind).is_file() for path in drawn for kind in (".pdf", ".svg"))
 
 
 def test_a_profile_may_keep_its_named_chip(profile):
