@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from omegaconf import DictConfig
 
@@ -62,7 +62,7 @@ class Job:
             raise ConfigError(
                 f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
             )
-        preflight.check_accelerators(self.config, [one for one in found.stages.values() if not self.store.has(one)])
+        preflight.check_accelerators(self.config, found.stages.values(), self.store.has)
         return found
 
     def run(self, goals: Iterable[Stage]) -> tuple[Path, frozenset[str]]:
@@ -84,13 +84,20 @@ def _call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path],
         raise ConfigError(f"{stage.name}: {problem}") from problem
 
 
+@runtime_checkable
+class NamedConflict(Protocol):
+    """An error about choices that do not work together, which can name them in the words of a configuration."""
+
+    def with_names(self, names: Mapping[str, str]) -> Exception:
+        """The same error, with names (slot -> its choice) in place of classes."""
+
+
 def _with_conf_names(problem: ConfigError) -> ConfigError:
     """The error with the names of slot choices in conf in place of their classes."""
-    with_names = getattr(problem.__cause__, "with_names", None)
-    if with_names is None:  # it is not serving's SlotConflictError
+    if not isinstance(problem.__cause__, NamedConflict):
         return problem
     names = {group.removeprefix("policy/"): choice for group, choice in group_choices().items() if "policy/" in group}
-    return ConfigError(str(with_names(names)))
+    return ConfigError(str(problem.__cause__.with_names(names)))
 
 
 def create_job(cfg: DictConfig) -> Job:
@@ -167,14 +174,14 @@ def _print_plan(job: Job, plan: Plan) -> None:
 
     from pipeline.report import plan as report
 
-    planned = report.plan_stages(plan.stages, plan.kinds, job.store)
-    context = _job_context(job)
-    if context.sweep and context.report != "full":
-        report.write_plan(context.folder, context.overrides, planned)
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    if hydra and _is_swept() and _report_mode(str(job.config["report"])) != "full":
+        planned = report.plan_stages(plan.stages, plan.kinds, job.store)
+        report.write_plan(Path(hydra.runtime.output_dir), written_overrides(hydra), planned)
     else:
-        print(report.describe_plan(planned))
-    if HydraConfig.initialized() and not context.sweep:
-        report.remove_planned(context.folder)
+        print(describe_plan(job, plan))
+    if hydra and not _is_swept():
+        report.remove_planned(Path(hydra.runtime.output_dir))
 
 
 def describe_plan(job: Job, plan: Plan) -> str:

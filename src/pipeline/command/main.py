@@ -51,7 +51,7 @@ def _run_hydra(argv: list[str]) -> None:
     import hydra
 
     from pipeline.config.compose import register_resolvers
-    from pipeline.config.multirun import defer_to_jobs
+    from pipeline.config.multirun import composed_once, defer_to_jobs
 
     register_resolvers()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
@@ -68,7 +68,7 @@ def _run_hydra(argv: list[str]) -> None:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints what is wrong itself, and exits
     try:
-        with as_config_errors():
+        with as_config_errors(), composed_once(argv):
             job()
     except KeyboardInterrupt:
         report_interrupted_sweep()

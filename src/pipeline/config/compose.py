@@ -109,6 +109,14 @@ def written_overrides(hydra: Any) -> list[str]:
     return [str(word) for word in words] if isinstance(words, list) else []
 
 
+def select(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of a resolved configuration, or None."""
+    node: Any = config
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
 def _is_stage(value: Any) -> bool:
     return isinstance(value, Mapping | DictConfig) and REFERENCE in value
 

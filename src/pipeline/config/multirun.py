@@ -5,6 +5,7 @@ as one slot of all policies, has no meaning in the first composition. As a sweep
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,26 @@ def defer_to_jobs(argv: Sequence[str]) -> list[str]:
     swept = {root for one in parsed.values() if one.is_sweep_override() for root in _chosen_roots(one.key_or_group)}
     swept |= {root for key in _experiment_params(argv) for root in _chosen_roots(key)}
     return [_as_sweep(word) if word in parsed and _belongs_to(parsed[word], swept) else word for word in argv]
+
+
+@contextmanager
+def composed_once(argv: Sequence[str]) -> Iterator[None]:
+    """Spares Hydra the composition that finds `hydra.mode` alone, where the command cannot choose a multirun.
+
+    An experiment, an option (a user's folder) or an override of `hydra` may choose one; half of a plan's time is composing.
+    """
+    from hydra._internal.hydra import Hydra  # Hydra has no public place for it
+    from hydra.types import RunMode
+
+    if any(word.startswith("-") or "experiment=" in word or "hydra" in word for word in argv):
+        yield
+        return
+    found = Hydra.get_mode
+    Hydra.get_mode = lambda *_args, **_options: RunMode.RUN  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = found  # type: ignore[method-assign]
 
 
 def _chosen_roots(key: str) -> frozenset[str]:

@@ -1,9 +1,10 @@
 """What is found out before any work: accelerators that this machine lacks, and values in a unit that was not meant."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pipeline.artifacts.stage import Stage
+from pipeline.config.compose import select
 from pipeline.errors import ConfigError
 
 USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
@@ -20,13 +21,14 @@ USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
 """Dotted place -> lowest and highest usual value, and what the value is. A value outside is allowed, and noted."""
 
 
-def check_accelerators(config: Mapping[str, Any], missing: Sequence[Stage]) -> None:
-    """Raises ConfigError if serving, or the training of a `missing` stage, wants a GPU and torch sees none."""
+def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_cached: Callable[[Stage], bool]) -> None:
+    """Raises ConfigError if serving, or the training of a stage that is not cached, wants a GPU and torch sees none."""
     if str(config["accelerator"]).startswith("cuda") and not _sees_gpu():
         raise ConfigError(_no_gpu("accelerator", config["accelerator"], "accelerator=cpu"))
-    for stage in missing:
+    for stage in stages:
         trainer = stage.resources.get("trainer")
-        if isinstance(trainer, dict) and trainer.get("accelerator") == "gpu" and not _sees_gpu():
+        wants_gpu = isinstance(trainer, dict) and trainer.get("accelerator") == "gpu"
+        if wants_gpu and not is_cached(stage) and not _sees_gpu():
             raise ConfigError(_no_gpu("trainer.accelerator", "gpu", "trainer=cpu, or trainer.accelerator=cpu"))
 
 
@@ -47,14 +49,7 @@ def unusual_values(config: Mapping[str, Any]) -> list[str]:
     """A note for each value that is possible and probably in another unit than was meant."""
     notes = []
     for place, (low, high, meaning) in USUAL_RANGES.items():
-        value = _value(config, place)
+        value = select(config, place)
         if isinstance(value, int | float) and not isinstance(value, bool) and not low <= value <= high:
             notes.append(f"{place} is {value:g}: it is {meaning}, usually {low:g} to {high:g}. Is it meant so?")
     return notes
-
-
-def _value(config: Mapping[str, Any], place: str) -> Any:
-    node: Any = config
-    for key in place.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node

@@ -10,13 +10,14 @@ _INDIRECT = ("experiment", "variant")
 
 def differing_overrides(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """The overrides of each job in which the jobs differ, under the shortest names that tell them apart."""
-    given = [dict(_split(one) for one in job) for job in overrides]
+    given = [dict(split_override(one) for one in job) for job in overrides]
     keys = dict.fromkeys(key for job in given for key in job)
     differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
     return [{name: job.get(key, "-") for key, name in _shortest_names(differing).items()} for job in given]
 
 
-def _split(override: str) -> tuple[str, str]:
+def split_override(override: str) -> tuple[str, str]:
+    """Key, without its sign, and value of `+key=value`."""
     key, _, value = override.lstrip("+~").partition("=")
     return key, value
 

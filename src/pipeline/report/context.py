@@ -12,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.compose import select
 from pipeline.report.mlflow_store import Tracking
 
 
@@ -57,10 +58,7 @@ class JobContext:
 
     def config_value(self, path: str) -> Any:
         """The value at a dotted path of the configuration, or None."""
-        node: Any = self.config
-        for key in path.split("."):
-            node = node.get(key) if isinstance(node, Mapping) else None
-        return node
+        return select(self.config, path)
 
 
 METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"

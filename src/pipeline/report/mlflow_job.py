@@ -8,7 +8,7 @@ from pipeline.report import context, mlflow_stages
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, prefix_tags, select_numbers
 from pipeline.report.mlflow_stages import LoggedStage
-from pipeline.report.mlflow_store import changes_result, flatten, mask_override, mask_secrets, split_override
+from pipeline.report.mlflow_store import changes_result, flatten, mask_override, mask_secrets, split_masked
 
 
 def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: str | None = None) -> str:
@@ -43,7 +43,7 @@ def job_params(job: JobContext) -> dict[str, str]:
     chosen = {"policy": job.policy, **{group: name for group, name in job.choices.items() if name != "None"}}
     first = {group: chosen[group] for group in _GROUPS if group in chosen}
     seeds = {place: job.config_value(place) for place in _SEEDS}
-    given = dict(split_override(one) for one in job.overrides)
+    given = dict(split_masked(one) for one in job.overrides)
     known = {**first, **dict(sorted(chosen.items())), **{key: one for key, one in seeds.items() if one is not None}}
     known |= {key: value for key, value in given.items() if key not in chosen and key not in seeds}
     return flatten({key: value for key, value in known.items() if changes_result(key)})
@@ -51,7 +51,7 @@ def job_params(job: JobContext) -> dict[str, str]:
 
 def _run_name(job: JobContext) -> str:
     """The policy and the overrides; without overrides, as from Python, what was chosen."""
-    given = dict(split_override(one) for one in job.overrides)
+    given = dict(split_masked(one) for one in job.overrides)
     given.pop("policy", None)
     kept = [f"{key}={value}" for key, value in given.items() if changes_result(key)]
     named = [job.choices[group] for group in ("hardware", "network", "workload") if group in job.choices]

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.report.choices import split_override
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
@@ -53,10 +55,10 @@ _BESIDE_RESULT = ("outputs", "tracking", "report", "force", "stage", "hydra", "d
 """Settings that change no result."""
 
 
-def split_override(override: str) -> tuple[str, str]:
+def split_masked(override: str) -> tuple[str, str]:
     """Key and masked value of `+key=value`; the key without its sign and package."""
-    key, _, value = mask_override(override).partition("=")
-    return key.lstrip("+~").partition("@")[0], value
+    key, value = split_override(mask_override(override))
+    return key.partition("@")[0], value
 
 
 def changes_result(key: str) -> bool:

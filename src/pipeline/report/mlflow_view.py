@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from pipeline.report.comparison import ComparisonRow, comparison_markdown
 from pipeline.report.mlflow_logger import MlflowLogger
-from pipeline.report.mlflow_store import VALUE_CHARS, changes_result, split_override
+from pipeline.report.mlflow_store import VALUE_CHARS, changes_result, split_masked
 from pipeline.report.served_series import SERIES
 from pipeline.report.table import format_with_unit
 from serving.metrics import definitions
@@ -123,7 +123,7 @@ _SERIES = tuple(f"series/{name}" for name in SERIES)
 
 def _differing_params(rows: Sequence[ComparisonRow]) -> list[str]:
     """The parameters in which the jobs differ, the policy in any case."""
-    given = [dict(map(split_override, row.result.overrides)) for row in rows]
+    given = [dict(map(split_masked, row.result.overrides)) for row in rows]
     keys = dict.fromkeys(key for job in given for key in job if changes_result(key))
     differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
     return list(dict.fromkeys(["policy", *differing]))

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of a mean and of a paired difference, p-values of paired differences, and percentiles."""
+"""Bootstrap intervals of a mean, p-values of paired differences, and percentiles."""
 
 from __future__ import annotations
 
@@ -36,18 +36,6 @@ def mean_interval(
     means = _resampled_means(sample, np.random.default_rng(seed), resamples)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return ConfidenceInterval(float(sample.mean()), float(low), float(high))
-
-
-def paired_interval(
-    ours: Sequence[float], baseline: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000
-) -> ConfidenceInterval:
-    """The mean of `ours - baseline`, matched prompt by prompt: pairs are resampled, not each side alone."""
-    if len(ours) != len(baseline):
-        raise ValueError(
-            f"a paired difference needs the same prompts on both sides, got {len(ours)} and {len(baseline)}"
-        )
-    differences = [mine - other for mine, other in zip(ours, baseline, strict=True)]
-    return mean_interval(differences, seed=seed, level=level, resamples=resamples)
 
 
 def paired_p_value(

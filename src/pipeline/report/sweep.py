@@ -27,7 +27,7 @@ from pipeline.report.mlflow_store import (
     changes_result,
     flatten,
     mask_override,
-    split_override,
+    split_masked,
     tolerate_mlflow_errors,
 )
 from pipeline.report.table import LabelledTexts, ReportPart, format_number, plain_lines, print_parts
@@ -160,7 +160,7 @@ def start_sweep(folder: Path, overrides: list[str], tracking: Tracking, file: Te
 
 
 def _result_words(overrides: Sequence[str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in map(split_override, overrides) if changes_result(key))
+    return " ".join(f"{key}={value}" for key, value in map(split_masked, overrides) if changes_result(key))
 
 
 def finish_sweep(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from serving.messages import StopText, TokenIds
+from serving.messages import StopText
 
 TokenText = Callable[[int], str]
 """The text that a token adds to an answer, where another token precedes it."""
@@ -14,7 +14,7 @@ def no_token_text(token: int) -> str:
     raise RuntimeError(f"a request has stop strings, and the text of token {token} is not known here: no tokenizer")
 
 
-def advance(stop: StopText, tokens: Sequence[int] | TokenIds, text_of: TokenText) -> tuple[StopText, int | None]:
+def advance(stop: StopText, tokens: Sequence[int], text_of: TokenText) -> tuple[StopText, int | None]:
     """The answer's end after these tokens, and the index of the one that completes a stop string (None: none does).
 
     Blanks before the answer's first word do not count, as in `Prompt.extract_answer`.

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Floats: TypeAlias = NDArray[np.float32]
+Floats: TypeAlias = "NDArray[np.float32]"
 T = TypeVar("T")
 
 
@@ -32,6 +33,7 @@ class ArtifactFormat:
 
     def save(self, folder: Path, header: Mapping[str, Any], weights: Mapping[str, NDArray[Any]] | None = None) -> None:
         if weights is not None:
+            import numpy as np
             from safetensors.numpy import save_file
 
             save_file({name: np.ascontiguousarray(each) for name, each in weights.items()}, folder / self.weights_file)
@@ -71,11 +73,16 @@ class ArtifactFormat:
             raise self._unreadable(file, problem) from None
 
     def _unreadable(self, file: Path, problem: Exception) -> ValueError:
-        return ValueError(f"{self.kind} {file} cannot be read ({problem!r}); make it again with stage={self.stage}")
+        return ValueError(
+            f"{self.kind} {file} cannot be read ({problem!r}); build it again: remove {file.parent} and repeat the "
+            f"command that made it (stage={self.stage})"
+        )
 
 
 def digest(weights: Mapping[str, Floats]) -> str:
     """SHA-256 of names, shapes and values."""
+    import numpy as np
+
     found = sha256()
     for name, array in sorted(weights.items()):
         found.update(f"{name} {array.shape} ".encode())

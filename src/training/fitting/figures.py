@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 _METADATA: Mapping[str, Mapping[str, None]] = {
     "png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "svg": {"Date": None},
 }  # fmt: skip
-"""What matplotlib would write of itself and of the time: the same content gives the same bytes."""
+"""What matplotlib would write of itself and of the time: the same content gives the same bytes.
+
+The pipeline's figures have the same settings; neither package may import the other.
+"""
 
 
 def save_figure(figure: "Figure", path: Path, title: str, legend_columns: int = 2) -> None:

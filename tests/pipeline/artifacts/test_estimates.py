@@ -1,5 +1,6 @@
 """How long a stage will take: from earlier builds, else from its sizes."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,13 @@ def test_checkpoints_of_files_count_by_their_configuration(tmp_path: Path):
     assert num_parameters(stage) == PARAMETERS + 25600
 
 
-def test_the_fastest_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_fastest_measurement_is_kept_and_repeated_once_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for measured, kept in ((2e9, 2e9), (1e9, 2e9), (3e9, 3e9)):
         monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda measured=measured: measured)
         assert estimates.measured_flops_per_s(tmp_path) == kept
+        monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda: 1e12)
+        assert estimates.measured_flops_per_s(tmp_path) == kept
+        os.utime(tmp_path / estimates.SPEED_FILE, (1.0, 1.0))
 
 
 def test_peak_memory_is_what_was_used_since_the_reset():

@@ -5,7 +5,6 @@ from pipeline.report.statistics import (
     Percentiles,
     holm,
     mean_interval,
-    paired_interval,
     paired_p_value,
     percentile,
 )  # fmt: skip
@@ -40,15 +39,6 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     assert mean_interval(values, seed=0) == whole
 
 
-def test_a_paired_interval_is_narrower_than_two_unpaired():
-    base = np.random.default_rng(2).normal(size=300)
-    ours, theirs = (base + 0.1).tolist(), base.tolist()
-    paired = paired_interval(ours, theirs, seed=0)
-    assert paired.low == pytest.approx(0.1)
-    assert paired.high == pytest.approx(0.1)
-    assert mean_interval(ours, seed=0).low < mean_interval(theirs, seed=0).high
-
-
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
@@ -61,11 +51,6 @@ def test_a_paired_interval_is_narrower_than_two_unpaired():
 def test_values_that_cannot_be_resampled_are_refused(values, options, message):
     with pytest.raises(ValueError, match=message):
         mean_interval(values, seed=0, **options)
-
-
-def test_a_paired_interval_of_unequal_lengths_is_refused():
-    with pytest.raises(ValueError, match="same prompts on both sides, got 2 and 1"):
-        paired_interval([1, 2], [1], seed=0)
 
 
 def means(values):

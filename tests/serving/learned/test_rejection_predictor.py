@@ -90,7 +90,7 @@ def test_a_missing_predictor_file_is_named(tmp_path: Path) -> None:
 def test_a_truncated_predictor_file_is_named(tmp_path: Path, name: str) -> None:
     made(4).save(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"predictor .*{name} cannot be read .*; make it again with stage=train"):
+    with pytest.raises(ValueError, match=f"predictor .*{name} cannot be read .*; build it again.*stage=train"):
         load(tmp_path)
 
 

@@ -218,7 +218,7 @@ def _no_prompt(folder: Path) -> None:
 def test_a_damaged_trace_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
     save_trace(tmp_path, trace())
     damage(tmp_path)
-    with pytest.raises(ValueError, match=rf"trace .*{message}.*make it again with stage=record_outcomes"):
+    with pytest.raises(ValueError, match=rf"trace .*{message}.*build it again.*stage=record_outcomes"):
         load_trace(tmp_path)
 
 

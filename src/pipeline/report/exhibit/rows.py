@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.report.choices import split_override
 from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn
 
@@ -75,6 +76,6 @@ def fill_template(template: str, choices: Mapping[str, str]) -> str:
 
 def parse_override(override: str) -> tuple[str, str]:
     """The name and value of `+name=value`, without Hydra's marks and quotes."""
-    name, _, value = override.lstrip("+~").partition("=")
+    name, value = split_override(override)
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return name, value[1:-1] if quoted else value
