@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -54,7 +54,7 @@ class Job:
     def plan(self, goal: str = "serve") -> Plan:
         """The stages that `goal` needs. Raises ConfigError for an invalid configuration."""
         try:
-            found = make_plan(self.config["stages"], self.schema, (goal,))
+            found = self._make_plan((goal,))
         except ConfigError as problem:
             raise _with_conf_names(problem) from problem
         unknown = sorted(self.force - set(found.stages))
@@ -65,10 +65,22 @@ class Job:
         preflight.check_accelerators(self.config, found.stages.values(), self.store.has)
         return found
 
-    def run(self, goals: Iterable[Stage]) -> tuple[Path, frozenset[str]]:
-        """Builds missing stages up to `goals`; the folder of the last goal, and the digests of the stages built now."""
+    def _make_plan(self, goals: tuple[str, ...]) -> Plan:
+        return make_plan(self.config["stages"], self.schema, self.store.path, goals)
+
+    def run(self, goals: Sequence[Stage]) -> tuple[Path, frozenset[str]]:
+        """Builds missing stages up to `goals`; the folder of the last goal, and the digests of the stages built now.
+
+        Between stages the plan is checked again: a corpus that was built now may have too few prompts to serve.
+        """
         self.store.ensure_writable()
-        runner = Runner(self.store, _call_stage, self.observer, self.force)
+
+        def call(stage: Stage, *arguments: Any) -> None:
+            if runner.built:
+                self._make_plan(tuple(goal.name for goal in goals))
+            _call_stage(stage, *arguments)
+
+        runner = Runner(self.store, call, self.observer, self.force)
         folders = [runner.ensure_built(goal) for goal in goals]
         return folders[-1] if folders else self.store.root, runner.built
 

@@ -24,14 +24,14 @@ from serving.workload.workload import Workload
 
 
 def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
-    """Raises ValueError for a setup that this runtime cannot run, or a data set without a source."""
+    """Raises ValueError for a setup that this runtime cannot run, or a data set that cannot be read or is too small."""
     runtime.check(setup)
-    setup.workload.check_source()
+    setup.workload.check_dataset()
 
 
 def check_record_outcomes(*, workload: Workload, **_: object) -> None:
-    """Raises ValueError for a data set without a source."""
-    workload.check_source()
+    """Raises ValueError for a data set that cannot be read or is too small."""
+    workload.check_dataset()
 
 
 def serve(

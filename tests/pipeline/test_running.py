@@ -59,6 +59,16 @@ def test_conflicts_between_slots_are_said_in_the_names_of_conf(words: tuple[str,
         api.stages(words)
 
 
+def test_too_many_prompts_are_found_once_the_corpus_is_there_and_before_any_model_is_trained(tmp_path: Path) -> None:
+    words = ("+policy=sled", "model=toy", "workload.num_prompts=61", f"outputs={tmp_path}")
+    message = r"num_prompts=61 is more than the data set's 60 prompts"
+    with api.composed(*words) as cfg, pytest.raises(ConfigError, match=message):
+        api.run(cfg)
+    assert [folder.name for folder in (tmp_path / "artifacts").iterdir() if folder.name[0] != "."] == ["corpus"]
+    with pytest.raises(ConfigError, match=r"num_prompts=61 is more than"):
+        api.stages(words)
+
+
 def test_a_report_from_python_has_the_names_of_conf() -> None:
     with api.composed("+policy=synera", "network=lte", "model=toy", "report=quiet") as cfg:
         context = _job_context(create_job(cfg))

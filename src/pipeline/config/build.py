@@ -29,8 +29,14 @@ class TargetParameter:
     """`inspect.Parameter.empty` if the option is required."""
 
 
+@dataclass(frozen=True)
 class PendingArtifact:
-    """Stands for an artifact that does not exist yet while a plan is made."""
+    """Stands for an artifact while a plan is made; its `folder` may not exist yet."""
+
+    folder: Path = Path("not-built")
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class ConfigSchema:
         return self.coerce(found, annotation, f"{where} ({node})")
 
 
-def construct(data: Any, artifact: Callable[[str], Path] | None, where: str = "") -> Any:
+def construct(data: Any, artifact: Callable[[str], Path | PendingArtifact] | None, where: str = "") -> Any:
     """The object of canonical data; `artifact` finds a stage's folder, None leaves such parts `PendingArtifact`.
 
     Raises ConfigError with the message of a class that refuses its values.

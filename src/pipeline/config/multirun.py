@@ -42,7 +42,7 @@ def defer_to_jobs(argv: Sequence[str]) -> list[str]:
 def composed_once(argv: Sequence[str]) -> Iterator[None]:
     """Spares Hydra the composition that finds `hydra.mode` alone, where the command cannot choose a multirun.
 
-    An experiment, an option (a user's folder) or an override of `hydra` may choose one; half of a plan's time is composing.
+    An experiment, an option (a user's folder) or an override of `hydra` may choose one.
     """
     from hydra._internal.hydra import Hydra  # Hydra has no public place for it
     from hydra.types import RunMode

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.stage import REFERENCE, Stage
-from pipeline.config.build import TARGET, ConfigSchema, construct
+from pipeline.config.build import TARGET, ConfigSchema, PendingArtifact, construct
 from pipeline.errors import ConfigError
 
 STAGE_KINDS = ("train", "profile", "serve", "report", "service")
@@ -38,21 +38,24 @@ class Plan:
 
 
 def make_plan(
-    nodes: Mapping[str, Mapping[str, Any]], schema: ConfigSchema, goals: tuple[str, ...] = ("serve",)
-) -> Plan:
-    """The stages of `nodes` that `goals` need.
+    nodes: Mapping[str, Mapping[str, Any]], schema: ConfigSchema, folder: Callable[[Stage], Path],
+    goals: tuple[str, ...] = ("serve",),
+) -> Plan:  # fmt: skip
+    """The stages of `nodes` that `goals` need; `folder` of a stage holds its artifact once it is built.
 
     Raises ConfigError for unknown stages, options that exclude each other, and stages that need each other.
     """
-    planner = _Planner(nodes, schema)
+    planner = _Planner(nodes, schema, folder)
     for goal in goals:
         planner.stage(goal, ())
     return Plan(planner.stages, {name: _stage_kind(planner.nodes[name], name) for name in planner.stages})
 
 
 class _Planner:
-    def __init__(self, nodes: Mapping[str, Mapping[str, Any]], schema: ConfigSchema) -> None:
-        self.nodes, self.schema = nodes, schema
+    def __init__(
+        self, nodes: Mapping[str, Mapping[str, Any]], schema: ConfigSchema, folder: Callable[[Stage], Path]
+    ) -> None:
+        self.nodes, self.schema, self.folder = nodes, schema, folder
         self.stages: dict[str, Stage] = {}
 
     def stage(self, name: str, path: tuple[str, ...]) -> Stage:
@@ -77,13 +80,16 @@ class _Planner:
         data = self.schema.coerce_target({TARGET: node[TARGET], **options, **resources}, name)
         args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
-        _check_arguments(node[TARGET], construct(args, None, name))
+        _check_arguments(node[TARGET], construct(args, self._pending, name))
         where = {key: data[key] for key in resources}
         construct(where, None, name)
         try:
             return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where)
         except (ValueError, TypeError) as problem:
             raise ConfigError(f"stages.{name}: {problem}") from problem
+
+    def _pending(self, needed: str) -> PendingArtifact:
+        return PendingArtifact(self.folder(self.stages[needed]))
 
 
 def _check_arguments(path: str, args: Mapping[str, Any]) -> None:

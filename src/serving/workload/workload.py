@@ -78,11 +78,16 @@ class Workload:
         """Length of the longest prompt plus the longest answer."""
         return self.max_prompt_tokens + self.max_new_tokens
 
-    def check_source(self) -> None:
-        """Raises ValueError if the data set says that it can be read from nowhere. Reads and fetches nothing."""
+    def check_dataset(self) -> None:
+        """Raises ValueError if the data set can be read from nowhere, or is an artifact with too few prompts.
+
+        Fetches nothing, and reads no artifact that does not exist yet.
+        """
         check = getattr(self.dataset, "check_source", None)
         if check:
             check()
+        if getattr(self.dataset, "is_built", False):
+            self._select(self.dataset.prompts())
 
     def _check_files(self) -> None:
         """Reads the user's files, so that errors show before any work; artifacts may not exist yet."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def check_record_routes(*, workload: Workload, **_: object) -> None:
-    """Raises ValueError for a data set without a source, or without a metric."""
-    workload.check_source()
+    """Raises ValueError for a data set that cannot be read or is too small, or without a metric."""
+    workload.check_dataset()
     if not workload.dataset.metrics:
         raise ValueError(
             f"{workload.dataset.name} has no quality metric, and a router learns from which model's answer is better; "

@@ -230,6 +230,8 @@ def test_an_artifact_is_its_folder_or_pending() -> None:
     data = coerced(file={"_stage_": "corpus"})
     assert construct(data, {"corpus": Path("/store/corpus")}.__getitem__).file == Path("/store/corpus")
     assert isinstance(construct(data, None).file, PendingArtifact)
+    pending = construct(data, lambda name: PendingArtifact(Path("/store", name))).file
+    assert Path(pending) == Path("/store/corpus")
 
 
 def test_a_value_built_from_a_pending_artifact_is_pending() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.artifacts.stage import Stage
 from pipeline.config.build import ConfigSchema, construct
 from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.errors import ConfigError
@@ -53,8 +54,12 @@ def nodes(**change: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
+def folder_of(stage: Stage) -> Path:
+    return Path("/store") / stage.name
+
+
 def planned(**change: Any) -> Plan:
-    return make_plan(nodes(**change), SCHEMA)
+    return make_plan(nodes(**change), SCHEMA, folder_of)
 
 
 def changed(**change: Any) -> set[str]:
@@ -136,7 +141,7 @@ def test_invalid_stages_are_refused(change: dict[str, Any], message: str) -> Non
 
 def test_an_unknown_goal_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^asked for is 'fly', which is none of: corpus"):
-        make_plan(nodes(), SCHEMA, ("fly",))
+        make_plan(nodes(), SCHEMA, folder_of, ("fly",))
 
 
 def test_a_plan_is_plain_data_until_its_objects_are_constructed() -> None:

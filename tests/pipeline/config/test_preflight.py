@@ -13,6 +13,14 @@ def stage(**resources: Any) -> Any:
     return SimpleNamespace(resources=resources)
 
 
+def is_cached(_stage: Any) -> bool:
+    return True
+
+
+def is_missing(_stage: Any) -> bool:
+    return False
+
+
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -21,20 +29,20 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_gpu")
 def test_serving_on_a_gpu_that_is_not_there_is_refused_although_its_result_is_cached():
     with pytest.raises(ConfigError, match=r"accelerator is cuda, and torch .*; set accelerator=cpu\."):
-        preflight.check_accelerators({"accelerator": "cuda"}, [])
+        preflight.check_accelerators({"accelerator": "cuda"}, [], is_cached)
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_training_on_a_gpu_that_is_not_there_is_refused_only_where_something_is_to_train():
     trained = stage(trainer={"accelerator": "gpu"})
     with pytest.raises(ConfigError, match=r"trainer\.accelerator is gpu.*; set trainer=cpu"):
-        preflight.check_accelerators({"accelerator": "cpu"}, [stage(accelerator="cpu"), trained])
-    preflight.check_accelerators({"accelerator": "cpu"}, [])
+        preflight.check_accelerators({"accelerator": "cpu"}, [stage(accelerator="cpu"), trained], is_missing)
+    preflight.check_accelerators({"accelerator": "cpu"}, [trained], is_cached)
 
 
 def test_with_a_gpu_nothing_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    preflight.check_accelerators({"accelerator": "cuda:0"}, [stage(trainer={"accelerator": "gpu"})])
+    preflight.check_accelerators({"accelerator": "cuda:0"}, [stage(trainer={"accelerator": "gpu"})], is_missing)
 
 
 @pytest.mark.parametrize(

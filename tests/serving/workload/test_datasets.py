@@ -221,11 +221,11 @@ def test_a_data_set_without_file_and_package_is_refused_before_any_work(monkeypa
     monkeypatch.setattr("serving.workload.dataset.find_spec", lambda name: None)
     advice = r"tau/commonsense_qa.*needs a file: set workload\.path=FILE .*tandem-llm\[hub\]"
     with pytest.raises(ValueError, match=advice):
-        Workload(dataset=CommonsenseQA()).check_source()
+        Workload(dataset=CommonsenseQA()).check_dataset()
     with pytest.raises(ValueError, match=r"needs a file: set workload\.path=FILE"):
-        Workload(dataset=CommonsenseQA(hub=None)).check_source()
+        Workload(dataset=CommonsenseQA(hub=None)).check_dataset()
     monkeypatch.setattr("serving.workload.dataset.find_spec", lambda name: object())
-    Workload(dataset=CommonsenseQA()).check_source()
+    Workload(dataset=CommonsenseQA()).check_dataset()
 
 
 def test_hub_rows_become_the_same_prompts_as_a_files(tmp_path, monkeypatch):

@@ -26,9 +26,18 @@ class TinyTasks:
     metrics: ClassVar[tuple[Metric, ...]] = (ExactMatch(), Rouge1())
     measures_quality_of: ClassVar[QualityTarget] = "embedded"
 
+    @property
+    def is_built(self) -> bool:
+        """True if the corpus stage has written the split."""
+        return self._file.is_file()
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.corpus, f"{self.split}.jsonl")
+
     def prompts(self) -> list[Prompt]:
         """Items of the chosen tasks, in file order. Raises ValueError for an unknown task or a malformed line."""
-        prompts = [_prompt(row) for row in records.json_lines(self.corpus / f"{self.split}.jsonl")]
+        prompts = [_prompt(row) for row in records.json_lines(self._file)]
         known = sorted({prompt.task for prompt in prompts})
         unknown = sorted(set(self.tasks) - set(known))
         if unknown:
