@@ -75,7 +75,7 @@ def test_a_damaged_router_is_refused(tmp_path: Path, change: dict[str, object], 
     random_router(8).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))
-    with pytest.raises(ValueError, match=r"router\.json cannot be read .*make it again") as refused:
+    with pytest.raises(ValueError, match=r"router\.json cannot be read .*build it again") as refused:
         load(tmp_path)
     assert said in str(refused.value)
 

@@ -17,7 +17,7 @@ def test_saved_thresholds_are_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"c_th": 0.5}', '{"c_th": null, "alpha": 1}'])
 def test_a_damaged_thresholds_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(ValueError, match=r"thresholds .*thresholds.json cannot be read \(.*\); make it again"):
+    with pytest.raises(ValueError, match=r"thresholds .*thresholds.json cannot be read \(.*\); build it again"):
         load(tmp_path)
 
 
