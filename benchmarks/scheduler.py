@@ -7,7 +7,7 @@ from serving.core.keyed_random import key, uniform
 from serving.core.kv_accounting import KVAccounting, MemoryBudget
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import Estimator
-from serving.hardware.latency import LatencyModel, LayerScale
+from serving.hardware.latency import LinearLatency, LayerScale
 from serving.messages import Request, SequenceSlice, Span
 from serving.policy.slots.slo_aware import SloAware
 
@@ -17,7 +17,7 @@ LIMIT_GROWTH = 16.0
 """Of eight times as many requests: n log n is 11.1 times."""
 RUNS = 200
 SPAN = Span(0, 64, embedding=True, lm_head=True)
-ESTIMATOR = Estimator(LatencyModel(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, 64, "WISP, Table 12"), LayerScale(64, 64))
+ESTIMATOR = Estimator(LinearLatency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, 64, "WISP, Table 12"), LayerScale(64, 64))
 
 
 def main() -> bool:

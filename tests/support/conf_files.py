@@ -8,7 +8,7 @@ import yaml
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode
 from serving.hardware.fleet import Fleet, PowerModeSchedule
-from serving.hardware.latency import FittedLatencies, LatencyModel
+from serving.hardware.latency import FittedLatencies, LinearLatency
 from serving.hardware.testbed import Testbed, Tier
 from serving.network.link import Link
 
@@ -59,7 +59,7 @@ def chip(name: str) -> Chip:
 
 
 def fits(source: str, latencies: dict[str, dict[str, Any]]) -> FittedLatencies:
-    return FittedLatencies(source, {name: LatencyModel(**coefficients) for name, coefficients in latencies.items()})
+    return FittedLatencies(source, {name: LinearLatency(**coefficients) for name, coefficients in latencies.items()})
 
 
 def link(name: str) -> Link:

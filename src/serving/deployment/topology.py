@@ -212,7 +212,7 @@ class Topology:
 
     def estimator(self, node: str) -> Estimator:
         """The estimator of a cloud node's batch times, for its scheduler."""
-        return Estimator(self.cloud_latency(node), self.scale)
+        return Estimator.of(self.cloud_latency(node), self.scale)
 
     def cloud_latency(self, node: str) -> LatencyModel:
         return self._cloud_latencies[node]

@@ -1,11 +1,12 @@
-"""A chip: its figures in each power mode with their sources, and the roofline latency that follows from them."""
+"""A chip: its figures in each power mode, and what software reaches of them, with sources; the roofline that follows."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from serving.core.provenance import check_sources
+from serving.core.provenance import check_sources, evidence_class
 from serving.hardware.architecture import Architecture, Precision
-from serving.hardware.latency import FittedLatencies, LatencyModel
+from serving.hardware.latency import FittedLatencies
+from serving.hardware.roofline import RooflineLatency
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,69 @@ class PowerMode:
 
 
 @dataclass(frozen=True)
+class SoftwareEfficiency:
+    """What an inference engine (vLLM, llama.cpp, transformers, ...) reaches of a chip's peaks, and what it adds."""
+
+    compute_efficiency: float
+    """Share of the dense peak that matrix products reach."""
+    bandwidth_efficiency: float
+    """Share of the peak bandwidth at which 16-bit and 32-bit weights, keys and values are read."""
+    quantized_bandwidth_efficiency: float | None = None
+    """The same for weights of fewer bits; None: no different."""
+    quantized_gbps_per_tflops: float | None = None
+    """Most GB/s of such weights for each TFLOP/s of the mode's FP16 peak: unpacking limits low power modes; None: no
+    limit.
+    """
+    forward_overhead_s: float = 0.0
+    """Time of the process for each forward that it starts."""
+    layer_overhead_s: float = 0.0
+    """Time of the process for each layer that runs: kernels launched one by one."""
+    evidence: str = ""
+    """Rows, batches and error of the measurements behind these figures, for reports."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Sources of these figures; the key `all` stands for each without its own."""
+
+    def __post_init__(self) -> None:
+        check_sources("software", self.sources, _SOFTWARE_FIGURES | {"all"})
+        for name in ("compute_efficiency", "bandwidth_efficiency", "quantized_bandwidth_efficiency"):
+            if (share := getattr(self, name)) is not None and not 0 < share <= 1:
+                raise ValueError(f"software: {name}={share} must be a share of the peak: above 0, at most 1.")
+        for name in ("forward_overhead_s", "layer_overhead_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"software: {name}={getattr(self, name)} must not be negative.")
+        if self.quantized_gbps_per_tflops is not None and self.quantized_gbps_per_tflops <= 0:
+            raise ValueError(
+                f"software: quantized_gbps_per_tflops={self.quantized_gbps_per_tflops} must be above 0; null: no limit."
+            )
+
+    def source(self, figure: str) -> str | None:
+        return self.sources.get(figure) or self.sources.get("all")
+
+    @property
+    def is_verified(self) -> bool:
+        """True if no figure is an assumption."""
+        return not any(evidence_class(source) == "unverified" for source in self.sources.values())
+
+    def read_gbps(self, mode: PowerMode, precision: Precision) -> float:
+        """GB/s at which weights of this precision are read. The mode has a bandwidth."""
+        assert mode.memory_gbps is not None
+        if precision not in _QUANTIZED:
+            return mode.memory_gbps * self.bandwidth_efficiency
+        reached = mode.memory_gbps * (self.quantized_bandwidth_efficiency or self.bandwidth_efficiency)
+        if self.quantized_gbps_per_tflops is None or mode.fp16_tflops is None:
+            return reached
+        return min(reached, self.quantized_gbps_per_tflops * mode.fp16_tflops)
+
+
+_QUANTIZED = ("int8", "int4")
+
+
+@dataclass(frozen=True)
 class Chip:
-    """Memory, power modes and efficiencies, every figure with its source.
+    """Memory, power modes, and what software reaches of them, every figure with its source.
 
     `sources` maps a field of the chip or of all its modes to `class: reason`; the class is datasheet, derived, measured
-    or unverified. Efficiencies are the shares of the peaks that a forward reaches.
+    or unverified.
     """
 
     name: str
@@ -52,10 +111,10 @@ class Chip:
     default_mode: str
     memory_gb: float | None = None
     """In 2^30 bytes; None: unknown, no model is refused for its size."""
-    compute_efficiency: float = 1.0
-    bandwidth_efficiency: float = 1.0
-    launch_overhead_s: float = 0.0
-    """Host time per forward that no kernel hides."""
+    software: dict[str, SoftwareEfficiency] = field(default_factory=dict)
+    """What each known inference engine reaches; empty: there is no roofline, only fitted coefficients."""
+    default_software: str | None = None
+    """None: the only one."""
     idle_w: float | None = None
     headline_tops: float | None = None
     """Advertised peak (sparse INT8, accelerators included); not used in computations."""
@@ -68,12 +127,9 @@ class Chip:
     def __post_init__(self) -> None:
         check_sources(f"chip {self.name}", self.sources, _CHIP_FIGURES | _MODE_FIGURES)
         self.mode(None)
-        for name in ("compute_efficiency", "bandwidth_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(
-                    f"chip {self.name}: {name}={getattr(self, name)} must be a share of the peak: above 0, at most 1."
-                )
-        for name in ("memory_gb", "launch_overhead_s", "idle_w"):
+        if self.default_software is not None:
+            self.reached_by(self.default_software)
+        for name in ("memory_gb", "idle_w"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"chip {self.name}: {name}={value} must not be negative.")
 
@@ -87,6 +143,25 @@ class Chip:
             )
         return mode
 
+    def software_name(self, name: str | None) -> str:
+        """`name`, None: the default software. Raises ValueError that lists what is known for this chip."""
+        chosen = name or self.default_software or (next(iter(self.software)) if len(self.software) == 1 else None)
+        if chosen in self.software:
+            return str(chosen)
+        if not self.software:
+            raise ValueError(
+                f"chip {self.name} names no software, so there is no roofline: use its profile (timing: profile) or "
+                "fitted coefficients, or give the chip `software`."
+            )
+        raise ValueError(
+            f"chip {self.name} has no figures for the software {chosen or 'that runs the model'}. It has them for: "
+            f"{', '.join(self.software)}. Choose one of these (software: NAME), or give the chip figures of your own."
+        )
+
+    def reached_by(self, software: str | None) -> SoftwareEfficiency:
+        """What this software reaches, None: the default. Raises ValueError that lists what is known for this chip."""
+        return self.software[self.software_name(software)]
+
     def source(self, figure: str, mode: str | None = None) -> str | None:
         """Source of a figure of the chip or of one of its modes; None if there is none."""
         own = self.mode(mode).sources.get(figure) if figure in _MODE_FIGURES else None
@@ -97,6 +172,12 @@ class Chip:
         unsourced = [
             name for name in sorted(_CHIP_FIGURES) if getattr(self, name) is not None and not self.source(name)
         ]
+        for key, software in self.software.items():
+            unsourced += [
+                f"software.{key}.{name}"
+                for name in sorted(_SOFTWARE_FIGURES)
+                if getattr(software, name) and not software.source(name)
+            ]
         for key, mode in self.modes.items():
             given = [name for name in sorted(_MODE_FIGURES) if getattr(mode, name) is not None]
             unsourced += [f"{key}.{name}" for name in given if not self.source(name, key)]
@@ -113,39 +194,47 @@ class Chip:
         return power_w * busy_s + self.idle_w * idle_s
 
 
-_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile"}
+_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile", "software", "default_software", "evidence"}
 _MODE_FIGURES = frozenset(each.name for each in fields(PowerMode)) - _NOT_FIGURES
+_SOFTWARE_FIGURES = frozenset(each.name for each in fields(SoftwareEfficiency)) - _NOT_FIGURES
 _CHIP_FIGURES = frozenset(each.name for each in fields(Chip)) - _NOT_FIGURES
 
 
 def roofline(
-    chip: Chip, mode: str | None, architecture: Architecture, precision: Precision, tensor_parallel: int = 1
-) -> LatencyModel:
-    """Latency coefficients from a chip's figures and an architecture's shape.
+    chip: Chip, mode: str | None, architecture: Architecture, precision: Precision, tensor_parallel: int = 1,
+    software: str | None = None,
+) -> RooflineLatency:  # fmt: skip
+    """The roofline of an architecture on a chip, with what the software reaches of its peaks.
 
-    Linear layers: 2 FLOPs per weight over dense peak times compute efficiency. Attention: 4 x head_dim FLOPs per head
-    and (query, key) pair, over the same. Cached tokens: KV bytes over bandwidth times bandwidth efficiency. Constant:
-    weight bytes over the same, plus the launch overhead. Compute and memory time are added, as in WISP, Eq. 19; a true
-    roofline takes the larger, so the result is at most twice too slow. Tensor parallelism divides all but the launch
-    overhead; all-reduces are not charged. Raises ValueError for a chip without these figures.
+    Linear layers: 2 FLOPs per weight against the reading of all weights. Attention: 4 x head_dim FLOPs per head and
+    (query, key) pair against the reading of cached keys and values. Tensor parallelism divides all but the overheads;
+    all-reduces are not charged. Raises ValueError for a chip without these figures.
     """
-    figures = chip.mode(mode)
+    figures, name = chip.mode(mode), chip.software_name(software)
+    reached = chip.software[name]
     peak = figures.fp32_tflops if precision == "fp32" else figures.fp16_tflops
     if peak is None or figures.memory_gbps is None:
         raise ValueError(
             f"chip {chip.name} has no {'FP32' if precision == 'fp32' else 'FP16'} peak or no bandwidth in mode "
             f"{mode or chip.default_mode}, so there is no roofline. Use its profile (timing: profile) or give both."
         )
-    flops = peak * 1e12 * chip.compute_efficiency * tensor_parallel
-    nbytes = figures.memory_gbps * 1e9 * chip.bandwidth_efficiency * tensor_parallel
-    return LatencyModel(
-        a_s=2 * architecture.matmul_parameters / flops,
-        b_compute_s=architecture.flops_per_interaction() / flops,
-        b_read_s=architecture.kv_nbytes_per_token(precision) / nbytes,
-        c_s=architecture.blocks_nbytes(precision) / nbytes + chip.launch_overhead_s,
+    flops = peak * 1e12 * reached.compute_efficiency * tensor_parallel
+    blocks_precision: Precision = precision if architecture.quantization == "none" else "int4"
+    blocks_nbytes_s = reached.read_gbps(figures, blocks_precision) * 1e9 * tensor_parallel
+    head_nbytes_s = reached.read_gbps(figures, precision) * 1e9 * tensor_parallel
+    cache_nbytes_s = figures.memory_gbps * 1e9 * reached.bandwidth_efficiency * tensor_parallel
+    chips = f", {tensor_parallel} chips" if tensor_parallel > 1 else ""
+    evidence = f"; {name}: {reached.evidence}" if reached.evidence else ""
+    return RooflineLatency(
+        linear_token_s=2 * architecture.matmul_parameters / flops,
+        linear_read_s=architecture.blocks_nbytes(precision) / blocks_nbytes_s,
+        attention_pair_s=architecture.flops_per_interaction() / flops,
+        attention_read_s=architecture.kv_nbytes_per_token(precision) / cache_nbytes_s,
         head_token_s=2 * architecture.head_parameters / flops,
-        head_c_s=architecture.head_nbytes(precision) / nbytes,
+        head_read_s=architecture.head_nbytes(precision) / head_nbytes_s,
+        forward_s=reached.forward_overhead_s,
+        layer_s=reached.layer_overhead_s,
         layers=architecture.layers,
-        source=f"roofline of {chip.name} in mode {mode or chip.default_mode}, {architecture.name}, {precision}"
-        + (f", {tensor_parallel} chips" if tensor_parallel > 1 else ""),
+        source=f"roofline of {chip.name} in mode {mode or chip.default_mode}, {name}, {architecture.name}, {precision}"
+        f"{chips}{evidence}",
     )

@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 
 from serving.core.queued_request import QueuedRequest
-from serving.hardware.latency import IDENTITY_SCALE, ForwardLoad, LatencyModel, LayerScale, forward_load
+from serving.hardware.latency import (
+    IDENTITY_SCALE,
+    ForwardLoad,
+    LatencyModel,
+    LayerScale,
+    LinearLatency,
+    forward_load,
+)
+from serving.hardware.roofline import RooflineLatency, linear_fit
 from serving.messages import ForwardWork, Span
 
 
@@ -14,8 +22,15 @@ class Estimator:
     It is linear: a request adds the same time to every batch. Without `latency` (None) everything takes 0 s.
     """
 
-    latency: LatencyModel | None
+    latency: LinearLatency | None
     scale: LayerScale = IDENTITY_SCALE
+
+    @classmethod
+    def of(cls, latency: LatencyModel, scale: LayerScale) -> "Estimator":
+        """The estimator of a chip: its measured coefficients, or Eq. 19 fitted to its roofline."""
+        fitted = linear_fit(latency) if isinstance(latency, RooflineLatency) else latency
+        assert isinstance(fitted, LinearLatency)
+        return cls(fitted, scale)
 
     def constant_s(self, span: Span) -> float:
         """Fixed seconds per batch, independent of its requests; includes the head's constant if the span has a head."""

@@ -85,9 +85,8 @@ class TimedExecutor:
             and work.span.lm_head
             and (num_verdicts := sum(bool(seq.rule) for seq in work.slices))
         ):
-            scaled.append(
-                ForwardLoad(0, 0, 0, 0, num_verdicts * split.draft_heads_ratio, num_forwards=split.draft_heads_ratio)
-            )
+            ratio = split.draft_heads_ratio
+            scaled.append(ForwardLoad(0, 0, 0, 0, num_verdicts * ratio, num_forwards=ratio, num_continued=ratio))
         return self._latency(work.slices[0].session).total_seconds(scaled, 1, 1)
 
     def _with_timed_nbytes(self, work: Work, outcome: Outcome) -> Outcome:

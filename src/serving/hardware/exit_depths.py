@@ -54,7 +54,8 @@ class ExitDepths:
         loads, layer, length = [], 0, len(self) + num_tokens
         while layer < num_layers:
             cached, next_layer = self.cached_at(layer), min(num_layers, self.next_merge(layer))
-            loads.append(batch_load(next_layer - layer, [(cached, length - cached)]))
+            load = batch_load(next_layer - layer, [(cached, length - cached)])
+            loads.append(load._replace(num_continued=1) if layer else load)
             layer = next_layer
         self.append(num_tokens, num_layers)
         return tuple(loads)
@@ -63,5 +64,5 @@ class ExitDepths:
 def with_head_loads(loads: tuple[ForwardLoad, ...], num_tokens: int, failed_checks: int) -> tuple[ForwardLoad, ...]:
     """Adds the head's load of `num_tokens` tokens to a pass: after the last layers, and in each failed exit check."""
     *upper, last = loads
-    checks = [ForwardLoad(0.0, 0, 0, 0, float(num_tokens))] * failed_checks
+    checks = [ForwardLoad(0.0, 0, 0, 0, float(num_tokens), num_continued=1)] * failed_checks
     return (*upper, last._replace(head_tokens=float(num_tokens)), *checks)

@@ -51,6 +51,8 @@ class Fleet:
     precision: Precision = "fp16"
     timing: str = "roofline"
     """roofline, profile, or a name in the chip's `fitted`."""
+    software: str | None = None
+    """The inference engine whose measured figures the roofline uses; None: the chip's default."""
 
     def __post_init__(self) -> None:
         for name in ("count", "tensor_parallel"):
@@ -61,6 +63,8 @@ class Fleet:
             raise ValueError(f"fleet of {self.chip.name}: unknown precision {self.precision!r}; use one of {known}.")
         for mode in (self.mode, *(self.schedule.modes if self.schedule else ())):
             self.chip.mode(mode)
+        if self.software is not None:
+            self.chip.software_name(self.software)
         self._check_fitted()
         if self.timing not in ("roofline", "profile", *self.chip.fitted):
             known = ", ".join(("roofline", "profile", *self.chip.fitted))
@@ -115,7 +119,9 @@ class Fleet:
         return None if per_chip is None else per_chip * self.tensor_parallel
 
     def _roofline(self, architecture: Architecture, mode: str | None) -> LatencyModel:
-        return roofline(self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel)
+        return roofline(
+            self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel, self.software
+        )
 
     def _fitted_latencies(self) -> FittedLatencies:
         if self.timing != "profile":

@@ -1,11 +1,11 @@
-"""The latency of a forward as a linear function of its load, and the scale from served to timed layers."""
+"""The load of a forward, latency models that turn loads into seconds, and the scale from served to timed layers."""
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from serving.messages import ForwardWork, Hop, Span
 
@@ -31,6 +31,8 @@ class ForwardLoad(NamedTuple):
     """Number of consecutive forwards that these sums cover; each costs the constant part."""
     extra_sessions: int = 0
     """Sessions of each forward beyond its first, summed; every session has its own attention calls."""
+    num_continued: float = 0
+    """Of the forwards, those that continue one which another load counts: the process starts nothing anew."""
 
 
 def batch_load(layers: float, spans: Iterable[tuple[int, int]], head_tokens: float = 0.0) -> ForwardLoad:
@@ -56,8 +58,27 @@ def forward_load(work: ForwardWork) -> ForwardLoad:
     return batch_load(span.end_layer - span.start_layer, cached, head_tokens)
 
 
+class LatencyModel(Protocol):
+    """Seconds of loads for one model on one chip: `LinearLatency`, or `RooflineLatency` from the chip's figures."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+    def seconds(self, load: ForwardLoad) -> float:
+        """Seconds of a single forward that counts timed layers."""
+        ...
+
+    def total_seconds(self, loads: Sequence[ForwardLoad], timed_layers: int, served_layers: int) -> float:
+        """Seconds of one work item, whose forwards run without a pause.
+
+        The model has `served_layers` layers and stands for one of `timed_layers`: each layer counts timed / served.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class LatencyModel:
+class LinearLatency:
     """Coefficients of `a*N_linear + b_compute*N_interactions + b_read*N_cached + c` (WISP, Eq. 19), and of the LM head.
 
     a, b_compute, b_read and c are seconds for all `layers` together; a forward of fewer layers takes its share. The
@@ -77,11 +98,13 @@ class LatencyModel:
     """Per session of a forward beyond its first, for all layers."""
     wake_s: float = 0.0
     """Per work item, however many forwards it has: extra cost of the first forward after a pause."""
+    forward_s: float = 0.0
+    """Per forward that the process starts, however few layers it runs; 0 where `c_s` holds it."""
 
     def __post_init__(self) -> None:
         if self.layers < 1:
             raise ValueError(f"latency from {self.source}: layers={self.layers} must be at least 1.")
-        for name in COEFFICIENTS:
+        for name in (*COEFFICIENTS, "forward_s"):
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(
@@ -100,13 +123,14 @@ class LatencyModel:
         """
         a_s, b_compute_s, b_read_s, c_s = self.a_s, self.b_compute_s, self.b_read_s, self.c_s
         total_s = self.wake_s if loads else 0.0
-        for layers, num_tokens, interactions, cached, head_tokens, forwards, extra_sessions in loads:
+        for layers, num_tokens, interactions, cached, head_tokens, forwards, extra_sessions, continued in loads:
             body_s = a_s * num_tokens + b_compute_s * interactions + b_read_s * cached + c_s * forwards
             if extra_sessions:
                 body_s += self.session_s * extra_sessions
             total_s += layers * timed_layers / (served_layers * self.layers) * body_s
             if head_tokens:
                 total_s += self.head_token_s * head_tokens + self.head_c_s * forwards
+            total_s += self.forward_s * (forwards - continued)
         return total_s
 
 
@@ -115,7 +139,7 @@ class FittedLatencies:
     """Coefficients fitted on measurements, by architecture name."""
 
     source: str
-    latencies: dict[str, LatencyModel]
+    latencies: dict[str, LinearLatency]
 
 
 def load_fitted_latencies(path: Path) -> FittedLatencies:
@@ -127,7 +151,7 @@ def load_fitted_latencies(path: Path) -> FittedLatencies:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         return FittedLatencies(
-            str(data["source"]), {name: LatencyModel(**fields) for name, fields in data["latencies"].items()}
+            str(data["source"]), {name: LinearLatency(**fields) for name, fields in data["latencies"].items()}
         )
     except FileNotFoundError:
         raise ValueError(f"there is no profile at {file}. Run the profile stage first (stage=profile).") from None

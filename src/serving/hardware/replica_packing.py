@@ -8,7 +8,7 @@ chip. Assumptions here:
     placement  a replica is split evenly over 1, 2, ... chips that divide cluster and heads; the best is taken
     load       all replicas have the same demand, at independent random times
     latency    replicas on the same chips share them as in processor sharing: if the others keep the chips busy for a
-               share b of the time, work of t seconds takes t / (1 - b); the host's launch overhead is not shared
+               share b of the time, work of t seconds takes t / (1 - b); the process's own overhead is not shared
 """
 
 from dataclasses import dataclass, field, replace
@@ -147,7 +147,9 @@ class ReplicaPacking:
     def _replicas_in_time(self, architecture: Architecture, group: Fleet) -> int:
         """Replicas on one group of chips that stay within `max_slowdown`; see latency in the module docstring."""
         alone_s = self.demand.seconds(group.latency(architecture))
-        shared_s = alone_s - self.demand.new_tokens * group.chip.launch_overhead_s
+        reached = group.chip.reached_by(group.software)
+        overhead_s = reached.forward_overhead_s + architecture.layers * reached.layer_overhead_s
+        shared_s = alone_s - self.demand.new_tokens * overhead_s
         others = 1 - 1 / (1 + self.max_slowdown * alone_s / shared_s)
         return 1 + int(others // (shared_s / self.demand.request_interval_s))
 

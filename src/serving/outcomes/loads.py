@@ -96,5 +96,7 @@ def load_counter(layers: int, exit_rule: EarlyExitRule | None) -> LoadCounter:
 
 def summed(loads: Sequence[ForwardLoad]) -> ForwardLoad:
     """One load for forwards of equal layers: the same seconds, except for rounding, in a quarter of the time."""
-    _, rows, interactions, cached, head_rows, forwards, further = map(sum, zip(*loads, strict=True))
-    return ForwardLoad(loads[0].layers, rows, interactions, cached, head_rows, int(forwards), int(further))
+    _, rows, interactions, cached, head_rows, forwards, further, continued = map(sum, zip(*loads, strict=True))
+    return ForwardLoad(
+        loads[0].layers, rows, interactions, cached, head_rows, int(forwards), int(further), int(continued)
+    )

@@ -156,8 +156,14 @@ class DispatchEnvironment:
         mode = chip.modes[name]
         figures = {each: getattr(mode, each) for each in ("fp16_tflops", "memory_gbps")}
         slowed = replace(mode, **{each: value and value / slowdown for each, value in figures.items()})
-        overhead_s = chip.launch_overhead_s * slowdown
-        return replace(chip, modes={name: slowed}, default_mode=name, launch_overhead_s=overhead_s, memory_gb=None)
+        software = {key: _slowed(reached, slowdown) for key, reached in chip.software.items()}
+        return replace(chip, modes={name: slowed}, default_mode=name, software=software, memory_gb=None)
+
+
+def _slowed(reached: SoftwareEfficiency, slowdown: float) -> SoftwareEfficiency:
+    """The same shares of a slower chip, with overheads that are longer by as much."""
+    overheads_s = {name: getattr(reached, name) * slowdown for name in ("forward_overhead_s", "layer_overhead_s")}
+    return replace(reached, **overheads_s)
 
 
 @dataclass(frozen=True, eq=False)

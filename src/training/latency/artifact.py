@@ -32,13 +32,12 @@ def chip_yaml(source: str, profiles: Sequence[ModelProfile], memory_nbytes: int 
     import yaml
 
     name = slug(inside[1] if (inside := re.search(r"\((.*)\)", source)) else source)
-    unused = "unverified: not used, latency is fitted"
     node: dict[str, Any] = {
         "_target_": "serving.hardware.chip.Chip",
         "name": name,
         "default_mode": "default",
         "modes": {"default": {}},
-        "sources": dict.fromkeys(("compute_efficiency", "bandwidth_efficiency", "launch_overhead_s"), unused),
+        "sources": {},
         "fitted": {FITTED_SET: {"source": f"measured: {source}", "latencies": _latencies(profiles)}},
     }
     if memory_nbytes is not None:

@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import median
 
 from serving.hardware.architecture import Architecture
-from serving.hardware.latency import LatencyModel, batch_load
+from serving.hardware.latency import LinearLatency, batch_load
 from training.latency.fit import LatencyFit, fit_latency, fit_ordinary
 from training.latency.grid import ProfilingOptions
 from training.latency.timing import STEADY_VARIATION, Timing
@@ -36,10 +36,10 @@ class ModelProfile:
         return fit_ordinary(self.timings, self.options)
 
     @property
-    def latency(self) -> LatencyModel:
+    def latency(self) -> LinearLatency:
         alias = "" if self.name == self.architecture.name else f" under the name of {self.architecture.name}"
         source = f"measured: {self.measured_on}: {self.name}{alias}, off by {self.fit.held_out.mape:.0%} in the mean"
-        return LatencyModel(**self.fit.coefficients, layers=self.architecture.layers, source=source)
+        return LinearLatency(**self.fit.coefficients, layers=self.architecture.layers, source=source)
 
     @property
     def prefill_s(self) -> float:

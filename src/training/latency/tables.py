@@ -11,7 +11,7 @@ import numpy as np
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, roofline
-from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
+from serving.hardware.latency import COEFFICIENTS, LinearLatency, batch_load
 from training.fitting.figures import save_figure
 from training.latency.artifact import LoadedProfile, TimingPoints, components, regime
 from training.latency.fit import Array, score_fit, terms
@@ -113,7 +113,7 @@ def _component_shares(x: Array, b: Array) -> dict[str, Any]:
     }
 
 
-def implied_shares(latency: LatencyModel, work_grid: WorkGrid, max_session_tokens: int) -> dict[str, dict[str, Any]]:
+def implied_shares(latency: LinearLatency, work_grid: WorkGrid, max_session_tokens: int) -> dict[str, dict[str, Any]]:
     """Component shares by regime that published coefficients imply for the whole grids, without the LM head."""
     rows = {
         regime(name): [_shape_terms(shape) for shape in grid(max_session_tokens)]
@@ -181,7 +181,7 @@ def coefficients(models: Sequence[LoadedProfile], chip: Chip, architecture: Arch
     A row is left out if the coefficient and the upper end of its interval are 0.
     """
     known = {fits.source: fits.latencies.get(architecture.name) for fits in chip.fitted.values()}
-    drawn = {f"roofline of {chip.name}": roofline(chip, None, architecture, "fp16")}
+    drawn = {f"Eq. 19 fitted to the roofline of {chip.name}": linear_fit(roofline(chip, None, architecture, "fp16"))}
     sets = {source: latency for source, latency in (known | drawn).items() if latency}
     found: TableGroups = {}
     for name in COEFFICIENTS:
@@ -203,7 +203,7 @@ def _measured_row(name: str, model: LoadedProfile) -> dict[str, Any]:
     }
 
 
-def _published_row(name: str, latency: LatencyModel, chip: Chip, architecture: Architecture) -> dict[str, Any]:
+def _published_row(name: str, latency: LinearLatency, chip: Chip, architecture: Architecture) -> dict[str, Any]:
     """The coefficient with the compute or memory rate that it implies, and the rate's share of the chip's peak.
 
     A token is taken to cost the blocks' linear layers alone, the constant to be the reading of the blocks' weights.

@@ -7,7 +7,7 @@ import pytest
 
 from serving.deployment.topology import Topology
 from serving.hardware.executor import TimedExecutor
-from serving.hardware.latency import ForwardLoad, LatencyModel
+from serving.hardware.latency import ForwardLoad, LinearLatency
 from serving.messages import (
     MEDUSA_TREE,
     DraftOutcome,
@@ -27,7 +27,7 @@ from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import setup
 
 LARGE = architecture("llama2_13b")  # 40 layers, hidden 5120
-ONE = LatencyModel(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=1.0, layers=40, source="test", head_token_s=0.0)
+ONE = LinearLatency(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=1.0, layers=40, source="test", head_token_s=0.0)
 """A second for a forward of all forty layers."""
 
 
@@ -44,7 +44,7 @@ class Engine:
         self.dropped.append((session, first))
 
 
-def timed(outcome: Any, *loads: ForwardLoad, latency: LatencyModel = ONE) -> TimedExecutor:
+def timed(outcome: Any, *loads: ForwardLoad, latency: LinearLatency = ONE) -> TimedExecutor:
     return TimedExecutor(Engine(outcome, loads), 8, LARGE, lambda _: latency)
 
 
@@ -130,7 +130,7 @@ def test_draft_heads_take_their_time_with_any_placement(placement: Any, payload:
     """Four heads, each an LM head and a square of the hidden width, for each request that asks for a verdict."""
     topology = Topology(setup("u_medusa", override={"placement": placement, "payload": payload}), LAYERS)
     timing = topology.setup.pair.cloud.timed_architecture
-    only_heads = LatencyModel(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=0.0, layers=40, source="test", head_c_s=1.0)
+    only_heads = LinearLatency(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=0.0, layers=40, source="test", head_c_s=1.0)
     span = topology.hops[-1].span
     load = ForwardLoad(span.end_layer - span.start_layer, 5, 25, 0, 5)
     executor = TimedExecutor(

@@ -4,11 +4,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from serving.hardware.chip import roofline
-from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load, load_fitted_latencies
+from serving.hardware.latency import ForwardLoad, LinearLatency, batch_load, load_fitted_latencies
 from serving.outcomes.loads import summed
 from tests.support.conf_files import architecture, chip, fits
 
-TABLE_12 = LatencyModel(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
+TABLE_12 = LinearLatency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
 
 
 def test_the_load_of_a_batch_is_counted_as_in_wisp():
@@ -23,14 +23,14 @@ def test_predicted_seconds_follow_eq_19():
 
 
 def test_a_quarter_of_the_layers_takes_a_quarter_of_the_body_and_the_whole_head():
-    latency = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_token_s=1e-3, head_c_s=2e-3)
+    latency = LinearLatency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_token_s=1e-3, head_c_s=2e-3)
     whole, part = ForwardLoad(32, 4, 100, 50), ForwardLoad(8, 4, 100, 50)
     assert latency.seconds(part) == pytest.approx(latency.seconds(whole) / 4)
     assert latency.seconds(part._replace(head_tokens=3)) == pytest.approx(latency.seconds(part) + 5e-3)
 
 
 def test_consecutive_forwards_take_the_sum_of_their_seconds():
-    latency = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_token_s=1e-3, head_c_s=2e-3)
+    latency = LinearLatency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_token_s=1e-3, head_c_s=2e-3)
     loads = [ForwardLoad(32, 4, 100, 50), ForwardLoad(8, 1, 9, 8, 1), ForwardLoad(0, 0, 0, 0, 2)]
     assert latency.total_seconds(loads, 32, 32) == pytest.approx(sum(map(latency.seconds, loads)))
     assert latency.total_seconds([ForwardLoad(3, 4, 100, 50)], 32, 8) == latency.seconds(ForwardLoad(12, 4, 100, 50))
@@ -42,7 +42,7 @@ def test_consecutive_forwards_take_the_sum_of_their_seconds():
 
 
 def test_extra_sessions_and_work_items_may_cost_time():
-    plain = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up")
+    plain = LinearLatency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up")
     ours = replace(plain, session_s=4e-3, wake_s=5e-3)
     alone, batch = batch_load(32, [(50, 2)]), batch_load(8, [(50, 2), (9, 1), (0, 3)])
     assert ours.seconds(alone) - plain.seconds(alone) == pytest.approx(5e-3)
@@ -129,7 +129,7 @@ def test_a_chip_without_figures_has_no_roofline():
 @pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf")])
 def test_impossible_coefficients_are_refused(value):
     with pytest.raises(ValueError, match=r"b_read_s=.* must be a finite number of seconds, 0 or more"):
-        LatencyModel(1e-6, 1e-9, value, 1e-3, layers=2, source="a fit")
+        LinearLatency(1e-6, 1e-9, value, 1e-3, layers=2, source="a fit")
 
 
 def test_a_profile_round_trips(tmp_path):

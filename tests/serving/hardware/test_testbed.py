@@ -6,7 +6,7 @@ import pytest
 
 from serving.core.keyed_random import key
 from serving.hardware.fleet import Fleet, PowerModeSchedule, check_memory
-from serving.hardware.latency import LatencyModel
+from serving.hardware.latency import LinearLatency
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
 from tests.support.conf_files import architecture, bed, chip, fleet, link, names
 
@@ -99,7 +99,7 @@ def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
     unprofiled = fleet("local", timing="profile")
     with pytest.raises(ValueError, match="chip local has not been profiled: run stage=profile"):
         unprofiled.latency(tiny)
-    fit = LatencyModel(1e-5, 1e-9, 1e-8, 1e-3, layers=12, source="profile")
+    fit = LinearLatency(1e-5, 1e-9, 1e-8, 1e-3, layers=12, source="profile")
     (tmp_path / "latency.json").write_text(json.dumps({"source": "this machine", "latencies": {"tiny": asdict(fit)}}))
     profiled = Fleet(replace(chip("local"), profile=tmp_path), timing="profile")
     assert profiled.latency(tiny) == fit

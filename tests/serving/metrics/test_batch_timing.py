@@ -4,14 +4,14 @@ import pytest
 
 from serving.deployment.topology import Topology
 from serving.hardware.estimator import Estimator
-from serving.hardware.latency import LatencyModel, LayerScale
+from serving.hardware.latency import LinearLatency, LayerScale
 from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.metrics.batch_timing import BatchObserver, BatchTiming, batch_rows, estimator_errors
 from serving.runtimes.emulated import simulate
 from tests.support.fake_setup import models, queries, setup
 
 SPAN = Span(0, 8, embedding=True, lm_head=True)
-TENTH = Estimator(LatencyModel(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
+TENTH = Estimator(LinearLatency(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
 
 
 def batch(n: int, took_s: float) -> BatchTiming:

@@ -6,7 +6,7 @@ import pytest
 
 from serving.core.kv_accounting import KVAccounting
 from serving.hardware.estimator import Estimator
-from serving.hardware.latency import LatencyModel
+from serving.hardware.latency import LinearLatency
 from serving.messages import (
     INF,
     Hop,
@@ -35,7 +35,7 @@ from tests.support.policies import policy
 
 SPAN = Span(0, LAYERS, embedding=True, lm_head=True)
 ROUTE = (Hop("near", SPAN),)
-ESTIMATOR = Estimator(LatencyModel(a_s=0.01, b_compute_s=0.0, b_read_s=0.0, c_s=0.1, layers=LAYERS, source="by hand"))
+ESTIMATOR = Estimator(LinearLatency(a_s=0.01, b_compute_s=0.0, b_read_s=0.0, c_s=0.1, layers=LAYERS, source="by hand"))
 """A pass takes 0.1 s, and 0.01 s for each row: 0.11 s with one."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving.hardware.latency import LatencyModel, batch_load
+from serving.hardware.latency import LinearLatency, batch_load
 from training.latency.timing import TimedRun, Timing
 from training.latency.work import FORWARD_GRID
 
-TRUE = LatencyModel(2e-4, 6e-8, 9e-6, 6e-3, 8, "made up", head_token_s=8e-5, head_c_s=1e-3, session_s=2e-3)
+TRUE = LinearLatency(2e-4, 6e-8, 9e-6, 6e-3, 8, "made up", head_token_s=8e-5, head_c_s=1e-3, session_s=2e-3)
 
 
 def made_up(noise: float = 0.0, fitted: int = 123, held_out: int = 50, seed: int = 0) -> list[Timing]:

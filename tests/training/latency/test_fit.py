@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
+from serving.hardware.latency import COEFFICIENTS, LinearLatency, batch_load
 from tests.training.latency.made_up_timings import TRUE, made_up
 from training.latency.fit import (
     design_matrix,
@@ -108,7 +108,7 @@ def test_of_equal_columns_the_first_gets_the_whole_coefficient():
 
 def test_the_wake_up_time_is_separated_from_the_constant_by_drafts_of_several_passes():
     """From drafts of one to eight passes on a device that wakes up before each draft."""
-    true = LatencyModel(2e-5, 0, 0, 8e-4, layers=4, source="made up", head_token_s=1e-4, wake_s=9e-4)
+    true = LinearLatency(2e-5, 0, 0, 8e-4, layers=4, source="made up", head_token_s=1e-4, wake_s=9e-4)
     timings = []
     for shape in DRAFT_GRID.shapes(40, 12, 256, 0):
         (part,) = shape.sessions

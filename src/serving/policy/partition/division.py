@@ -105,15 +105,18 @@ class ModelPartition:
     def _profiled_s(self, fleet: Fleet, include_embed_head: bool) -> tuple[float, ...]:
         """By the latency's own terms: a prefill, and passes of one token behind what is cached.
 
+        What a tier's process spends to start a pass is no block's: it is left out.
         Before the profile exists (while a plan is made), all blocks count alike.
         """
         if fleet.timing == "profile" and not isinstance(fleet.chip.profile, Path):
             return (1.0,) * self.architecture.layers
         latency, p, n = fleet.latency(self.architecture), self.prompt_tokens, self.new_tokens
         cached = sum(p + i for i in range(n - 1))
-        passes = ForwardLoad(1, p + n - 1, p * p + cached + n - 1, cached, 0, num_forwards=n)
-        block_s = latency.total_seconds((passes,), 1, 1) - latency.wake_s
-        head_s = latency.total_seconds((ForwardLoad(0, 0, 0, 0, n, num_forwards=n),), 1, 1) - latency.wake_s
+        passes = ForwardLoad(1, p + n - 1, p * p + cached + n - 1, cached, 0, num_forwards=n, num_continued=n)
+        wake_s = latency.total_seconds((ForwardLoad(0, 0, 0, 0, num_forwards=0),), 1, 1)
+        block_s = latency.total_seconds((passes,), 1, 1) - wake_s
+        head = ForwardLoad(0, 0, 0, 0, n, num_forwards=n, num_continued=n)
+        head_s = latency.total_seconds((head,), 1, 1) - wake_s
         blocks = [block_s] * self.architecture.layers
         blocks[-1] += head_s * include_embed_head
         return tuple(blocks)

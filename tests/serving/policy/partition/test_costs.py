@@ -68,10 +68,10 @@ def test_costs_of_blocks_sum_to_the_whole_model(precision):
 
 def test_requests_are_counted_as_in_the_latency_model():
     """A latency of one second a FLOP takes as many seconds as there are FLOPs."""
-    from serving.hardware.latency import LatencyModel
+    from serving.hardware.latency import LinearLatency
 
     pairs = LLAMA.flops_per_interaction()
-    a_flop_s = LatencyModel(2 * LLAMA.matmul_parameters, pairs, 0, 0, 32, "FLOPs", 2 * LLAMA.head_parameters)
+    a_flop_s = LinearLatency(2 * LLAMA.matmul_parameters, pairs, 0, 0, 32, "FLOPs", 2 * LLAMA.head_parameters)
     assert sum(block_costs(LLAMA, "fp16", 64, 128).flops) == ReplicaDemand(64, 128).seconds(a_flop_s)
     assert sum(block_costs(LLAMA, "fp16", 64, 128).prefill_flops) == a_flop_s.seconds(batch_load(32, [(0, 64)], 1))
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from serving.core.kv_accounting import KVAccounting, MemoryBudget
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
-from serving.hardware.latency import LatencyModel, LayerScale, batch_load
+from serving.hardware.latency import LinearLatency, LayerScale, batch_load
 from serving.messages import INF, ForwardWork, Request, SequenceSlice, Span
 from serving.policy.slots.slo_aware import SloAware
 
 SPAN = Span(0, 8, embedding=True, lm_head=True)
 FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
-TENTH = Estimator(LatencyModel(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
+TENTH = Estimator(LinearLatency(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
 """50 ms a batch and 10 ms a row: an item of five rows adds 50 ms."""
 scheduler = SloAware(max_num_seqs=64, guard_s=0.020, max_wait_s=1.0, order="value", max_overhead_share=1.0)
 """As printed."""
@@ -131,7 +131,7 @@ def test_no_request_starves_under_continuous_load() -> None:
 
 
 def test_an_estimate_adds_the_shares_of_requests_and_the_batch() -> None:
-    latency = LatencyModel(
+    latency = LinearLatency(
         1e-3, 2e-6, 3e-6, 0.04, 8, "a test", head_token_s=1e-4, head_c_s=0.01, session_s=0.002, wake_s=0.005
     )
     estimator = Estimator(latency, LayerScale(8, 8))

@@ -1,0 +1,129 @@
+"""The latency of a forward from a chip's figures and a model's shape: the larger of computing and reading.
+
+Linear layers, attention and LM head are each an operator group: it computes and reads at the same time, so it takes
+about the larger of the two. What the process itself takes is added: a constant for each forward that it starts, and
+one for each layer that runs, as measured for the software that runs the model.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from math import isfinite
+
+from serving.hardware.latency import ForwardLoad, LinearLatency, batch_load
+
+OVERLAP = 2.5
+"""The exponent p of (compute^p + read^p)^(1/p): 1 adds the two, a large one takes the larger.
+
+Fitted on the kernels of Llama-2-7B and Llama-3.1-8B in fp16 at 1 to 4096 tokens on A100, H100, A40 and RTX 4090:
+docs/clock.md.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineLatency:
+    """Seconds of each operator group of a model of `layers` layers, and of the process that starts its forwards.
+
+    Source: Williams, Waterman, Patterson, Roofline, CACM 2009, with `OVERLAP` between its two bounds.
+    """
+
+    linear_token_s: float
+    """Computing the linear layers for one token, all layers."""
+    linear_read_s: float
+    """Reading the weights of the linear layers, all layers."""
+    attention_pair_s: float
+    """Computing one (query, key) pair, all layers."""
+    attention_read_s: float
+    """Reading the keys and values of one cached token, all layers."""
+    head_token_s: float
+    head_read_s: float
+    forward_s: float
+    """Per forward that the process starts, however few layers it runs."""
+    layer_s: float
+    """Per layer that runs."""
+    layers: int
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ValueError(f"latency from {self.source}: layers={self.layers} must be at least 1.")
+        for name in _SECONDS:
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(f"latency from {self.source}: {name}={value} must be a finite number, 0 or more.")
+
+    def seconds(self, load: ForwardLoad) -> float:
+        """Seconds of a single forward."""
+        return self.total_seconds((load,), 1, 1)
+
+    def total_seconds(self, loads: Sequence[ForwardLoad], timed_layers: int, served_layers: int) -> float:
+        """Seconds of one work item, whose forwards run without a pause.
+
+        The model has `served_layers` layers and stands for one of `timed_layers`: each layer counts timed / served.
+        """
+        total_s = 0.0
+        for layers, num_tokens, interactions, cached, head_tokens, forwards, _, continued in loads:
+            timed = layers * timed_layers / served_layers
+            if timed:
+                linear_s = _larger(self.linear_token_s * num_tokens, self.linear_read_s * forwards)
+                attention_s = _larger(self.attention_pair_s * interactions, self.attention_read_s * cached)
+                total_s += timed * ((linear_s + attention_s) / self.layers + self.layer_s * forwards)
+            if head_tokens:
+                total_s += _larger(self.head_token_s * head_tokens, self.head_read_s * forwards)
+            total_s += self.forward_s * (forwards - continued)
+        return total_s
+
+
+_SECONDS = tuple(each.name for each in fields(RooflineLatency) if each.name.endswith("_s"))
+
+
+def _larger(compute_s: float, read_s: float) -> float:
+    """About the larger of the two: less than a fifth above it, where both are equal a third."""
+    low, high = (compute_s, read_s) if compute_s < read_s else (read_s, compute_s)
+    if high <= 0.0:
+        return 0.0
+    return float(high * (1.0 + (low / high) ** OVERLAP) ** (1.0 / OVERLAP))
+
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_NEW_TOKENS = (1, 2, 5, 9, 17)
+_CACHED_TOKENS = (64, 256, 1024, 4096)
+_PREFILLS = (16, 64, 256, 512, 1024, 2048)
+
+
+@cache
+def linear_fit(latency: RooflineLatency) -> LinearLatency:
+    """WISP's Eq. 19 with the coefficients >= 0 that come nearest to the roofline, by relative least squares.
+
+    The shapes are decodes and verifications of 1 to 64 sessions behind 64 to 4,096 cached tokens, and prefills of 16
+    to 2,048 tokens: what a server's own profile would run. It is a plane through a bent surface: docs/clock.md has
+    its errors.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    loads = list(_profiled_loads(latency.layers))
+    fixed_s = latency.forward_s
+    seconds = np.array([latency.seconds(load) - fixed_s for load in loads])
+    terms = np.array([_linear_terms(load) for load in loads])
+    weights = 1 / np.array([latency.seconds(load) for load in loads])
+    found, _ = nnls(terms * weights[:, None], seconds * weights)
+    a_s, b_compute_s, b_read_s, c_s, head_token_s, head_c_s = map(float, found)
+    return LinearLatency(
+        a_s, b_compute_s, b_read_s, c_s, latency.layers, f"Eq. 19 fitted to the {latency.source}", head_token_s,
+        head_c_s, forward_s=fixed_s,
+    )  # fmt: skip
+
+
+def _profiled_loads(layers: int) -> Iterator[ForwardLoad]:
+    for sessions in _BATCHES:
+        for new in _NEW_TOKENS:
+            for cached in _CACHED_TOKENS:
+                yield batch_load(layers, [(cached, new)] * sessions, sessions * new)
+    for prompt in _PREFILLS:
+        yield batch_load(layers, [(0, prompt)])
+        yield batch_load(layers, [(0, prompt)], 1)
+
+
+def _linear_terms(load: ForwardLoad) -> tuple[float, ...]:
+    return load.num_tokens, load.interactions, load.cached_tokens, 1, load.head_tokens, bool(load.head_tokens)

@@ -1,0 +1,215 @@
+"""How well the clock predicts published speeds that it was not fitted on, by phase, processor and software."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from training.fitting.figures import save_figure
+from training.latency.published_speeds import PublishedSpeed
+from training.latency.speed_fit import KERNELS, SpeedFit
+
+Split = Literal["source", "model", "processor"]
+Key: TypeAlias = tuple[str, ...]
+
+SPLIT_NAMES: Mapping[Split, str] = {
+    "source": "another source", "model": "another model, same source", "processor": "another processor",
+}  # fmt: skip
+"""What was held out. A group is a chip in one mode with one software: where it has two sources, one of them; else a
+model; and, apart from both, all rows of a processor."""
+_NUM_FOLDS: Mapping[Split, int] = {"source": 3, "model": 4, "processor": 6}
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One row that was predicted by a fit without it."""
+
+    speed: PublishedSpeed
+    split: Split
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_s / self.speed.seconds - 1
+
+    @property
+    def kind(self) -> str:
+        """decode, prefill or forward of one session, linear layers alone, or a batch."""
+        return self.speed.phase if self.speed.batch == 1 else "batch"
+
+
+def hold_out(speeds: Sequence[PublishedSpeed], progress: Callable[[int, int], object]) -> list[HeldOut]:
+    """Each row, predicted by fits on the other folds: once within its group, and once without its processor."""
+    folds = [(split, rows) for split in SPLIT_NAMES for rows in _folds(speeds, split)]
+    whole, found = SpeedFit(speeds), []
+    for done, (split, rows) in enumerate(folds, 1):
+        held = [speeds[i] for i in sorted(rows)]
+        fit = whole.refitted([speed for i, speed in enumerate(speeds) if i not in rows], {s.software for s in held})
+        known = [speed for speed in held if fit.knows_software(speed.software)]
+        found += [HeldOut(*pair) for pair in zip(known, [split] * len(known), fit.predict_s(known), strict=True)]
+        progress(done, len(folds))
+    return found
+
+
+def _folds(speeds: Sequence[PublishedSpeed], split: Split) -> Iterator[frozenset[int]]:
+    folds: dict[int, set[int]] = defaultdict(set)
+    if split == "processor":
+        keys = {i: speed.silicon for i, speed in enumerate(speeds)}
+        for i, fold in _ranked(keys, _NUM_FOLDS[split]):
+            folds[fold].add(i)
+    else:
+        for rows in _grouped(speeds).values():
+            sources = {i: speeds[i].source for i in rows}
+            if (len(set(sources.values())) > 1) != (split == "source"):
+                continue
+            keys = sources if split == "source" else {i: speeds[i].architecture.name for i in rows}
+            if len(set(keys.values())) > 1:
+                for i, fold in _ranked(keys, _NUM_FOLDS[split]):
+                    folds[fold].add(i)
+    return (frozenset(rows) for rows in folds.values())
+
+
+def _grouped(speeds: Sequence[PublishedSpeed]) -> dict[Key, list[int]]:
+    found: dict[Key, list[int]] = defaultdict(list)
+    for i, speed in enumerate(speeds):
+        found[speed.chip.name, speed.mode or "", speed.software].append(i)
+    return found
+
+
+def _ranked(keys: Mapping[int, str], count: int) -> Iterator[tuple[int, int]]:
+    """Each row with its key's fold: keys in alphabetical order are dealt out."""
+    ranks = {key: rank % count for rank, key in enumerate(sorted(set(keys.values())))}
+    return ((i, ranks[key]) for i, key in keys.items())
+
+
+Cells: TypeAlias = dict[str, Any]
+
+
+def error_rows(found: Sequence[HeldOut]) -> dict[str, dict[str, Cells]]:
+    """For each split: the errors by phase, then by processor and software."""
+    tables: dict[str, dict[str, Cells]] = {}
+    for split, title in SPLIT_NAMES.items():
+        own = [one for one in found if one.split == split]
+        tables[title] = {kind: _errors(rows) for kind, rows in _by(own, lambda one: one.kind).items()}
+    near = [one for one in found if one.split != "processor" and one.speed.software != KERNELS]
+    tables["by processor and software"] = {
+        label: _errors(rows) for label, rows in _by(near, lambda one: f"{' '.join(one.speed.group)} {one.kind}").items()
+    }
+    return tables
+
+
+def _by(found: Sequence[HeldOut], label: Callable[[HeldOut], str]) -> dict[str, list[HeldOut]]:
+    rows: dict[str, list[HeldOut]] = defaultdict(list)
+    for one in found:
+        rows[label(one)].append(one)
+    return dict(sorted(rows.items()))
+
+
+def _errors(rows: Sequence[HeldOut]) -> Cells:
+    errors = np.array([row.error for row in rows])
+    return {
+        "rows": len(rows),
+        "sources": len({row.speed.source for row in rows}),
+        "median_error": float(np.median(np.abs(errors))),
+        "p90_error": float(np.quantile(np.abs(errors), 0.9)),
+        "bias": float(np.median(errors)),
+    }
+
+
+def ordering_rows(found: Sequence[HeldOut]) -> dict[str, Cells]:
+    """Of all pairs of configurations with the same model and work, the share whose faster one is predicted.
+
+    A configuration is chip, mode, software and precision; of several measurements of one the first counts.
+    """
+    near = [one for one in found if one.split != "processor" and one.speed.software != KERNELS]
+    rows = {kind: _ordering(own) for kind, own in _by(near, lambda one: one.kind).items()}
+    return {kind: cells for kind, cells in rows.items() if cells["pairs"]}
+
+
+def _ordering(found: Sequence[HeldOut]) -> Cells:
+    same_work: dict[tuple[Any, ...], dict[Key, HeldOut]] = defaultdict(dict)
+    for one in found:
+        speed = one.speed
+        work = speed.architecture.name, speed.phase, speed.batch, speed.new_tokens, _context_class(speed.cached_tokens)
+        place = speed.chip.name, speed.mode or "", speed.software, speed.precision
+        same_work[work].setdefault(place, one)
+    pairs = [pair for places in same_work.values() for pair in combinations(places.values(), 2)]
+    right = [(a.speed.seconds < b.speed.seconds) == (a.predicted_s < b.predicted_s) for a, b in pairs]
+    clear = [max(a.speed.seconds, b.speed.seconds) > 1.2 * min(a.speed.seconds, b.speed.seconds) for a, b in pairs]
+    clearly_right = [hit for hit, is_clear in zip(right, clear, strict=True) if is_clear]
+    return {
+        "pairs": len(pairs), "faster_predicted": float(np.mean(right)) if pairs else None,
+        "clear_pairs": len(clearly_right), "clear_faster_predicted": float(np.mean(clearly_right)) if pairs else None,
+    }  # fmt: skip
+
+
+def _context_class(cached_tokens: int) -> int:
+    """Contexts of up to 1,024 tokens cost a decode nearly the same."""
+    return 0 if cached_tokens <= 1024 else cached_tokens.bit_length()
+
+
+def worst_rows(found: Sequence[HeldOut], count: int = 12) -> dict[str, Cells]:
+    """The rows with the largest factor between predicted and measured, within their groups."""
+    near = [one for one in found if one.split != "processor" and one.speed.software != KERNELS]
+    ranked = sorted(near, key=lambda one: -abs(np.log1p(one.error)))[:count]
+    return {
+        f"{rank}. {_describe(one.speed)}": {
+            "measured_s": one.speed.seconds, "predicted_s": one.predicted_s, "ratio": one.error + 1,
+            "source": one.speed.source,
+        }
+        for rank, one in enumerate(ranked, 1)
+    }  # fmt: skip
+
+
+def _describe(speed: PublishedSpeed) -> str:
+    mode = f" {speed.mode}" if speed.mode else ""
+    work = f"{speed.phase} {speed.batch} x {speed.new_tokens} behind {speed.cached_tokens}"
+    return f"{speed.chip.name}{mode}, {speed.software}, {speed.architecture.name} {speed.precision}, {work}"
+
+
+def evidence(found: Sequence[HeldOut], silicon: str, software: str) -> str:
+    """One line on the rows behind a processor's figures: number, sources, batches, held-out error of decode."""
+    own = [one for one in found if one.speed.group == (silicon, software) and one.split != "processor"]
+    rows = [one.speed for one in own]
+    if not rows:
+        return ""
+    batches = sorted({row.batch for row in rows})
+    span = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
+    errors = [abs(one.error) for one in own if one.kind == "decode"]
+    held_out = f", {100 * np.median(errors):.0f} % off on held-out decodes" if errors else ""
+    sources = len({row.source for row in rows})
+    return f"{len(rows)} rows of {sources} source{'s' * (sources > 1)}, {span}{held_out}"
+
+
+def draw_scatter(found: Sequence[HeldOut], path: Path) -> None:
+    """Predicted against measured seconds, one panel for each split."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    kinds = sorted({one.kind for one in found})
+    for column, (split, title) in enumerate(SPLIT_NAMES.items(), 1):
+        axes = figure.add_subplot(1, len(SPLIT_NAMES), column)
+        own = [one for one in found if one.split == split]
+        for kind in kinds:
+            points = [one for one in own if one.kind == kind]
+            axes.scatter([p.speed.seconds for p in points], [p.predicted_s for p in points], s=9, label=kind)
+        ends = _range([one.speed.seconds for one in own])
+        axes.plot(ends, ends, color="#9aa5b1", linewidth=1)
+        axes.set(xscale="log", yscale="log", xlabel="measured, s", ylabel="predicted, s", title=f"held out: {title}")
+    save_figure(figure, path, "Published speeds, predicted by fits without them", legend_columns=len(kinds))
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    return (min(values), max(values)) if values else (1.0, 1.0)
+
+
+def residuals(found: Sequence[HeldOut]) -> dict[str, list[float]]:
+    """Logarithms of measured over predicted, by phase: what a drawn clock differs by."""
+    near = [one for one in found if one.split == "source" and one.speed.software != KERNELS]
+    return {kind: [float(-np.log1p(one.error)) for one in rows] for kind, rows in _by(near, lambda x: x.kind).items()}
+
