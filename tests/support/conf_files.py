@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from serving.hardware.architecture import Architecture
-from serving.hardware.chip import Chip, PowerMode
+from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency
 from serving.hardware.fleet import Fleet, PowerModeSchedule
 from serving.hardware.latency import FittedLatencies, LinearLatency
 from serving.hardware.testbed import Testbed, Tier
@@ -54,8 +54,14 @@ def architecture(name: str) -> Architecture:
 def chip(name: str) -> Chip:
     node = fields("hardware/chip", name)
     modes = {key: PowerMode(**mode) for key, mode in node.pop("modes").items()}
+    software = {key: SoftwareEfficiency(**each) for key, each in node.pop("software", {}).items()}
     node.pop("profile", None)  # a stage's artifact, which only the pipeline knows
-    return Chip(modes=modes, fitted={key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}, **node)
+    return Chip(
+        modes=modes,
+        software=software,
+        fitted={key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()},
+        **node,
+    )
 
 
 def fits(source: str, latencies: dict[str, dict[str, Any]]) -> FittedLatencies:

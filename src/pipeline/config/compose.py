@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.artifacts.stage import REFERENCE
+from pipeline.config.arguments import conf_dir
 from pipeline.config.build import TARGET, load
 from pipeline.errors import ConfigError
 
@@ -47,8 +48,8 @@ def register_resolvers() -> None:
     machine; `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
     `device_graph` where a model runs from a graph, else null; `${hidden_scorers:}`: the policy's trained scorers that
     read hidden states, which what records or exports a draft model needs to know; `${data_file:NAME}`: a file below
-    `data_root`, null without one; `${timed_as:PATH,NAME}`: the architecture of the user's checkpoint at PATH, else
-    NAME.
+    `data_root`, null without one; `${conf_file:NAME}`: a file below conf/; `${timed_as:PATH,NAME}`: the architecture of
+    the user's checkpoint at PATH, else NAME.
     """
     import os
 
@@ -63,6 +64,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("hidden_scorers", _hidden_scorers, replace=True)
     OmegaConf.register_new_resolver("data_file", _data_file, replace=True)
     OmegaConf.register_new_resolver("timed_as", _timed_as, replace=True)
+    OmegaConf.register_new_resolver("conf_file", lambda name: str(conf_dir() / name), replace=True)
     # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
     command = os.environ.setdefault("TANDEM_PROCESS", str(os.getpid()))
     OmegaConf.register_new_resolver("process", lambda: command, replace=True)

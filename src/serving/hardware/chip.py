@@ -1,4 +1,4 @@
-"""A chip: its figures in each power mode, and what software reaches of them, with sources; the roofline that follows."""
+"""A chip: its figures in each power mode, what software reaches of them, and the roofline that follows."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -58,10 +58,8 @@ class SoftwareEfficiency:
     """Time of the process for each forward that it starts."""
     layer_overhead_s: float = 0.0
     """Time of the process for each layer that runs: kernels launched one by one."""
-    evidence: str = ""
-    """Rows, batches and error of the measurements behind these figures, for reports."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Sources of these figures; the key `all` stands for each without its own."""
+    """Sources of these figures; the key `all` stands for each without its own, and is what reports show."""
 
     def __post_init__(self) -> None:
         check_sources("software", self.sources, _SOFTWARE_FIGURES | {"all"})
@@ -143,6 +141,11 @@ class Chip:
             )
         return mode
 
+    @property
+    def has_peaks(self) -> bool:
+        """True if some mode has the peaks that a roofline needs."""
+        return any(mode.fp16_tflops and mode.memory_gbps for mode in self.modes.values())
+
     def software_name(self, name: str | None) -> str:
         """`name`, None: the default software. Raises ValueError that lists what is known for this chip."""
         chosen = name or self.default_software or (next(iter(self.software)) if len(self.software) == 1 else None)
@@ -194,7 +197,16 @@ class Chip:
         return power_w * busy_s + self.idle_w * idle_s
 
 
-_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile", "software", "default_software", "evidence"}
+_NOT_FIGURES = {
+    "name",
+    "modes",
+    "default_mode",
+    "sources",
+    "fitted",
+    "profile",
+    "software",
+    "default_software",
+}
 _MODE_FIGURES = frozenset(each.name for each in fields(PowerMode)) - _NOT_FIGURES
 _SOFTWARE_FIGURES = frozenset(each.name for each in fields(SoftwareEfficiency)) - _NOT_FIGURES
 _CHIP_FIGURES = frozenset(each.name for each in fields(Chip)) - _NOT_FIGURES
@@ -224,7 +236,7 @@ def roofline(
     head_nbytes_s = reached.read_gbps(figures, precision) * 1e9 * tensor_parallel
     cache_nbytes_s = figures.memory_gbps * 1e9 * reached.bandwidth_efficiency * tensor_parallel
     chips = f", {tensor_parallel} chips" if tensor_parallel > 1 else ""
-    evidence = f"; {name}: {reached.evidence}" if reached.evidence else ""
+    evidence = f" ({reached.sources['all']})" if "all" in reached.sources else ""
     return RooflineLatency(
         linear_token_s=2 * architecture.matmul_parameters / flops,
         linear_read_s=architecture.blocks_nbytes(precision) / blocks_nbytes_s,
@@ -235,6 +247,6 @@ def roofline(
         forward_s=reached.forward_overhead_s,
         layer_s=reached.layer_overhead_s,
         layers=architecture.layers,
-        source=f"roofline of {chip.name} in mode {mode or chip.default_mode}, {name}, {architecture.name}, {precision}"
-        f"{chips}{evidence}",
+        source=f"roofline of {chip.name} in mode {mode or chip.default_mode}, {architecture.name}, {precision}{chips}, "
+        f"{name}{evidence}",
     )

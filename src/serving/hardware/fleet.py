@@ -7,6 +7,7 @@ from serving.core.keyed_random import uniform
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip, PowerMode, roofline
 from serving.hardware.latency import FittedLatencies, LatencyModel, load_fitted_latencies
+from serving.hardware.roofline import RooflineLatency
 from serving.network.link import Link
 
 GB = 2**30
@@ -118,7 +119,7 @@ class Fleet:
         per_chip = self.chip.joules(mode or self.mode, busy_s, idle_s)
         return None if per_chip is None else per_chip * self.tensor_parallel
 
-    def _roofline(self, architecture: Architecture, mode: str | None) -> LatencyModel:
+    def _roofline(self, architecture: Architecture, mode: str | None) -> RooflineLatency:
         return roofline(
             self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel, self.software
         )

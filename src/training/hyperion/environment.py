@@ -11,7 +11,7 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.architecture import Architecture
-from serving.hardware.chip import Chip
+from serving.hardware.chip import Chip, SoftwareEfficiency
 from serving.hardware.fleet import Fleet
 from serving.hardware.testbed import Testbed, Tier
 from serving.messages import Span

@@ -2,15 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from serving.hardware.chip import Chip
 from training.fitting.figures import save_figure
-from training.latency.published_speeds import PublishedSpeed
+from training.latency.published_speeds import PublishedSpeed, silicon_of
 from training.latency.speed_fit import KERNELS, SpeedFit
 
 Split = Literal["source", "model", "processor"]
@@ -168,22 +169,65 @@ def worst_rows(found: Sequence[HeldOut], count: int = 12) -> dict[str, Cells]:
 
 def _describe(speed: PublishedSpeed) -> str:
     mode = f" {speed.mode}" if speed.mode else ""
-    work = f"{speed.phase} {speed.batch} x {speed.new_tokens} behind {speed.cached_tokens}"
-    return f"{speed.chip.name}{mode}, {speed.software}, {speed.architecture.name} {speed.precision}, {work}"
+    work = f"{speed.phase} {speed.batch} x {speed.new_tokens}"
+    return f"{speed.silicon}{mode} {speed.software} {speed.architecture.name} {speed.precision} {work}"
 
 
-def evidence(found: Sequence[HeldOut], silicon: str, software: str) -> str:
-    """One line on the rows behind a processor's figures: number, sources, batches, held-out error of decode."""
-    own = [one for one in found if one.speed.group == (silicon, software) and one.split != "processor"]
-    rows = [one.speed for one in own]
-    if not rows:
-        return ""
-    batches = sorted({row.batch for row in rows})
+def evidence(speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut], group: tuple[str, str]) -> str:
+    """One line on the rows behind a processor's figures: number, sources, batches, held-out error of decodes."""
+    rows = [speed for speed in speeds if speed.group == group]
+    batches, sources = sorted({row.batch for row in rows}), len({row.source for row in rows})
     span = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
-    errors = [abs(one.error) for one in own if one.kind == "decode"]
-    held_out = f", {100 * np.median(errors):.0f} % off on held-out decodes" if errors else ""
-    sources = len({row.source for row in rows})
-    return f"{len(rows)} rows of {sources} source{'s' * (sources > 1)}, {span}{held_out}"
+    own = [one for one in found if one.speed.group == group and one.split != "processor" and one.kind == "decode"]
+    error = f", {100 * float(np.median([abs(one.error) for one in own])):.0f} % off on held-out decodes" if own else ""
+    return f"{len(rows)} rows of {sources} source{'s' * (sources > 1)}, {span}{error}"
+
+
+STAND_INS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "rtx_a6000": ("a100", ("vllm", "transformers")),
+    "rtx_4090": ("a100", ("vllm", "transformers")),
+    "rtx_3090": ("a100", ("vllm", "transformers")),
+    "a40": ("a100", ("vllm", "transformers")),
+    "l40s": ("a100", ("vllm", "transformers")),
+    "h100": ("a100", ("vllm", "transformers")),
+    "h20": ("a100", ("vllm", "llama_cpp")),
+    "jetson_orin_nx": ("jetson_agx_orin", ("vllm", "transformers", "mlc")),
+    "jetson_orin_nano": ("jetson_agx_orin", ("vllm", "transformers")),
+    "jetson_agx_xavier": ("jetson_agx_orin", ("vllm", "transformers", "llama_cpp")),
+    "macbook_m1": ("jetson_agx_orin", ("transformers",)),
+    "pixel_7": ("raspberry_pi_5", ("llama_cpp",)),
+}
+"""Processor -> the one whose shares and overheads stand in for what was not measured on it, and for which software."""
+
+
+def software_yaml(speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut], chips: Sequence[Chip]) -> str:
+    """`software` of each chip, as in its file in conf/hardware/chip."""
+    import yaml
+
+    fit = SpeedFit([speed for speed in speeds if speed.software != KERNELS])
+    text = {chip.name: _software_of(chip, fit, speeds, found) for chip in chips if chip.has_peaks}
+    return str(yaml.safe_dump(text, sort_keys=False, width=200))
+
+
+def _software_of(
+    chip: Chip, fit: SpeedFit, speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut]
+) -> dict[str, dict[str, Any]]:
+    silicon = silicon_of(chip)
+    stand_in, borrowed = STAND_INS.get(silicon, ("", ()))
+    measured = {
+        name: fit.efficiency(silicon, name, f"measured: fitted to {evidence(speeds, found, (silicon, name))}")
+        for name in fit.software
+        if fit.knows(silicon, name)
+    }
+    others = {
+        name: fit.efficiency(stand_in, name, f"unverified: no measurement here, as on {stand_in}")
+        for name in borrowed
+        if name not in measured
+    }
+    return {
+        name: {key: value for key, value in asdict(efficiency).items() if value}
+        for name, efficiency in sorted((measured | others).items())
+    }
 
 
 def draw_scatter(found: Sequence[HeldOut], path: Path) -> None:
@@ -212,4 +256,3 @@ def residuals(found: Sequence[HeldOut]) -> dict[str, list[float]]:
     """Logarithms of measured over predicted, by phase: what a drawn clock differs by."""
     near = [one for one in found if one.split == "source" and one.speed.software != KERNELS]
     return {kind: [float(-np.log1p(one.error)) for one in rows] for kind, rows in _by(near, lambda x: x.kind).items()}
-

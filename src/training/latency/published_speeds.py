@@ -40,9 +40,7 @@ class PublishedSpeed:
 
     @property
     def silicon(self) -> str:
-        """The chip's name without its memory: boards of one family share their processor."""
-        words = self.chip.name.removesuffix("_super").split("_")
-        return "_".join(word for word in words if not word.endswith("gb"))
+        return silicon_of(self.chip)
 
     @property
     def group(self) -> tuple[str, str]:
@@ -52,9 +50,13 @@ class PublishedSpeed:
     @property
     def load(self) -> ForwardLoad:
         head_tokens = 0 if self.phase == "linear" else self.batch
-        return batch_load(
-            self.architecture.layers, [(self.cached_tokens, self.new_tokens)] * self.batch, head_tokens
-        )
+        return batch_load(self.architecture.layers, [(self.cached_tokens, self.new_tokens)] * self.batch, head_tokens)
+
+
+def silicon_of(chip: Chip) -> str:
+    """The chip's name without its memory: boards of one family share their processor."""
+    words = chip.name.removesuffix("_super").split("_")
+    return "_".join(word for word in words if not word.endswith("gb"))
 
 
 def read_speeds(

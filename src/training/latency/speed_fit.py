@@ -52,10 +52,10 @@ class SpeedTerms:
     @classmethod
     def of(cls, speeds: Sequence[PublishedSpeed]) -> "SpeedTerms":
         columns = np.array([_terms(speed) for speed in speeds], dtype=np.float64).T
-        return cls(*columns[:8], columns[8].astype(bool), columns[9])
-
-    def __getitem__(self, rows: NDArray[np.intp]) -> "SpeedTerms":
-        return SpeedTerms(*(value[rows] for value in vars(self).values()))
+        linear, read, unpack, attention, attention_read, head, head_read, head_unpack, quantized, overheads = columns
+        return cls(
+            linear, read, unpack, attention, attention_read, head, head_read, head_unpack, quantized > 0, overheads
+        )
 
     def predict_s(self, figures: Array) -> Array:
         """Seconds of each row, from its figures (rows, `FIGURES`)."""
@@ -63,7 +63,7 @@ class SpeedTerms:
         share = np.where(self.quantized, quantized, bandwidth)
         read_s = np.maximum(self.linear_read_s / share, self.unpack_s / per_tflops)
         head_read_s = np.maximum(self.head_read_s / share, self.head_unpack_s / per_tflops)
-        return (
+        return np.asarray(
             _larger(self.linear_s / compute, read_s)
             + _larger(self.attention_s / compute, self.attention_read_s / bandwidth)
             + _larger(self.head_s / compute, head_read_s)
@@ -131,6 +131,10 @@ class SpeedFit:
         found._fits = kept | _fit_each(speeds, software)
         return found
 
+    @property
+    def software(self) -> tuple[str, ...]:
+        return tuple(self._fits)
+
     def knows_software(self, software: str) -> bool:
         """True if there were rows of it on any processor."""
         return software in self._fits
@@ -147,13 +151,13 @@ class SpeedFit:
         """Seconds of each row."""
         return SpeedTerms.of(speeds).predict_s(np.array([self.figures(*speed.group) for speed in speeds]))
 
-    def efficiency(self, silicon: str, software: str, evidence: str, source: str) -> SoftwareEfficiency:
+    def efficiency(self, silicon: str, software: str, source: str) -> SoftwareEfficiency:
         """The figures as a chip's `software`."""
         compute, bandwidth, quantized, overhead_s, per_tflops = map(float, self.figures(silicon, software))
         limited, eager = is_limited(silicon, software), software in EAGER
         return SoftwareEfficiency(
             round(compute, 3), round(bandwidth, 3), round(quantized, 3), round(per_tflops, 2) if limited else None,
-            0.0 if eager else round(overhead_s, 5), round(overhead_s, 6) if eager else 0.0, evidence, {"all": source},
+            0.0 if eager else round(overhead_s, 5), round(overhead_s, 6) if eager else 0.0, {"all": source},
         )  # fmt: skip
 
 

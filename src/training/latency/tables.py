@@ -12,6 +12,7 @@ import numpy as np
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, roofline
 from serving.hardware.latency import COEFFICIENTS, LinearLatency, batch_load
+from serving.hardware.roofline import linear_fit
 from training.fitting.figures import save_figure
 from training.latency.artifact import LoadedProfile, TimingPoints, components, regime
 from training.latency.fit import Array, score_fit, terms

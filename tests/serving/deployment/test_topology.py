@@ -119,7 +119,7 @@ def test_node_names_count_through_the_fleets_of_a_tier() -> None:
         "near-0": NX, "near-1": NX, "near-2": AGX, "far-0": AGX,
     }  # fmt: skip
     assert topology.cloud_processes == (("near-0",), ("near-1",), ("near-2",), ("far-0",))
-    assert topology.cloud_latency("near-2").a_s < topology.cloud_latency("near-0").a_s
+    assert topology.cloud_latency("near-2").linear_token_s < topology.cloud_latency("near-0").linear_token_s
 
 
 def test_a_node_too_small_for_its_tiers_layers_is_left_out() -> None:

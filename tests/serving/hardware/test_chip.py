@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from serving.core.provenance import evidence_class
-from serving.hardware.chip import Chip, PowerMode
+from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency
+from serving.hardware.fleet import Fleet
 from tests.support.conf_files import chip, names
 
 CHIPS = names("hardware/chip")
@@ -89,13 +90,41 @@ def test_a_figure_without_source_is_found():
         ({"sources": {"memory_gb": "someone told me"}}, "memory_gb: source 'someone told me' does not say what"),
         ({"sources": {"memroy_gb": "datasheet: x"}}, "speaks of 'memroy_gb', which it does not have"),
         ({"default_mode": "turbo"}, "has no mode 'turbo'. Its modes: a"),
-        ({"bandwidth_efficiency": 1.2}, r"bandwidth_efficiency=1.2 must be a share"),
+        ({"default_software": "vllm"}, "names no software, so there is no roofline"),
         ({"idle_w": -1}, "idle_w=-1 must not be negative"),
     ],
 )
 def test_impossible_chips_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         replace(Chip("x", {"a": PowerMode()}, "a"), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bandwidth_efficiency": 1.2}, r"bandwidth_efficiency=1.2 must be a share"),
+        ({"quantized_bandwidth_efficiency": 0.0}, r"quantized_bandwidth_efficiency=0.0 must be a share"),
+        ({"layer_overhead_s": -1e-3}, r"layer_overhead_s=-0.001 must not be negative"),
+        ({"quantized_gbps_per_tflops": 0.0}, r"quantized_gbps_per_tflops=0.0 must be above 0; null: no limit"),
+        ({"sources": {"all": "someone told me"}}, "software, all: source 'someone told me' does not say what"),
+    ],
+)
+def test_impossible_software_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SoftwareEfficiency(0.5, 0.7), **change)
+
+
+def test_an_unknown_software_is_refused_with_those_that_the_chip_has_figures_for():
+    message = r"rtx_a6000 has no figures for the software mlc. It has them for: .*llama_cpp, .*vllm. Choose one"
+    with pytest.raises(ValueError, match=message):
+        Fleet(chip("rtx_a6000"), software="mlc")
+
+
+def test_unpacking_limits_weights_of_few_bits_in_low_power_modes_alone():
+    mode, small = PowerMode(fp16_tflops=40, memory_gbps=200), PowerMode(fp16_tflops=10, memory_gbps=200)
+    reached = SoftwareEfficiency(0.5, 0.8, 0.6, quantized_gbps_per_tflops=3.0)
+    assert [reached.read_gbps(one, "fp16") for one in (mode, small)] == [160, 160]
+    assert [reached.read_gbps(one, "int4") for one in (mode, small)] == [120, 30]
 
 
 def test_impossible_modes_are_refused():

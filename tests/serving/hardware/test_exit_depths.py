@@ -34,7 +34,7 @@ class Caches:
 
 
 def by_layer(loads: tuple[ForwardLoad, ...]) -> list[ForwardLoad]:
-    return [one._replace(layers=1) for one in loads for _ in range(int(one.layers))]
+    return [one._replace(layers=1, num_continued=0) for one in loads for _ in range(int(one.layers))]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -62,6 +62,8 @@ def test_failed_exit_checks_cost_a_pass_through_the_head() -> None:
     ledger = ExitDepths(4)
     assert with_head_loads(ledger.run_forward(3, 3), 1, 1) == (
         batch_load(3, [(0, 3)], 1.0),
-        ForwardLoad(0.0, 0, 0, 0, 1.0),
+        ForwardLoad(0.0, 0, 0, 0, 1.0, num_continued=1),
     )
-    assert with_head_loads(ledger.run_forward(1, 4), 2, 0) == (batch_load(3, [(3, 1)]), batch_load(1, [(0, 4)], 2.0))
+    assert with_head_loads(ledger.run_forward(1, 4), 2, 0) == (
+        batch_load(3, [(3, 1)]), batch_load(1, [(0, 4)], 2.0)._replace(num_continued=1),
+    )  # fmt: skip

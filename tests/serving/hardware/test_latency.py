@@ -57,73 +57,13 @@ def test_merged_loads_are_sums():
     assert summed(passes) == ForwardLoad(8, 5, 22 + 5 + 12 + 6, 29, 5, num_forwards=2, extra_sessions=2)
 
 
-def test_roofline_from_first_principles():
-    orin, llama = chip("jetson_agx_orin_32gb"), architecture("tinyllama_1_1b")
-    latency = roofline(orin, "30W", llama, "fp16")
-    flops, nbytes = 10.03e12 * 0.5, 204.7e9 * 0.6
-    head = 32000 * 2048
-    assert latency.a_s + latency.head_token_s == pytest.approx(llama.flops_per_token() / flops)
-    assert latency.b_compute_s == pytest.approx(4 * 22 * 2048 / flops)
-    assert latency.b_read_s == pytest.approx(2 * 22 * 256 * 2 / nbytes)
-    assert latency.head_c_s == pytest.approx(2 * head / nbytes)
-    body = llama.parameters() - 2 * head - 2048
-    assert latency.c_s == pytest.approx(2 * body / nbytes + orin.launch_overhead_s)
-    assert latency.source == "roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16"
-
-
-def test_decoding_follows_bandwidth_and_prefill_follows_compute():
-    llama, orin = architecture("llama2_7b"), chip("jetson_agx_orin_32gb")
-    decode, prefill = batch_load(32, [(100, 1)], 1), batch_load(32, [(0, 1000)], 1)
-    slow, fast = roofline(orin, "30W", llama, "fp16"), roofline(orin, "MAXN", llama, "fp16")
-    assert slow.seconds(decode) / fast.seconds(decode) < 1.05
-    assert slow.seconds(prefill) / fast.seconds(prefill) > 1.8
-
-
-def test_fewer_bits_speed_decoding_and_not_arithmetic():
-    llama, orin = architecture("llama2_7b"), chip("jetson_agx_orin_32gb")
-    half, quarter = roofline(orin, None, llama, "fp16"), roofline(orin, None, llama, "int4")
-    assert quarter.a_s == half.a_s
-    assert quarter.head_c_s == pytest.approx(half.head_c_s * 4.5 / 16)
-
-
-def test_a_quantised_model_reads_its_blocks_faster_but_not_its_head():
-    llama, orin = architecture("tinyllama_1_1b"), chip("jetson_agx_orin_32gb")
-    whole, small = roofline(orin, "30W", llama, "fp16"), roofline(orin, "30W", llama.quantized("nf4"), "fp16")
-    assert (small.a_s, small.head_token_s, small.head_c_s) == (whole.a_s, whole.head_token_s, whole.head_c_s)
-    linear = llama.matmul_parameters
-    assert whole.c_s - small.c_s == pytest.approx(linear * (16 - 4.5) / 8 / (204.7e9 * 0.6))
-    assert "tinyllama_1_1b_nf4, fp16" in small.source
-
-
-def test_two_chips_halve_all_but_the_launch_overhead():
-    a100, qwen = chip("a100_80gb"), architecture("qwen2_5_32b")
-    one, two = roofline(a100, None, qwen, "fp16"), roofline(a100, None, qwen, "fp16", tensor_parallel=2)
-    assert two.a_s == pytest.approx(one.a_s / 2)
-    assert two.c_s - a100.launch_overhead_s == pytest.approx((one.c_s - a100.launch_overhead_s) / 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "decode", "prefill"),
-    [("macbook_m1", 14.2, 108.0)],  # llama.cpp, Llama-2-7B Q4_0
-)
-def test_roofline_lies_within_a_factor_of_two_of_published_throughput(name, decode, prefill):
-    latency = roofline(chip(name), None, architecture("llama2_7b"), "int4")
-    assert decode / 2 < 1 / latency.seconds(batch_load(32, [(64, 1)], 1)) < decode * 2
-    assert prefill / 2 < 512 / latency.seconds(batch_load(32, [(0, 512)], 1)) < prefill * 2
-
-
 def test_wisp_s_constant_is_below_the_time_that_reading_the_weights_takes():
     a100, qwen = chip("a100_80gb"), architecture("qwen3_32b")
     floor_s = qwen.weights_nbytes("fp16") / 2039e9
     assert floor_s == pytest.approx(0.032, rel=0.01)
     assert a100.fitted["wisp_table_12"].latencies["qwen3_32b"].a_s == TABLE_12.a_s
     assert all(each.latencies["qwen3_32b"].c_s < floor_s for each in a100.fitted.values())
-    assert roofline(a100, None, qwen, "fp16").c_s > floor_s
-
-
-def test_a_chip_without_figures_has_no_roofline():
-    with pytest.raises(ValueError, match="chip local has no FP16 peak or no bandwidth in mode default"):
-        roofline(chip("local"), None, architecture("llama2_7b"), "fp16")
+    assert roofline(a100, None, qwen, "fp16").linear_read_s > floor_s
 
 
 @pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf")])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import GB, Fleet
+from serving.hardware.latency import batch_load
 from serving.hardware.replica_packing import REPORTED_FACTORS, ReplicaDemand, ReplicaPacking
 from tests.support.conf_files import architecture, chip, names
 
@@ -72,7 +73,7 @@ def test_one_replica_more_would_exceed_the_slowdown(every_s, name):
     """The rule, worked out the other way round from what a request takes."""
     model, made = architecture(name), alone(every_s=every_s)
     packed = made.best_packing(model)
-    latency, overhead_s = made.cluster.latency(model), 64 * A6000.launch_overhead_s
+    latency, overhead_s = made.cluster.latency(model), 64 * A6000.reached_by(None).forward_overhead_s
     alone_s = made.demand.seconds(latency)
 
     def slowdown(copies: int) -> float:
@@ -94,10 +95,8 @@ def test_replicas_without_pauses_get_a_chip_each():
 def test_a_request_takes_its_prefill_and_its_decodes():
     model, demand = architecture("tinyllama_1_1b"), ReplicaDemand(prompt_tokens=100, new_tokens=3)
     latency = Fleet(A6000).latency(model)
-    heads = 3 * (latency.head_token_s + latency.head_c_s)
-    rows, interactions, cached = 100 + 1 + 1, 100 * 100 + 101 + 102, 100 + 101
-    body = latency.a_s * rows + latency.b_compute_s * interactions + latency.b_read_s * cached + 3 * latency.c_s
-    assert demand.seconds(latency) == pytest.approx(heads + body)
+    passes = [batch_load(model.layers, [span], 1) for span in ((0, 100), (100, 1), (101, 1))]
+    assert demand.seconds(latency) == pytest.approx(sum(map(latency.seconds, passes)))
     assert demand.tokens == 103
 
 

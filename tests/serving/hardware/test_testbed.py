@@ -104,7 +104,7 @@ def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
     profiled = Fleet(replace(chip("local"), profile=tmp_path), timing="profile")
     assert profiled.latency(tiny) == fit
     with pytest.raises(
-        ValueError, match="this machine has no coefficients for llama2_7b, and chip local has no FP16 peak"
+        ValueError, match="this machine has no coefficients for llama2_7b, and chip local names no software"
     ):
         profiled.latency(architecture("llama2_7b"))
 

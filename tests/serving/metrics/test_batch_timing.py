@@ -4,7 +4,7 @@ import pytest
 
 from serving.deployment.topology import Topology
 from serving.hardware.estimator import Estimator
-from serving.hardware.latency import LinearLatency, LayerScale
+from serving.hardware.latency import LayerScale, LinearLatency
 from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.metrics.batch_timing import BatchObserver, BatchTiming, batch_rows, estimator_errors
 from serving.runtimes.emulated import simulate

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -112,11 +112,12 @@ class ModelPartition:
             return (1.0,) * self.architecture.layers
         latency, p, n = fleet.latency(self.architecture), self.prompt_tokens, self.new_tokens
         cached = sum(p + i for i in range(n - 1))
-        passes = ForwardLoad(1, p + n - 1, p * p + cached + n - 1, cached, 0, num_forwards=n, num_continued=n)
-        wake_s = latency.total_seconds((ForwardLoad(0, 0, 0, 0, num_forwards=0),), 1, 1)
-        block_s = latency.total_seconds((passes,), 1, 1) - wake_s
+        latency_s = partial(latency.total_seconds, timed_layers=1, served_layers=1)
+        prefill = ForwardLoad(1, p, p * p, 0, 0, num_continued=1)
+        decodes = ForwardLoad(1, n - 1, cached + n - 1, cached, 0, num_forwards=n - 1, num_continued=n - 1)
         head = ForwardLoad(0, 0, 0, 0, n, num_forwards=n, num_continued=n)
-        head_s = latency.total_seconds((head,), 1, 1) - wake_s
+        wake_s = latency_s((ForwardLoad(0, 0, 0, 0, num_forwards=0),))
+        block_s, head_s = latency_s((prefill, decodes)) - wake_s, latency_s((head,)) - wake_s
         blocks = [block_s] * self.architecture.layers
         blocks[-1] += head_s * include_embed_head
         return tuple(blocks)

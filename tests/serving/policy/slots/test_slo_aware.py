@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from serving.core.kv_accounting import KVAccounting, MemoryBudget
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
-from serving.hardware.latency import LinearLatency, LayerScale, batch_load
+from serving.hardware.latency import LayerScale, LinearLatency, batch_load
 from serving.messages import INF, ForwardWork, Request, SequenceSlice, Span
 from serving.policy.slots.slo_aware import SloAware
 
