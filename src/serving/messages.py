@@ -596,6 +596,13 @@ class DraftDecision:
     lookahead_outcome: LookaheadOutcome = ""
     parents: DraftParents = None
     """The shape of the tokens."""
+    replaced: bool = False
+    """True if the target wrote in the draft's place: it was offloaded, but not sent and not judged (verify=replace)."""
+
+    @property
+    def num_judged(self) -> int:
+        """Drafts that were sent and that the target judged: all of a verified draft, or none."""
+        return 0 if self.accepted is None or self.replaced else len(self.tokens)
 
 
 Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | EmitTokens | DraftDecision

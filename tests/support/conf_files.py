@@ -9,6 +9,7 @@ from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode
 from serving.hardware.fleet import Fleet, PowerModeSchedule
 from serving.hardware.latency import FittedLatencies, LatencyModel
+from serving.hardware.price import Price
 from serving.hardware.testbed import Testbed, Tier
 from serving.network.link import Link
 
@@ -55,7 +56,9 @@ def chip(name: str) -> Chip:
     node = fields("hardware/chip", name)
     modes = {key: PowerMode(**mode) for key, mode in node.pop("modes").items()}
     node.pop("profile", None)  # a stage's artifact, which only the pipeline knows
-    return Chip(modes=modes, fitted={key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}, **node)
+    price = node.pop("price", None)
+    fitted = {key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}
+    return Chip(modes=modes, fitted=fitted, price=Price(**price) if price else None, **node)
 
 
 def fits(source: str, latencies: dict[str, dict[str, Any]]) -> FittedLatencies:

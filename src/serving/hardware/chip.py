@@ -6,6 +6,7 @@ from pathlib import Path
 from serving.core.provenance import check_sources
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.latency import FittedLatencies, LatencyModel
+from serving.hardware.price import Price
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Chip:
     """Latency coefficients fitted on this chip, by name; a fleet's `timing` chooses one."""
     profile: Path | None = None
     """Artifact of the profile stage, for `timing: profile`."""
+    price: Price | None = None
+    """What an hour of it costs; None: not known, and then neither is the cost of what it computes."""
 
     def __post_init__(self) -> None:
         check_sources(f"chip {self.name}", self.sources, _CHIP_FIGURES | _MODE_FIGURES)
@@ -113,7 +116,7 @@ class Chip:
         return power_w * busy_s + self.idle_w * idle_s
 
 
-_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile"}
+_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile", "price"}
 _MODE_FIGURES = frozenset(each.name for each in fields(PowerMode)) - _NOT_FIGURES
 _CHIP_FIGURES = frozenset(each.name for each in fields(Chip)) - _NOT_FIGURES
 

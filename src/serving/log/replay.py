@@ -185,14 +185,20 @@ class _DecisionCollector:
                 self.lines[seq.session if own else node].append(
                     f"sent to {to}: {_slice_text(seq)} {_space_separated(seq.tokens)}"
                 )
-            case DraftDecision(session, at, tokens, _, accepted):
-                verdict = "kept without verification" if accepted is None else f"accepted {accepted} of {len(tokens)}"
-                self.lines[session].append(f"{verdict} at {at}")
+            case DraftDecision(session, at):
+                self.lines[session].append(f"{_verdict_text(command)} at {at}")
             case EmitTokens(session, tokens, origins, ending):
                 if tokens:
                     self.lines[session].append(f"emitted {_space_separated(map('{}:{}'.format, origins, tokens))}")
                 if ending:
                     self.lines[session].append(f"ended {ending}")
+
+
+def _verdict_text(decision: DraftDecision) -> str:
+    if decision.replaced:
+        return f"replaced {len(decision.tokens)} drafts"
+    accepted, drafts = decision.accepted, len(decision.tokens)
+    return "kept without verification" if accepted is None else f"accepted {accepted} of {drafts}"
 
 
 def _space_separated(things: Iterable[object]) -> str:

@@ -52,9 +52,14 @@ class SessionRecord:
     num_decisions: int = 0
     """Draft chunks that were verified or kept without verification."""
     num_offloaded: int = 0
+    """Draft chunks about which the cloud was asked: verified or replaced."""
+    num_verified: int = 0
+    """Draft chunks that the cloud verified."""
     drafts_verified: int = 0
     """Drafted tokens that the cloud verified."""
     drafts_accepted: int = 0
+    drafts_replaced: int = 0
+    """Drafted tokens that were not sent, because the cloud wrote in their place."""
     drafted: int = 0
     discarded_tokens: int = 0
     """Tokens that a stop rule dropped: they took time to draft and were not sent."""
@@ -150,8 +155,10 @@ class Recorder:
         record.num_decisions += 1
         if accepted is not None:
             record.num_offloaded += 1
-            record.drafts_verified += len(decision.tokens)
+            record.num_verified += not decision.replaced
+            record.drafts_verified += decision.num_judged
             record.drafts_accepted += accepted
+            record.drafts_replaced += len(decision.tokens) - decision.num_judged
             if decision.lookahead_outcome:
                 record.lookahead_attempts += 1
                 record.lookahead_position_hits += decision.lookahead_outcome != "missed"

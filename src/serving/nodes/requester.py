@@ -170,7 +170,6 @@ class Requester:
         self.reply_timeout_s, self.failed_attempts = self.base_timeout_s, 0
         if self.awaiting_first_reply:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
-        # A draft that was not sent is replaced by the target's token: 0 accepted.
         out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict))
         out += self._emit(*s.apply_verdict(reply.verdict), now)
         if not self.policy.kv_cache.device_keeps_cache:
@@ -320,7 +319,9 @@ class Requester:
             return []
         scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
         draft, shape = tuple(s.draft), s.draft_parents
-        return [DraftDecision(s.request.session, len(s.tokens), draft, scores, accepted, lookahead_outcome, shape)]
+        replaced = accepted is not None and not s.in_flight_drafts
+        name, position = s.request.session, len(s.tokens)
+        return [DraftDecision(name, position, draft, scores, accepted, lookahead_outcome, shape, replaced)]
 
     # Work on the device's chip.
 

@@ -71,10 +71,10 @@ class LoadObserver:
         for command in commands:
             if type(command) is EmitTokens:
                 self._tokens_emitted(command, now)
-            elif type(command) is DraftDecision and command.accepted is not None and self._in_window(now):
+            elif type(command) is DraftDecision and command.num_judged and self._in_window(now):
                 self.counts.verifications += 1
-                self.counts.drafts_verified += len(command.tokens)
-                self.counts.drafts_accepted += command.accepted
+                self.counts.drafts_verified += command.num_judged
+                self.counts.drafts_accepted += command.accepted or 0
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
         if (
