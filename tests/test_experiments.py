@@ -161,6 +161,13 @@ LESS = {
         for n in (11, 12)
     },
     "hat/table5": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/ablation=none,sd_pd", *HAT),
+    "hat/device_time": (
+        "seed=0",
+        "+variant/hat/dataset=spec_bench",
+        "+variant/hat/devices=instant,maxn",
+        "+variant/hat/method=u_medusa,hat_batched,hat_printed_chunks",
+        *HAT,
+    ),
     "validate_grpc_pacing": (
         'stages.validate_grpc_pacing.real={grpc: ["${stage:grpc_1}"]}',
         "workload.devices=1",
@@ -170,6 +177,11 @@ LESS = {
         f"hyperion/fig{n}": (*TIERS, "network=lan_1gbps", "+variant/hyperion/orchestrator=hyperion,heft")
         for n in (5, 6)
     },
+    "hyperion/readings": (
+        *TIERS,
+        "+variant/hyperion/orchestrator=hyperion,heft_nearest_first",
+        "+variant/hyperion/nodes=nano_15w,one_each_nano_15w",
+    ),
     "hyperion/fig7": (*TIERS, "+variant/hyperion/orchestrator=hyperion,heft_nearest_first"),
     "hyperion/fig8": TIERS,
     "hyperion/fig10": TIERS,

@@ -258,6 +258,8 @@ class RunMetadata:
     """The errors of the scheduler's estimates of batch times; empty if not measured."""
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Use and memory of each tier's nodes; empty without tiers."""
+    partition: Mapping[str, float] = field(default_factory=dict)
+    """The latency of a division over tiers by the paper's equations; empty without one."""
     cloud_nodes: int = 0
     """Nodes of the cloud; 0 for a policy that does not use them."""
     prices: Mapping[str, str] = field(default_factory=dict)

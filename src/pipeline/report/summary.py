@@ -46,7 +46,7 @@ def summarise(records: Records) -> JobSummary:
                 found[metric.key.replace("*", name) if "*" in metric.key else metric.key + name] = float(value)
     meta = records.meta
     recorded = {f"tiers/{name}": tier for name, tier in meta.tiers.items()}
-    recorded |= {"overhead": meta.overhead, "estimator": meta.estimator}
+    recorded |= {"overhead": meta.overhead, "estimator": meta.estimator, "partition": meta.partition}
     return JobSummary(
         found | {f"{place}/{name}": value for place, own in recorded.items() for name, value in own.items()}
     )

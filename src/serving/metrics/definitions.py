@@ -211,6 +211,7 @@ def _wasted_draft_s(rejected: Any, draft_s: Any, drafted: Any, whole: Any) -> An
 UTILISATION, OVERHEAD, BATCH_TIMING = (
     f"measured: serving.metrics.{name}" for name in ("utilisation", "overhead", "batch_timing")
 )
+PARTITION = "computed: serving.policy.partition.division"
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("requests", "requests", "Requests that arrived.", Count(), printed="count"),
     MetricSpec("complete", "requests", "Requests that were answered in full: neither cancelled nor failed.",
@@ -375,6 +376,12 @@ METRICS: tuple[MetricSpec, ...] = (
                UTILISATION),
     MetricSpec("tiers/*/memory_share", "share", "Weights and peak caches over a node's memory, mean over the tier's "
                "nodes.", UTILISATION),
+    MetricSpec("partition/slowest_stage_s", "s", "A request's time on the slowest tier: the computing latency of "
+               "Hyperion's Eq. 8.", PARTITION, "lower"),
+    MetricSpec("partition/communication_s", "s", "A request's time on the links between tiers (Hyperion, Eq. 9).",
+               PARTITION, "lower"),
+    MetricSpec("partition/printed_latency_s", "s", "Latency as Hyperion's Eq. 10a has it: the slowest tier and the "
+               "links, for a request that meets no other.", PARTITION, "lower"),
     MetricSpec("overhead/device_ms_per_token", "ms", "Decisions of all devices per token of text, on a wall clock.",
                OVERHEAD, "lower"),
     MetricSpec("overhead/cloud_share", "share", "Decisions over computation in the cloud, on a wall clock.", OVERHEAD,

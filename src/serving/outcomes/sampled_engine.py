@@ -14,10 +14,12 @@ from typing import Protocol
 from serving.core.draft_tree import accept_greedily
 from serving.core.keyed_random import key, substream, uniform_at
 from serving.core.scores import IMPORTANCE
+from serving.engines.draft_batch import execute_one_by_one
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
+    DraftBatch,
     DraftOutcome,
     DraftStopRule,
     DraftTree,
@@ -30,6 +32,7 @@ from serving.messages import (
     Span,
     TensorRef,
     Verdict,
+    Work,
 )
 from serving.outcomes.loads import DraftLoads, load_counter, summed
 
@@ -158,7 +161,7 @@ class SampledEngine:
         self._result_cache: dict[tuple[int, tuple[int, ...]], SliceOutcome] = {}
         self._serial = count(1)
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Draws the outcome. Raises ValueError for another rule of early exit than `exit_rule`."""
         if isinstance(work, ForwardWork):
             span, rule = work.span, self._verdict
@@ -171,6 +174,9 @@ class SampledEngine:
                     [self._hidden(rows, span, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)]
                 )
             return results, (forward_load(work),)
+        return execute_one_by_one(work, self._draft) if isinstance(work, DraftBatch) else self._draft(work)
+
+    def _draft(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
         stop, fed = work.stop_rule, len(work.input_tokens)
         if (
             not stop.max_tokens

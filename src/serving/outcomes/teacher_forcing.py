@@ -17,7 +17,7 @@ from serving.engines.torch.sequence_cache import SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
-from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, Outcome
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, Outcome, Work, drafts_of
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import RecordedSession
 
@@ -136,13 +136,13 @@ class LookaheadRecorder:
         self._cached: dict[str, list[int]] = defaultdict(list)
         self.lookahead_texts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         outcome, loads = self._engine.execute(work)
-        if isinstance(work, DraftWork) and isinstance(outcome, DraftOutcome):
-            cached = self._cached[work.session]
-            del cached[work.start :]
-            self.lookahead_texts[work.session] += [(*cached, *branch) for branch in work.branches]
-            cached += () if work.branches else (*work.input_tokens, *outcome.tokens)
+        for draft, found in drafts_of(work, outcome):
+            cached = self._cached[draft.session]
+            del cached[draft.start :]
+            self.lookahead_texts[draft.session] += [(*cached, *branch) for branch in draft.branches]
+            cached += () if draft.branches else (*draft.input_tokens, *found.tokens)
         return outcome, loads
 
     def drop(self, session: str, first: int | None) -> None:

@@ -12,10 +12,12 @@ from itertools import count
 
 from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, advance, no_token_text
+from serving.engines.draft_batch import execute_one_by_one
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
+    DraftBatch,
     DraftOutcome,
     DraftTree,
     DraftWork,
@@ -27,6 +29,7 @@ from serving.messages import (
     Span,
     TensorRef,
     Verdict,
+    Work,
 )
 from serving.outcomes.loads import load_counter
 from serving.outcomes.lookup import RecordedDraft, TraceLookup, TracePosition, check_prompt
@@ -100,7 +103,7 @@ class TraceEngine:
         """Cached tokens of the target, by session and first layer."""
         self._serial = count(1)
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Looks the outcome up.
 
         Raises CacheGapError for work that starts after the end of a cache, ValueError for a prompt that is not the
@@ -111,6 +114,9 @@ class TraceEngine:
                 self._run_slice(rows, work, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)
             )
             return results, (forward_load(work),)
+        return execute_one_by_one(work, self._draft) if isinstance(work, DraftBatch) else self._draft(work)
+
+    def _draft(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
         if work.sampling is not None or work.early_exit != self._exit_rule:
             raise ValueError(
                 f"session {work.session!r} samples, or leaves layers early by another rule, which the trace does not "

@@ -19,6 +19,7 @@ from serving.metrics import batch_timing
 from serving.metrics.batch_timing import BatchTiming
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, stall_times
+from serving.policy.slots.placement import TieredPlacement
 from serving.runtimes.runtime import RunResult, Runtime
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1
@@ -63,6 +64,7 @@ def write_results(
     meta = _meta(setup, runtime, served, fleets, rows, packing) | {
         "estimator": batch_timing.estimator_errors(expected),
         "tiers": utilisation.by_tier(topology, records.values()) if utilisation else {},
+        "partition": _partition(setup),
         "cloud_nodes": len(topology.cloud_fleets) if setup.uses_target else 0,
         "prices": {} if served.local_timing else _prices(topology.cloud_fleets.values() if setup.uses_target else ()),
     }
@@ -76,6 +78,12 @@ _RECORD_COLUMNS = (
     "cloud_busy_s", "cloud_forward_tokens", "cloud_queue_s",
 )  # fmt: skip
 """Columns of requests.parquet that are fields of `SessionRecord`."""
+
+
+def _partition(setup: Setup) -> dict[str, float]:
+    """The printed latency of a placement that divides the whole model over tiers; empty for others."""
+    placement = setup.policy.placement
+    return placement.partition.printed_latency if isinstance(placement, TieredPlacement) else {}
 
 
 def _request_row(

@@ -146,6 +146,13 @@ def test_busy_periods_are_those_in_which_anything_was_under_way(summary, tmp_pat
     assert apart["throughput/busy_period_s"] == pytest.approx((1.4 + 2.0) / 2)
 
 
+def test_the_printed_latency_of_a_division_is_a_metric(tmp_path):
+    partition = {"slowest_stage_s": 8.0, "communication_s": 0.5, "printed_latency_s": 8.5}
+    found = summarise(Records.read(write(tmp_path, [SPECULATED], partition=partition)))
+    assert found["partition/printed_latency_s"] == 8.5
+    assert found.below("partition/") == partition
+
+
 def test_metrics_of_tiers_are_flattened(tmp_path):
     tiers = {"nano": {"utilisation": 0.25, "blocks": 8.0}, "agx": {"utilisation": 0.5}}
     found = summarise(Records.read(write(tmp_path, [SPECULATED], tiers=tiers))).metrics()

@@ -248,7 +248,7 @@ def _draft_branches(
     if not all(work.branches):
         raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a token")
     tokens = [token for branch in work.branches for token in branch]
-    parents, ends = _chain_parents([len(branch) for branch in work.branches])
+    parents, ends = chain_parents([len(branch) for branch in work.branches])
     found, loads = decoder.decode(EarlyExitPass(runner, cache, tokens, parents), ends)
     cache.truncate(start, work.session)
     for step, branch in zip(found, work.branches, strict=True):
@@ -256,7 +256,7 @@ def _draft_branches(
     return builder.build(start, None), loads
 
 
-def _chain_parents(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
+def chain_parents(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
     """Parents of the tokens of chains laid end to end, and the last index of each chain."""
     parents: list[int] = []
     ends: list[int] = []
