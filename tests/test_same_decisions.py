@@ -90,6 +90,7 @@ COMPOSED = {
         *TIERED,
     ),
     "synera+slo_aware": ("policy=synera", "policy/scheduler=slo_aware"),
+    "synera+deadline": ("policy=synera", "policy/scheduler=deadline"),
     "sled+rejection_predictor": ("policy=sled", "policy/draft=rejection_predictor"),
     "synera+rejection_predictor": ("policy=synera", "policy/draft=rejection_predictor"),
     "hat+slo_aware": ("policy=hat", "policy/scheduler=slo_aware"),
