@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from serving.core.scores import IMPORTANCE
+from serving.core.importance import importance_scores
 from serving.core.session import Branch, Origins, Session
 from serving.messages import (
     INF,
@@ -87,7 +87,7 @@ class Requester:
         """When the first of them began."""
         self.given_up = False
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
-        self.needs_importance = IMPORTANCE in self.requested_scores
+        self.needs_importance = bool(importance_scores(self.requested_scores))
         self.has_lookahead, self.sends_drafts = policy.lookahead.max_steps > 0, policy.verify.sends_drafts
         self.may_be_unverified = self.has_drafter and (
             not hop_path.hops or policy.early_exit.has_sequence_exit or policy.link_loss.action == "local"

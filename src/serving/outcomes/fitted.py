@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any, ClassVar
 
 from serving.core.decoding import Decoding
+from serving.core.importance import NUM_PLANES, draft_importance, importance_plane
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.deployment.queries import Query
@@ -16,7 +17,7 @@ from serving.learned.artifact import ArtifactFormat
 from serving.learned.medusa import CandidateRanks
 from serving.messages import EarlyExitRule
 from serving.outcomes.constant import numbered_queries, sampled_engines
-from serving.outcomes.lookup import column_means
+from serving.outcomes.lookup import attention_rows
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
 from serving.outcomes.replayed import check_medusa_tree, check_scorers
 from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
@@ -131,11 +132,13 @@ class ScorePools:
     def exit_layer(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
         return int(self._sample_row(draws, prefix_len, i, num_accepted)[EXIT_COLUMN])
 
-    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int) -> tuple[float, ...]:
+    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int, name: str) -> tuple[float, ...]:
         if not n:
             return ()
         row = _sample(self.attention, draws, prefix_len, "attention")
-        values = column_means(row, 0, min(n, self.max_draft_len))
+        size, known = triangle_size(self.max_draft_len), min(n, self.max_draft_len)
+        first = importance_plane(name) * size
+        values = draft_importance(attention_rows(row[first : first + size], 0, known), known, name)
         return (*values, *values[-1:] * (n - self.max_draft_len))
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
@@ -157,7 +160,7 @@ def _sample(
 
 HEADER_FILE, TENSORS_FILE, ACCEPTED_NODES = "fitted.json", "pools.safetensors", "stems"
 FORMAT = ArtifactFormat(
-    "fitted acceptance", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "fit_outcomes", version=2
+    "fitted acceptance", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "fit_outcomes", version=3
 )
 
 
@@ -279,7 +282,11 @@ def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
     depth, trained = header["max_draft_len"], tuple(header["scorer_digests"])
     for name, array in arrays.items():
         width = (
-            triangle_size(depth) if name == "attention" else 1 if name == ACCEPTED_NODES else NUM_COLUMNS + len(trained)
+            NUM_PLANES * triangle_size(depth)
+            if name == "attention"
+            else 1
+            if name == ACCEPTED_NODES
+            else NUM_COLUMNS + len(trained)
         )
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")

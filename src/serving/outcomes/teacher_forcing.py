@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens
 from serving.engines.torch.draft_heads import MedusaProposer
@@ -28,8 +29,10 @@ class Continuation(NamedTuple):
     drafted: DraftOutcome
     exit_layers: list[int]
     """The exit layer of each token."""
-    attention: list[float]
-    """The attention of the row that wrote the first token to itself, then of each token i that was fed back to 0..i."""
+    attention: list[list[float]]
+    """By plane (all layers, the last one): the attention of the row that wrote the first token to itself, then of each
+    token i that was fed back to 0..i.
+    """
 
 
 class TeacherForcedModel:
@@ -113,13 +116,13 @@ class TeacherForcedModel:
         draft_tokens(chunk, self._reading, self._runner, cache, seen)
         drafted = chunk.build(cache.length, None)
         depths = [round(share * self._num_layers) for share in drafted.exit_depths or (1.0,) * len(drafted.tokens)]
-        return Continuation(drafted, depths, _attention(seen.passes))
+        return Continuation(drafted, depths, [_attention(seen.passes, plane) for plane in range(NUM_PLANES)])
 
 
-def _attention(passes: Sequence[torch.Tensor]) -> list[float]:
-    found: list[float] = [float(passes[0][-1, -1])]
+def _attention(passes: Sequence[torch.Tensor], plane: int) -> list[float]:
+    found: list[float] = [float(passes[0][plane, -1, -1])]
     for i, seen in enumerate(passes[1:]):
-        own: list[float] = seen[-1, -(i + 1) :].tolist()
+        own: list[float] = seen[plane, -1, -(i + 1) :].tolist()
         found += [0.0] * (i + 1 - len(own)) + own  # a sliding window shows fewer columns
     return found
 

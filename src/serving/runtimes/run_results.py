@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from serving.core.importance import importance_scores
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
@@ -160,7 +161,7 @@ def _decision_row(decision: DraftDecision) -> ResultRow:
         "accepted": decision.accepted,
         "replaced": decision.replaced,
         "confidence": means.get("confidence"),
-        "importance": means.get("importance"),
+        "importance": next((means[name] for name in importance_scores(tuple(means))), None),
     }
 
 

@@ -224,7 +224,7 @@ def test_a_damaged_artifact_is_refused(model: FittedAcceptance, tmp_path: Path) 
         header.read_text(encoding="utf-8").replace('"max_draft_len": 4', '"max_draft_len": 5'), encoding="utf-8"
     )
     with pytest.raises(
-        ValueError, match=r"attention has the shape .*; its rows have 11 numbers.*build it again.*stage=fit_outcomes"
+        ValueError, match=r"attention has the shape .*; its rows have 22 numbers.*build it again.*stage=fit_outcomes"
     ):
         fitted.load(tmp_path)
 
