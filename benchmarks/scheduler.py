@@ -1,4 +1,4 @@
-"""What one decision of the SLO-aware scheduler takes with 200 requests waiting, and how it grows with their number."""
+"""What one decision of a scheduler that keeps deadlines takes with 200 requests waiting, and how it grows."""
 
 import statistics
 import time
@@ -9,6 +9,7 @@ from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import Estimator
 from serving.hardware.latency import LayerScale, LinearLatency
 from serving.messages import Request, SequenceSlice, Span
+from serving.policy.slots.deadline_aware import DeadlineAware
 from serving.policy.slots.slo_aware import SloAware
 
 NUM_WAITING, NUM_WAITING_LARGE = 200, 1600
@@ -21,18 +22,22 @@ ESTIMATOR = Estimator(LinearLatency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, 64, "W
 
 
 def main() -> bool:
-    few_ms, many_ms = _median_ms(NUM_WAITING), _median_ms(NUM_WAITING_LARGE)
+    return all([_is_within_limits(SloAware), _is_within_limits(DeadlineAware)])
+
+
+def _is_within_limits(kind: type[SloAware] | type[DeadlineAware]) -> bool:
+    few_ms, many_ms = _median_ms(kind, NUM_WAITING), _median_ms(kind, NUM_WAITING_LARGE)
     growth = many_ms / few_ms
     print(
-        f"SLO-aware scheduler: {few_ms:.2f} ms a decision over {NUM_WAITING} requests (limit {LIMIT_MS:g}), "
+        f"{kind.__name__}: {few_ms:.2f} ms a decision over {NUM_WAITING} requests (limit {LIMIT_MS:g}), "
         f"{many_ms:.2f} ms over {NUM_WAITING_LARGE}: {growth:.1f} times (limit {LIMIT_GROWTH:g})"
     )
     return few_ms <= LIMIT_MS and growth <= LIMIT_GROWTH
 
 
-def _median_ms(n: int) -> float:
+def _median_ms(kind: type[SloAware] | type[DeadlineAware], n: int) -> float:
     """Every request is new to the scheduler, so that its cost is worked out too."""
-    scheduler, room = SloAware(max_num_seqs=n), MemoryBudget(KVAccounting(1e9, keep_caches=True), ())
+    scheduler, room = kind(max_num_seqs=n), MemoryBudget(KVAccounting(1e9, keep_caches=True), ())
     seconds = []
     for run in range(RUNS):
         items = [_item(i, key(run, "waiting")) for i in range(n)]

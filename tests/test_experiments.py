@@ -72,7 +72,11 @@ LESS = {
         f"{EFFORT}.bootstraps=100",
         'stages.validate.real={local: ["${stage:local_1}"], grpc: ["${stage:grpc_1}"]}',
     ),
-    "synera/table4": ("training.seed=0", "+variant/shared/model_pair=1b_13b", "+variant/synera/method=edgefm,hybrid"),
+    "synera/table4": (
+        "training.seed=0",
+        "+variant/shared/model_pair=1b_13b",
+        "+variant/synera/method=edgefm,edgefm_whole_answer,synera_percentile",
+    ),
     "synera/table5": ("training.seed=0", "+variant/synera/method=edge_centric,edge_centric_early_exit"),
     "synera/table6": ("training.seed=0", "+variant/synera/method=edge_centric", "model.device.quantization=none,nf4"),
     "synera/fig11": ("+variant/shared/model_pair=1b_13b_15w", "+variant/synera/method=edge_centric,no_lookahead"),
@@ -82,10 +86,16 @@ LESS = {
         "+variant/synera/method=synera,cloud_centric",
     ),
     "synera/fig13": ("network=mbps_0_1", "+variant/synera/method=synera,no_compression"),
-    "synera/fig14": ("training.seed=0", "policy.offload.budget=0,0.2"),
+    "synera/fig14": ("training.seed=0", "policy.offload.budget=0,0.2", "policy.offload.calibration=share"),
     "synera/fig16": ("training.seed=0", "policy.offload.budget=0.2", "+variant/synera/method=importance,random"),
     "synera/fig17": ("training.seed=0", "policy.early_exit.margin=0.7,1.0"),
     "synera/fig18": ("policy.offload.budget=0.2,0.8",),
+    "synera/schedulers": (
+        "seed=0",
+        "policy/scheduler=verification_aware,continuous",
+        "workload.max_prompt_tokens=64",
+        "model=qwen3",
+    ),
     "synera/fig15": ("policy.offload.budget=0.3", "workload.arrivals.rate_per_s=1,80"),
     "synera/stalls": (
         "policy.offload.budget=0.2",
@@ -105,6 +115,7 @@ LESS = {
         "+variant/synera/method=edgefm,synera",
     ),
     "wisp/table1": FEW,
+    "wisp/busy_time": (*FEW, "~stages.load.variants"),
     "wisp/table3": FEW,
     "wisp/table6": FEW,
     "wisp/fig1": FEW,
@@ -124,7 +135,7 @@ LESS = {
     "wisp/theorem1": ("stages.waste.recalls=[0.95]",),
     "wisp/slo": (
         "training.seed=0",
-        "policy/scheduler=continuous,slo_aware",
+        "policy/scheduler=continuous,slo_aware,deadline",
         "runtime.device_processes=1",
         "workload.num_prompts=4",
         "workload.max_new_tokens=6",
@@ -161,6 +172,13 @@ LESS = {
         for n in (11, 12)
     },
     "hat/table5": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/ablation=none,sd_pd", *HAT),
+    "hat/device_time": (
+        "seed=0",
+        "+variant/hat/dataset=spec_bench",
+        "+variant/hat/devices=instant,maxn",
+        "+variant/hat/method=u_medusa,hat_batched,hat_printed_chunks",
+        *HAT,
+    ),
     "validate_grpc_pacing": (
         'stages.validate_grpc_pacing.real={grpc: ["${stage:grpc_1}"]}',
         "workload.devices=1",
@@ -170,6 +188,11 @@ LESS = {
         f"hyperion/fig{n}": (*TIERS, "network=lan_1gbps", "+variant/hyperion/orchestrator=hyperion,heft")
         for n in (5, 6)
     },
+    "hyperion/readings": (
+        *TIERS,
+        "+variant/hyperion/orchestrator=hyperion,heft_nearest_first",
+        "+variant/hyperion/nodes=nano_15w,one_each_nano_15w",
+    ),
     "hyperion/fig7": (*TIERS, "+variant/hyperion/orchestrator=hyperion,heft_nearest_first"),
     "hyperion/fig8": TIERS,
     "hyperion/fig10": TIERS,
@@ -192,6 +215,7 @@ SAID = {
     "hat/hidden_inversion": ("linear probe",),
     "hat/hidden_precision": ("int8",),
     "wisp/sensitivity": ("under other assumptions",),
+    "wisp/busy_time": ("What the chip is busy with",),
     "wisp/embedded_pair": ("with the embedded pair",),
     "wisp/matched_recall": ("WISP, Table 4, at one recall", "XGBoost"),
     "wisp/theorem1": ("WISP, Theorem 1", "one token at least"),

@@ -32,6 +32,7 @@ from serving.log.reader import read_entries
 from serving.log.replay import decision_log, first_difference, replay
 from serving.messages import (
     Command,
+    DraftBatch,
     DraftOutcome,
     DraftWork,
     EmitTokens,
@@ -73,6 +74,11 @@ def divides(policy: str) -> bool:
 
 
 TIERED = ("hardware=hyperion", "workload.num_prompts=4")
+TOGETHER = (
+    "workload.devices=2", "+workload.max_concurrency=4", "workload.num_prompts=8", "workload/arrivals=poisson",
+    "workload.arrivals.rate_per_s=200",
+)  # fmt: skip
+"""Several requests at a time on a device."""
 COMPOSED = {
     **{policy: (f"policy={policy}", *TIERED) for policy in POLICIES if divides(policy)},
     "synera+tiers": ("policy=synera", "policy/placement=hypsplit", "policy/dispatch=hypsched", *TIERED),
@@ -84,6 +90,7 @@ COMPOSED = {
         *TIERED,
     ),
     "synera+slo_aware": ("policy=synera", "policy/scheduler=slo_aware"),
+    "synera+deadline": ("policy=synera", "policy/scheduler=deadline"),
     "sled+rejection_predictor": ("policy=sled", "policy/draft=rejection_predictor"),
     "synera+rejection_predictor": ("policy=synera", "policy/draft=rejection_predictor"),
     "hat+slo_aware": ("policy=hat", "policy/scheduler=slo_aware"),
@@ -94,6 +101,8 @@ COMPOSED = {
         "policy.scheduler.chunk_tokens=16",
         "policy.payload.hidden_dtype=int8",
     ),
+    "hat+batches": ("policy=hat", "policy.batch_drafts=true", *TOGETHER),
+    "sled+batches": ("policy=sled", "+policy.batch_drafts=true", *TOGETHER),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -130,7 +139,8 @@ PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tok
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 REPRESENTATIVES = {
-    "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline"
+    "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline",
+    "hat+batches",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
 
@@ -343,6 +353,15 @@ def test_the_reference_run_of_synera_has_early_exits_and_adopted_guesses(outputs
     assert any(work.branches for work in works)
 
 
+@pytest.mark.parametrize("policy", ["hat+batches", "sled+batches"])
+def test_the_reference_runs_of_batched_drafts_have_batches(policy: str, outputs: Path) -> None:
+    one, log = case(policy, 0.0, outputs), reference(policy, 0.0, outputs)
+    started = [c.work for entry in log for c in entry.commands if isinstance(c, StartWork)]
+    assert sum(isinstance(work, DraftBatch) for work in started) > 5
+    one_by_one = replace(one.setup, policy=replace(one.setup.policy, batch_drafts=False))
+    assert written(log) == written(Case(one_by_one, one.models, one.queries).emulated())
+
+
 @pytest.mark.parametrize("policy", ["citer", "co_llm", "citer+span"])
 def test_the_reference_runs_of_routers_use_both_models(policy: str, outputs: Path) -> None:
     """Both write."""
@@ -459,7 +478,7 @@ def test_stop_strings_end_answers_at_the_same_token_everywhere(policy: str, outp
     plain, whole = case(policy, 0.0, outputs), written(reference(policy, 0.0, outputs))
     text_of = plain.models.tokenizer.token_text
     texts = ["".join(map(text_of, tokens)).lstrip() for tokens in whole.values()]
-    stop = tuple({text[9:13] for text in texts[:2] if len(text) > 13})
+    stop = tuple({text[9:13] for text in [text for text in texts if len(text) > 13][:2]})
     dataset = WithStopStrings(plain.setup.workload.dataset, stop)
     setup = replace(plain.setup, workload=replace(plain.setup.workload, dataset=dataset))
     queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, plain.models.tokenizer)

@@ -248,6 +248,11 @@ class DraftWork:
     stop_text: StopText | None = None
     """The token that completes one of these strings ends the draft."""
 
+    @property
+    def num_inputs(self) -> int:
+        """Tokens that the first forward runs."""
+        return sum(map(len, self.branches)) if self.branches else len(self.input_tokens)
+
 
 @message
 class ForwardWork:
@@ -261,7 +266,22 @@ class ForwardWork:
     """Outputs beside the verdict: `MEDUSA_TREE`, or none."""
 
 
-Work: TypeAlias = DraftWork | ForwardWork
+@message
+class DraftBatch:
+    """One forward of the draft model for several sessions: each writes one token, extends its branches by one, or fills
+    its cache.
+    """
+
+    works: tuple[DraftWork, ...]
+    """One of each session."""
+
+    @property
+    def session(self) -> str:
+        """The first session, in whose power mode the chip runs the batch."""
+        return self.works[0].session
+
+
+Work: TypeAlias = DraftWork | DraftBatch | ForwardWork
 
 
 @message
@@ -284,6 +304,14 @@ class DraftOutcome:
     """For each token, the share of the layers that had run when it was read off; empty without early exit."""
     parents: DraftParents = None
     """The shape of the tokens, where -1 stands for the last input token."""
+
+
+@message
+class DraftBatchOutcome:
+    """The outcome of a `DraftBatch`."""
+
+    outcomes: tuple[DraftOutcome, ...]
+    """In the order of its works."""
 
 
 @message
@@ -316,7 +344,21 @@ class SliceOutcome:
     hidden_states: TensorRef | None
 
 
-Outcome: TypeAlias = DraftOutcome | tuple[SliceOutcome, ...]
+Outcome: TypeAlias = DraftOutcome | DraftBatchOutcome | tuple[SliceOutcome, ...]
+
+
+def draft_works(work: Work) -> tuple[DraftWork, ...]:
+    """The draft works of one job; none for a forward of the target."""
+    if isinstance(work, DraftBatch):
+        return work.works
+    return (work,) if isinstance(work, DraftWork) else ()
+
+
+def drafts_of(work: Work, outcome: Outcome) -> tuple[tuple[DraftWork, DraftOutcome], ...]:
+    """The draft works of one job, each with its outcome; none for a forward of the target."""
+    if isinstance(outcome, DraftBatchOutcome):
+        return tuple(zip(draft_works(work), outcome.outcomes, strict=True))
+    return ((work, outcome),) if isinstance(work, DraftWork) and isinstance(outcome, DraftOutcome) else ()
 
 
 # Messages between nodes.
@@ -596,6 +638,13 @@ class DraftDecision:
     lookahead_outcome: LookaheadOutcome = ""
     parents: DraftParents = None
     """The shape of the tokens."""
+    replaced: bool = False
+    """True if the target wrote in the draft's place: it was offloaded, but not sent and not judged (verify=replace)."""
+
+    @property
+    def num_judged(self) -> int:
+        """Drafts that were sent and that the target judged: all of a verified draft, or none."""
+        return 0 if self.accepted is None or self.replaced else len(self.tokens)
 
 
 Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | EmitTokens | DraftDecision

@@ -9,6 +9,7 @@ from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency
 from serving.hardware.fleet import Fleet, PowerModeSchedule
 from serving.hardware.latency import FittedLatencies, LinearLatency
+from serving.hardware.price import Price
 from serving.hardware.testbed import Testbed, Tier
 from serving.network.link import Link
 
@@ -56,12 +57,9 @@ def chip(name: str) -> Chip:
     modes = {key: PowerMode(**mode) for key, mode in node.pop("modes").items()}
     software = {key: SoftwareEfficiency(**each) for key, each in node.pop("software", {}).items()}
     node.pop("profile", None)  # a stage's artifact, which only the pipeline knows
-    return Chip(
-        modes=modes,
-        software=software,
-        fitted={key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()},
-        **node,
-    )
+    price = node.pop("price", None)
+    fitted = {key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}
+    return Chip(modes=modes, software=software, fitted=fitted, price=Price(**price) if price else None, **node)
 
 
 def fits(source: str, latencies: dict[str, dict[str, Any]]) -> FittedLatencies:

@@ -8,6 +8,8 @@ from serving.core.scores import IMPORTANCE
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
+    DraftBatch,
+    DraftBatchOutcome,
     DraftOutcome,
     DraftTree,
     DraftWork,
@@ -69,6 +71,8 @@ class FakePair:
     def execute(self, work: Work) -> tuple[Outcome, float]:
         if isinstance(work, DraftWork):
             return self._generate(work)
+        if isinstance(work, DraftBatch):
+            return self._generate_batch(work)
         return self._forward(work)
 
     def drop(self, session: str, first: int | None) -> None:
@@ -98,6 +102,12 @@ class FakePair:
             )
         del cache[start + 1 :]
         return cache
+
+    def _generate_batch(self, batch: DraftBatch) -> tuple[DraftBatchOutcome, float]:
+        """One forward: as long as its longest work."""
+        assert len({work.session for work in batch.works}) == len(batch.works) > 1
+        done = [self._generate(work) for work in batch.works]
+        return DraftBatchOutcome(tuple(outcome for outcome, _ in done)), max(seconds for _, seconds in done)
 
     def _generate(self, work: DraftWork) -> tuple[DraftOutcome, float]:
         cache = self._cache(work.session, None, work.start)

@@ -279,12 +279,13 @@ class TradeoffPoint:
 _TRADEOFF_AXES = {
     "offloading/token_share": "tokens that the cloud judged or wrote, %",
     "latency/tbt_s/mean": "mean time between tokens, ms",
-    "cost/verified_s": "cloud cost per token, ms (W = tokens verified)",
+    "latency/service_s_per_token/mean": "mean service time a token, ms",
+    "cost/usd_per_million_tokens": "cloud cost, USD a million tokens",
 }
 
 
 def draw_tradeoff(points: Sequence[TradeoffPoint], path: Path, metric: str = "quality") -> Path:
-    """Quality against offloaded share, time between tokens and cloud cost; an axis without data is left out.
+    """Quality against offloaded share, TBT, service time and cloud cost; an axis without data is left out.
 
     Raises ValueError without any point.
     """

@@ -184,7 +184,7 @@ def _result_facts(records: Records, summary: JobSummary, context: JobContext) ->
         yield "early exit", _text(summary, _EARLY_EXIT)
     if summary["lookahead/attempts"]:
         yield "look-ahead", _text(summary, _LOOKAHEAD)
-    if summary["speculation/verifications"] and summary["stalls/link_share"] is not None:
+    if summary["offloading/chunk_share"] and summary["stalls/link_share"] is not None:
         yield "stalls", _text(summary, _STALLS)
     yield "offloaded", _offloaded(summary, context)
     yield "written by", ", ".join(_origin_shares(summary))
@@ -193,7 +193,8 @@ def _result_facts(records: Records, summary: JobSummary, context: JobContext) ->
     if records.meta.tiers:
         yield "tiers", "; ".join(f"{name}: {_tier(figures)}" for name, figures in records.meta.tiers.items())
     yield "energy", _text(summary, _ENERGY)
-    yield "cloud cost", _cost(records, summary)
+    yield "cloud cost", _price(records, summary)
+    yield "Synera's cost", _cost(records, summary)
     if summary["estimator/mape"] is not None:
         r2 = f", R2 {summary['estimator/r2']:.3f}" if summary["estimator/r2"] is not None else ""
         yield "estimator", _text(summary, f"{_ESTIMATOR}{r2}, bias {{estimator/bias_s}} ms")
@@ -257,7 +258,10 @@ def _drafts(summary: JobSummary) -> str:
         "accepted; acceptance length {speculation/acceptance_length}, with the cloud's own token "
         "{speculation/acceptance_length_with_bonus}"
     )
-    return _text(summary, f"{text}; {judged if summary['speculation/verifications'] else 'none judged by the cloud'}")
+    found = [text, judged if summary["speculation/verifications"] else "none judged by the cloud"]
+    if summary["speculation/replaced"]:
+        found.append("{speculation/replaced} never sent, because the cloud wrote in their place")
+    return _text(summary, "; ".join(found))
 
 
 def _offloaded(summary: JobSummary, context: JobContext) -> str:
@@ -274,11 +278,28 @@ def _link(summary: JobSummary) -> str:
     return f"{format_nbytes(up)} up, {format_nbytes(down)} down and {format_number(messages)} messages up a request"
 
 
+def _price(records: Records, summary: JobSummary) -> str:
+    """The cost of the cloud's busy chips, at which price and at which load."""
+    busy = _text(summary, "{cost/chip_s_per_token} ms of a cloud chip a token")
+    prices = "; ".join(f"{chip}: {price}" for chip, price in records.meta.prices.items())
+    if summary["cost/usd_per_million_tokens"] is None:
+        return f"{busy}; its price is not known" + (f" ({prices})" if prices else "")
+    use, devices = summary["resources/cloud_busy_share"], len({request.device for request in records.requests})
+    load = f"at the load of this run: {devices} devices" + (
+        "" if use is None else f", cloud busy {format_percent(use)}"
+    )
+    cost = _text(summary, "{cost/usd_per_million_tokens} USD a million tokens")
+    return f"{cost}, {busy}, {load}" + (f"; {prices}" if prices else "")
+
+
 def _cost(records: Records, summary: JobSummary) -> str:
     factor = records.meta.packing_factor
     shares = "W {cost/w_verified} as tokens verified, {cost/w_generated} as tokens written by the LLM"
     if factor is None or summary["cost/verified_s"] is None:
         lacking = "a packing factor" if factor is None else "a TBT"
         return _text(summary, f"c = T W / Pf is not known for want of {lacking}; {shares}")
-    costs = "c = T W / Pf per token: {cost/verified_s} ms and {cost/generated_s} ms with "
+    costs = (
+        "c = T W / Pf per token: {cost/verified_s} ms and {cost/generated_s} ms with T as TBT, "
+        "{cost/verified_service_s} ms and {cost/generated_service_s} ms with T as service time a token, "
+    )
     return f"{_text(summary, costs + shares)}; Pf {factor.value:g} ({factor.source})"

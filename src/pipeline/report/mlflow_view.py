@@ -164,7 +164,7 @@ def _first_lines(lines: Sequence[str], room: int) -> list[str]:
 
 _JUDGED = {
     "quality/mean": "quality", "latency/ttft_s/median": "median TTFT", "latency/tbt_s/mean": "mean TBT",
-    "throughput/goodput_tokens_per_s": "goodput", "cost/generated_s": "cost of written tokens",
+    "throughput/goodput_tokens_per_s": "goodput", "cost/usd_per_million_tokens": "cost",
     "resources/device_j_per_token": "energy of the device",
 }  # fmt: skip
 """The metrics by which a sweep's description names the best job, and their names there."""

@@ -51,6 +51,8 @@ class RequestRecord:
     drafts_verified: int
     """Drafted tokens that the cloud verified."""
     drafts_accepted: int
+    drafts_replaced: int
+    """Drafted tokens that were not sent, because the cloud wrote in their place (verify=replace)."""
     drafts_unused: int
     """Drafted tokens that are not in the text."""
     early_exit_tokens: int
@@ -70,6 +72,10 @@ class RequestRecord:
     """Seconds that its verifications spent in the cloud, queued or computed; None without a time line."""
     chunks: int
     chunks_offloaded: int
+    """Draft chunks about which the cloud was asked. It judged `chunks_verified` of them, and wrote in place of the
+    others, which stayed on the device.
+    """
+    chunks_verified: int
     uplink_nbytes: int
     downlink_nbytes: int
     uplink_messages: int
@@ -79,6 +85,10 @@ class RequestRecord:
     cloud_queue_s: float
     device_energy_j: float | None
     cloud_energy_j: float | None
+    cloud_chip_s: float
+    """Busy seconds of the cloud's chips: `cloud_busy_s`, times the chips of each node."""
+    cloud_usd: float | None
+    """Those seconds at the chips' prices; None if a chip has none."""
     quality: float | None
     rouge_1: float | None
     finished: bool
@@ -109,8 +119,8 @@ class RequestRecord:
     @property
     def verification_s(self) -> float | None:
         """Mean seconds in the cloud of a verification; None without verifications or without a time line."""
-        known = self.cloud_residence_s is not None and self.chunks_offloaded
-        return (self.cloud_residence_s or 0.0) / self.chunks_offloaded if known else None
+        known = self.cloud_residence_s is not None and self.chunks_verified
+        return (self.cloud_residence_s or 0.0) / self.chunks_verified if known else None
 
     @property
     def mean_tbt_s(self) -> float | None:
@@ -179,6 +189,11 @@ class RequestRecord:
         return self.drafts_verified + self.num_cloud_tokens
 
     @property
+    def cloud_micro_usd(self) -> float | None:
+        """Millionths of a US dollar."""
+        return None if self.cloud_usd is None else 1e6 * self.cloud_usd
+
+    @property
     def num_accepted_with_bonus(self) -> int:
         return self.drafts_accepted + self.origins.count("corrected") + self.origins.count("bonus")
 
@@ -204,12 +219,17 @@ class TimelineSpan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """One draft of `num_tokens` tokens at position `position`; `accepted` is None for a draft that was not sent."""
+    """One draft of `num_tokens` tokens at position `position`.
+
+    `accepted` is None for a draft that the device kept; `replaced` is true for one that stayed on the device because
+    the cloud wrote in its place.
+    """
 
     request: str
     position: int
     num_tokens: int
     accepted: int | None
+    replaced: bool
     confidence: float | None
     importance: float | None
 
@@ -238,6 +258,12 @@ class RunMetadata:
     """The errors of the scheduler's estimates of batch times; empty if not measured."""
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Use and memory of each tier's nodes; empty without tiers."""
+    partition: Mapping[str, float] = field(default_factory=dict)
+    """The latency of a division over tiers by the paper's equations; empty without one."""
+    cloud_nodes: int = 0
+    """Nodes of the cloud; 0 for a policy that does not use them."""
+    prices: Mapping[str, str] = field(default_factory=dict)
+    """The price of each chip of the cloud, with source and date."""
     seed: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.report.records import Records, RequestRecord
 from pipeline.report.statistics import Percentiles, percentile
 from serving.metrics import definitions
-from serving.metrics.definitions import MEAN_TBT, ORIGINS, STATISTICS, Formula
+from serving.metrics.definitions import ORIGINS, STATISTICS, Formula
 
 _SLA_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 _SLA_LIMITS_S = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -46,7 +46,7 @@ def summarise(records: Records) -> JobSummary:
                 found[metric.key.replace("*", name) if "*" in metric.key else metric.key + name] = float(value)
     meta = records.meta
     recorded = {f"tiers/{name}": tier for name, tier in meta.tiers.items()}
-    recorded |= {"overhead": meta.overhead, "estimator": meta.estimator}
+    recorded |= {"overhead": meta.overhead, "estimator": meta.estimator, "partition": meta.partition}
     return JobSummary(
         found | {f"{place}/{name}": value for place, own in recorded.items() for name, value in own.items()}
     )
@@ -70,10 +70,12 @@ def _values(formula: Formula, records: Records, known: Mapping[str, float]) -> I
             yield "", _rate(_total(requests, attribute), requests)
         case definitions.BusyPeriods():
             yield "", _mean_busy_s(requests)
-        case definitions.CloudCost(share):
+        case definitions.CloudUse():
+            yield "", _cloud_use(requests, records.meta.cloud_nodes)
+        case definitions.CloudCost(share, token_s):
             factor = records.meta.packing_factor
-            whole = factor is not None and {MEAN_TBT, share} <= known.keys()
-            yield "", known[MEAN_TBT] / factor.value * known[share] if factor and whole else None
+            whole = factor is not None and {token_s, share} <= known.keys()
+            yield "", known[token_s] / factor.value * known[share] if factor and whole else None
         case definitions.Total(attribute, all_known):
             yield "", None if all_known and not _is_known(requests, attribute) else _total(requests, attribute)
         case definitions.Mean(attribute, by) if by:
@@ -114,13 +116,24 @@ def _rate(total: float, requests: Sequence[RequestRecord]) -> float:
     return total / duration_s if duration_s > 0 else 0.0
 
 
+def _cloud_use(requests: Sequence[RequestRecord], nodes: int) -> float | None:
+    covered_s, _ = _busy_periods(requests)
+    return _total(requests, "cloud_busy_s") / covered_s / nodes if covered_s and nodes else None
+
+
 def _mean_busy_s(requests: Sequence[RequestRecord]) -> float:
+    total_s, periods = _busy_periods(requests)
+    return total_s / max(1, periods)
+
+
+def _busy_periods(requests: Sequence[RequestRecord]) -> tuple[float, int]:
+    """Seconds that the requests cover together, and the number of periods without a gap."""
     periods, total_s, until_s = 0, 0.0, float("-inf")
     for begin_s, end_s in sorted((r.arrived_s, r.ended_s) for r in requests if r.ended_s is not None):
         periods += begin_s > until_s
         total_s += max(0.0, end_s - max(begin_s, until_s))
         until_s = max(until_s, end_s)
-    return total_s / max(1, periods)
+    return total_s, periods
 
 
 def _combined(formula: Formula, requests: Sequence[RequestRecord], group: str = "") -> float | None:
@@ -163,11 +176,11 @@ def _smooth(formula: Formula, group: str) -> SmoothMetric | None:
             return SmoothMetric(lambda request: _part_and_whole(request, part, whole), operator.truediv)
         case definitions.Combination(attributes, combine):
             return SmoothMetric(lambda request: tuple(getattr(request, name) for name in attributes), combine)
-        case definitions.CloudCost(share):
-            tbt, tokens = smooth_metric(MEAN_TBT), smooth_metric(share)
-            assert tbt is not None
+        case definitions.CloudCost(share, token_s):
+            time, tokens = smooth_metric(token_s), smooth_metric(share)
+            assert time is not None
             assert tokens is not None
-            return SmoothMetric(lambda request: tbt.sums(request) + tokens.sums(request), _product)
+            return SmoothMetric(lambda request: time.sums(request) + tokens.sums(request), _product)
     return None
 
 

@@ -30,6 +30,11 @@ class QueuedRequest:
         return self.slice.start + self.done_tokens
 
     @property
+    def is_prefill(self) -> bool:
+        """True if its session has no cached prefix, or it is a part of a prompt, which nothing verifies."""
+        return not self.slice.start or not self.slice.rule
+
+    @property
     def deadline_s(self) -> float:
         """When its reply must leave to keep the SLO (WISP, Eq. 12)."""
         return self.arrived_s + self.request.slack_s

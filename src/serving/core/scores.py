@@ -10,12 +10,21 @@ deviation of the logits over the vocabulary (n - 1). From the logits alone.
 """
 
 IMPORTANCE = "importance"
-"""The attention that later tokens pay to the token."""
+"""The attention that the draft's tokens from this one on pay to it: the column's sum (Synera, section 3.2)."""
+
+IMPORTANCE_SCORES = tuple(
+    f"{IMPORTANCE}{kind}{layers}"
+    for layers in ("", "_last_layer")
+    for kind in ("", "_mean", "_later_sum", "_later_mean")
+)
+"""Readings of the column sum: the sum or the mean of a column, with its own row or of later rows only, averaged over
+layers or of the last one alone; always averaged over heads.
+"""
 
 ACCEPTANCE = "accept"
 """The probability that the target accepts the token, as a rejection predictor estimates it."""
 
-UNTRAINED_SCORES = (*LOGIT_SCORES, IMPORTANCE)
+UNTRAINED_SCORES = (*LOGIT_SCORES, *IMPORTANCE_SCORES)
 """Scores that need no training."""
 
 

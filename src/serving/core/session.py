@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from serving.core import draft_tree
+from serving.core.importance import importance_scores
 from serving.core.keyed_random import key, uniform
 from serving.core.link_monitor import DeviceMonitor
-from serving.core.scores import IMPORTANCE
 from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.messages import (
     AcceptanceRule,
@@ -195,7 +195,7 @@ class Session:
     @property
     def num_unscored(self) -> int:
         """How many drafts have no importance yet. A branch has none: importance depends on the tokens that follow."""
-        return len(self.draft) - len(self.scores.get(IMPORTANCE, ()))
+        return len(self.draft) - next((len(self.scores[name]) for name in importance_scores(tuple(self.scores))), 0)
 
     def expected_tokens(self, num_drafts: int, acceptance: float) -> float:
         """Tokens to expect from verifying `num_drafts` drafts (WISP, Eq. 5): those accepted, and the target's own.

@@ -5,7 +5,8 @@ context: prompt and answer together.
 from dataclasses import dataclass, field
 
 from serving.core.decoding import Decoding
-from serving.core.scores import IMPORTANCE, UNTRAINED_SCORES
+from serving.core.importance import importance_scores
+from serving.core.scores import UNTRAINED_SCORES
 from serving.engines.models import Checkpoint, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import check_memory
@@ -133,7 +134,7 @@ class Setup:
         here = "model.device.backend=onnx runs the device's model as a graph, which shows"
         for slot, instead in _WITHOUT_IMPORTANCE.items():
             chosen = getattr(self.policy, slot)
-            if IMPORTANCE in chosen.requested_scores:
+            if importance_scores(chosen.requested_scores):
                 raise ValueError(
                     f"policy.{slot}={type(chosen).__name__} reads importance, and {here} no attention; choose "
                     f"policy/{slot}={instead}, or set model.device.backend=torch"

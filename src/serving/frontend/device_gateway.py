@@ -14,7 +14,6 @@ from serving.engines.tokenizer import Tokenizer
 from serving.frontend.openai.gateway import Conversation, TokenDelta, UnsupportedRequestError
 from serving.messages import (
     Command,
-    DraftWork,
     EmitTokens,
     Event,
     GenerationRequest,
@@ -31,6 +30,7 @@ from serving.messages import (
     SessionCancelled,
     StartWork,
     Work,
+    draft_works,
     message_nbytes,
 )
 from serving.policy.policy import Policy
@@ -186,11 +186,12 @@ class DeviceGateway:
     def _note_cached_len(self, command: Command) -> None:
         """A session's first work starts behind the tokens that its caches already hold."""
         match command:
-            case StartWork(_, DraftWork() as work):
-                session, start = work.session, work.start
+            case StartWork(_, work):
+                starts = [(draft.session, draft.start) for draft in draft_works(work)]
             case SendMessage(_, Request() as request):
-                session, start = request.slice.session, request.slice.start
+                starts = [(request.slice.session, request.slice.start)]
             case _:
                 return
-        if self._cached_lens.get(session, 0) is None:
-            self._cached_lens[session] = start
+        for session, start in starts:
+            if self._cached_lens.get(session, 0) is None:
+                self._cached_lens[session] = start

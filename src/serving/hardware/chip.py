@@ -5,8 +5,13 @@ from pathlib import Path
 
 from serving.core.provenance import check_sources, evidence_class
 from serving.hardware.architecture import Architecture, Precision
+<<<<<<< HEAD
 from serving.hardware.latency import FittedLatencies
 from serving.hardware.roofline import RooflineLatency
+=======
+from serving.hardware.latency import FittedLatencies, LatencyModel
+from serving.hardware.price import Price
+>>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ class Chip:
     """Latency coefficients fitted on this chip, by name; a fleet's `timing` chooses one."""
     profile: Path | None = None
     """Artifact of the profile stage, for `timing: profile`."""
+    price: Price | None = None
+    """What an hour of it costs; None: not known, and then neither is the cost of what it computes."""
 
     def __post_init__(self) -> None:
         check_sources(f"chip {self.name}", self.sources, _CHIP_FIGURES | _MODE_FIGURES)
@@ -197,6 +204,7 @@ class Chip:
         return power_w * busy_s + self.idle_w * idle_s
 
 
+<<<<<<< HEAD
 _NOT_FIGURES = {
     "name",
     "modes",
@@ -207,6 +215,9 @@ _NOT_FIGURES = {
     "software",
     "default_software",
 }
+=======
+_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile", "price"}
+>>>>>>> main
 _MODE_FIGURES = frozenset(each.name for each in fields(PowerMode)) - _NOT_FIGURES
 _SOFTWARE_FIGURES = frozenset(each.name for each in fields(SoftwareEfficiency)) - _NOT_FIGURES
 _CHIP_FIGURES = frozenset(each.name for each in fields(Chip)) - _NOT_FIGURES

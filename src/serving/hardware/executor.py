@@ -7,7 +7,16 @@ from typing import Protocol
 from serving.hardware.architecture import Architecture
 from serving.hardware.latency import ForwardLoad, LatencyModel, LayerScale
 from serving.hardware.payload_size import HiddenDtype, draft_probs_nbytes, hidden_nbytes
-from serving.messages import MEDUSA_TREE, DraftOutcome, DraftWork, ForwardWork, Outcome, SliceOutcome, TensorRef, Work
+from serving.messages import (
+    MEDUSA_TREE,
+    DraftBatchOutcome,
+    DraftOutcome,
+    ForwardWork,
+    Outcome,
+    SliceOutcome,
+    TensorRef,
+    Work,
+)
 
 
 class TransientWorkError(RuntimeError):
@@ -31,7 +40,7 @@ class Executor(Protocol):
 class Engine(Protocol):
     """`serving.engines.torch.engine.TorchEngine`, without importing torch."""
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]: ...
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]: ...
 
     def drop(self, session: str, first: int | None) -> None: ...
 
@@ -70,7 +79,7 @@ class TimedExecutor:
         outcome, loads = self._engine.execute(work)
         if self._split and isinstance(work, ForwardWork):
             return self._with_timed_nbytes(work, outcome), self._split_s(work, loads, self._split)
-        latency = self._latency(work.session if isinstance(work, DraftWork) else work.slices[0].session)
+        latency = self._latency(work.slices[0].session if isinstance(work, ForwardWork) else work.session)
         return self._with_timed_nbytes(work, outcome), latency.total_seconds(loads, self._timed_layers, self._layers)
 
     def drop(self, session: str, first: int | None) -> None:
@@ -92,16 +101,21 @@ class TimedExecutor:
     def _with_timed_nbytes(self, work: Work, outcome: Outcome) -> Outcome:
         """Returns the outcome with the tensor sizes of the timed architecture."""
         if isinstance(outcome, DraftOutcome):
-            if not outcome.draft_probs:
-                return outcome
-            sized = zip(outcome.draft_probs, outcome.probs_support, strict=True)
-            return replace(
-                outcome,
-                draft_probs=tuple(TensorRef(ref.id, draft_probs_nbytes(n, self._vocab_size)) for ref, n in sized),
-            )
+            return self._draft_with_timed_nbytes(outcome)
+        if isinstance(outcome, DraftBatchOutcome):
+            return DraftBatchOutcome(tuple(self._draft_with_timed_nbytes(each) for each in outcome.outcomes))
         if not isinstance(work, ForwardWork) or work.span.lm_head:
             return outcome
         return tuple(self._result_with_timed_nbytes(result, work, i) for i, result in enumerate(outcome))
+
+    def _draft_with_timed_nbytes(self, outcome: DraftOutcome) -> DraftOutcome:
+        if not outcome.draft_probs:
+            return outcome
+        sized = zip(outcome.draft_probs, outcome.probs_support, strict=True)
+        return replace(
+            outcome,
+            draft_probs=tuple(TensorRef(ref.id, draft_probs_nbytes(n, self._vocab_size)) for ref, n in sized),
+        )
 
     def _result_with_timed_nbytes(self, result: SliceOutcome, work: ForwardWork, i: int) -> SliceOutcome:
         if result.hidden_states is None:
@@ -122,7 +136,7 @@ class DeviceExecutor:
         self._drafter, self._target = drafter, target
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
-        return (self._drafter if isinstance(work, DraftWork) else self._target).execute(work)
+        return (self._target if isinstance(work, ForwardWork) else self._drafter).execute(work)
 
     def drop(self, session: str, first: int | None) -> None:
         (self._drafter if first is None else self._target).drop(session, first)

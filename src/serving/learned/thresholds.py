@@ -1,14 +1,15 @@
 """Synera's profiled thresholds as an artifact."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from math import ceil
 from pathlib import Path
 
+from serving.core.scores import IMPORTANCE, IMPORTANCE_SCORES
 from serving.learned.artifact import ArtifactFormat
 
 FILE = "thresholds.json"
-FORMAT = ArtifactFormat("thresholds", FILE, "", "thresholds.path", "profile", version=2)
+FORMAT = ArtifactFormat("thresholds", FILE, "", "thresholds.path", "profile", version=3)
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,19 @@ class Thresholds:
     confidence: tuple[float, ...]
     """Mean confidence of each profiled chunk, in the order of the profile."""
     importance: tuple[float, ...]
-    """Mean importance of each profiled chunk; chunks above a percentile of it are sent."""
+    """Mean importance of each profiled chunk, its column sums; chunks above a percentile of it are sent."""
     made_from: dict[str, str]
     """What was profiled: model pair, data, window, seed."""
     first_chunk_perplexities: tuple[float, ...] = ()
     """The perplexity of each answer's first chunk."""
     num_fully_accepted: int | None = None
     """How many of the profiled chunks the target accepted as a whole; None: not known."""
+    importance_readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The other readings of importance of each profiled chunk, by the name of the score."""
+    importance_auc: Mapping[str, float] = field(default_factory=dict)
+    """By the name of the score: how well importance tells chunks that were not accepted as a whole; 0.5: not at all."""
+    importance_auc_of_full_chunks: Mapping[str, float] = field(default_factory=dict)
+    """The same among the longest chunks alone."""
 
     @property
     def note(self) -> str | None:
@@ -42,9 +49,20 @@ class Thresholds:
             "it longer, profile more prompts (workload.profiling.num_prompts), or compare with policy=cloud_centric"
         )
 
-    def importance_percentile(self, share: float) -> float:
-        """The importance that `share` of the profiled chunks do not exceed (nearest rank)."""
-        return nearest_rank(self.importance, share) if self.importance else 0.0
+    @property
+    def best_importance(self) -> str:
+        """The reading of importance with the highest AUC on the profiled chunks; without any, the column sum."""
+        known = [name for name in IMPORTANCE_SCORES if name in self.importance_auc]
+        return max(known, key=self.importance_auc.__getitem__, default=IMPORTANCE)
+
+    def importance_by(self, score: str) -> tuple[float, ...]:
+        """One reading of importance of each profiled chunk. Raises ValueError for one that was not profiled."""
+        if score == IMPORTANCE:
+            return self.importance
+        if score not in self.importance_readings:
+            known = ", ".join((IMPORTANCE, *self.importance_readings))
+            raise ValueError(f"the thresholds have no score {score!r}; they have {known}. Profile them again.")
+        return self.importance_readings[score]
 
     def save(self, folder: Path) -> None:
         FORMAT.save(folder, asdict(self))
@@ -71,4 +89,7 @@ def load(path: Path) -> Thresholds:
             first_chunk_perplexities=tuple(fields["first_chunk_perplexities"]),
             made_from=dict(fields["made_from"]),
             num_fully_accepted=fields["num_fully_accepted"],
+            importance_readings={name: tuple(values) for name, values in fields["importance_readings"].items()},
+            importance_auc=dict(fields["importance_auc"]),
+            importance_auc_of_full_chunks=dict(fields["importance_auc_of_full_chunks"]),
         )

@@ -35,7 +35,7 @@ from serving.messages import (
     WorkFinished,
 )
 
-VERSION = 4
+VERSION = 5
 MAX_PENDING = 1 << 16
 """Commands in progress that a log can refer to."""
 

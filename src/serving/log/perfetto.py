@@ -11,8 +11,8 @@ from serving.messages import (
     INF,
     CacheMiss,
     Command,
+    DraftBatch,
     DraftOutcome,
-    DraftWork,
     EmitTokens,
     Event,
     ForwardWork,
@@ -27,6 +27,7 @@ from serving.messages import (
     SendMessage,
     SequenceSlice,
     StartWork,
+    drafts_of,
 )
 
 
@@ -97,8 +98,8 @@ class _TraceWriter:
 
     def _work_done(self, done: WorkDone) -> None:
         node = done.node.removesuffix(".chip")
-        if isinstance(done.work, DraftWork):
-            self._drafted(node, done, done.work)
+        if not isinstance(done.work, ForwardWork):
+            self._drafted(node, done)
             return
         slices, span = done.work.slices, done.work.span
         if any(seq.session in self._sessions.device for seq in slices):
@@ -115,12 +116,21 @@ class _TraceWriter:
             for seq in slices:
                 self._verdicts.add_batch(node, seq, done.begin_s)
 
-    def _drafted(self, node: str, done: WorkDone, work: DraftWork) -> None:
-        if work.session in self._sessions.device:
-            n = len(done.outcome.tokens) if isinstance(done.outcome, DraftOutcome) else 0
-            name = f"draft {n}" if n else "prefill"
+    def _drafted(self, node: str, done: WorkDone) -> None:
+        drafts = [each for each in drafts_of(done.work, done.outcome) if each[0].session in self._sessions.device]
+        if isinstance(done.work, DraftBatch) and drafts:
+            texts = [f"{work.session}: {_draft_name(outcome)} of {work.num_inputs}" for work, outcome in drafts]
+            self._file.slice(node, "chip", f"draft batch of {len(drafts)}", done.begin_s, done.end_s, sessions=texts)
+            return
+        for work, outcome in drafts:
             self._file.slice(
-                node, "chip", name, done.begin_s, done.end_s, session=work.session, input_tokens=len(work.input_tokens)
+                node,
+                "chip",
+                _draft_name(outcome),
+                done.begin_s,
+                done.end_s,
+                session=work.session,
+                input_tokens=len(work.input_tokens),
             )
 
     # Links.
@@ -137,6 +147,10 @@ class _TraceWriter:
         args = {"message": type(entry.message).__name__, "session": session, "nbytes": entry.nbytes}
         end_s = entry.sent_s if lost else entry.arrives_s
         self._file.span(node, f"{name}, lost" if lost else name, entry.sent_s, end_s, **args)
+
+
+def _draft_name(outcome: DraftOutcome) -> str:
+    return f"draft {len(outcome.tokens)}" if outcome.tokens else "prefill"
 
 
 def _session(message: Message) -> str:

@@ -18,8 +18,8 @@ from serving.log.reader import read_entries, read_header
 from serving.messages import (
     INF,
     Command,
+    DraftBatch,
     DraftDecision,
-    DraftOutcome,
     DraftWork,
     EmitTokens,
     Event,
@@ -31,6 +31,7 @@ from serving.messages import (
     SequenceSlice,
     StartWork,
     WorkFinished,
+    drafts_of,
 )
 from serving.progress import Progress
 
@@ -162,21 +163,21 @@ class _DecisionCollector:
         self.lines: dict[str, list[str]] = defaultdict(list)
         self._device_of: dict[str, str] = {}
         """Session -> device."""
-        self._jobs: dict[tuple[str, int], str] = {}
+        self._draft_jobs: dict[tuple[str, int], DraftWork | DraftBatch] = {}
 
     def on_event(self, node: str, event: Event) -> None:
         match event:
             case RequestArrived(request):
                 self._device_of[request.session] = node
-            case WorkFinished(job, DraftOutcome(tokens=tokens)):
-                session = self._jobs.pop((node, job), None)
-                if session:
-                    self.lines[session].append(f"drafted {_space_separated(tokens)}")
+            case WorkFinished(job, outcome):
+                work = self._draft_jobs.pop((node, job), None)
+                for draft, drafted in drafts_of(work, outcome) if work else ():
+                    self.lines[draft.session].append(f"drafted {_space_separated(drafted.tokens)}")
 
     def on_command(self, node: str, command: Command) -> None:
         match command:
-            case StartWork(job, DraftWork(session=session)):
-                self._jobs[node, job] = session
+            case StartWork(job, DraftWork() | DraftBatch() as work):
+                self._draft_jobs[node, job] = work
             case StartWork(_, ForwardWork(span, slices)):
                 layers = f"{span.start_layer}-{span.end_layer}"
                 self.lines[node].append(f"batch of layers {layers}: {', '.join(map(_slice_text, slices))}")
@@ -185,14 +186,20 @@ class _DecisionCollector:
                 self.lines[seq.session if own else node].append(
                     f"sent to {to}: {_slice_text(seq)} {_space_separated(seq.tokens)}"
                 )
-            case DraftDecision(session, at, tokens, _, accepted):
-                verdict = "kept without verification" if accepted is None else f"accepted {accepted} of {len(tokens)}"
-                self.lines[session].append(f"{verdict} at {at}")
+            case DraftDecision(session, at):
+                self.lines[session].append(f"{_verdict_text(command)} at {at}")
             case EmitTokens(session, tokens, origins, ending):
                 if tokens:
                     self.lines[session].append(f"emitted {_space_separated(map('{}:{}'.format, origins, tokens))}")
                 if ending:
                     self.lines[session].append(f"ended {ending}")
+
+
+def _verdict_text(decision: DraftDecision) -> str:
+    if decision.replaced:
+        return f"replaced {len(decision.tokens)} drafts"
+    accepted, drafts = decision.accepted, len(decision.tokens)
+    return "kept without verification" if accepted is None else f"accepted {accepted} of {drafts}"
 
 
 def _space_separated(things: Iterable[object]) -> str:

@@ -107,13 +107,25 @@ class BusyPeriods:
 
 
 @dataclass(frozen=True)
-class CloudCost:
-    """Mean TBT over the packing factor of the cloud's model (Synera, section 6.1), times a `share` (a metric's key)."""
-
-    share: str
+class CloudUse:
+    """Busy time of the cloud's nodes over the time with any request, mean over the nodes."""
 
     def __str__(self) -> str:
-        return f"{MEAN_TBT} / packing factor x {self.share}"
+        return "cloud_busy_s / union of arrived_s to ended_s / nodes of the cloud"
+
+
+@dataclass(frozen=True)
+class CloudCost:
+    """Mean time of a token over the packing factor of the cloud's model (Synera, section 6.1), times a `share`.
+
+    `share` and `token_s` are metrics' keys.
+    """
+
+    share: str
+    token_s: str
+
+    def __str__(self) -> str:
+        return f"{self.token_s} / packing factor x {self.share}"
 
 
 @dataclass(frozen=True)
@@ -129,10 +141,22 @@ class Combination:
 
 
 Formula: TypeAlias = (
-    Count | Total | Mean | Ratio | Rate | Distribution | SlaPercentiles | BusyPeriods | CloudCost | Combination | str
+    Count
+    | Total
+    | Mean
+    | Ratio
+    | Rate
+    | Distribution
+    | SlaPercentiles
+    | BusyPeriods
+    | CloudUse
+    | CloudCost
+    | Combination
+    | str
 )
 """The computation of a metric from the requests' records; a text names another source."""
 MEAN_TBT = "latency/tbt_s/mean"
+MEAN_SERVICE = "latency/service_s_per_token/mean"
 
 
 @dataclass(frozen=True)
@@ -187,6 +211,7 @@ def _wasted_draft_s(rejected: Any, draft_s: Any, drafted: Any, whole: Any) -> An
 UTILISATION, OVERHEAD, BATCH_TIMING = (
     f"measured: serving.metrics.{name}" for name in ("utilisation", "overhead", "batch_timing")
 )
+PARTITION = "computed: serving.policy.partition.division"
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("requests", "requests", "Requests that arrived.", Count(), printed="count"),
     MetricSpec("complete", "requests", "Requests that were answered in full: neither cancelled nor failed.",
@@ -200,11 +225,12 @@ METRICS: tuple[MetricSpec, ...] = (
                name="time between tokens (TBT), mean of a request", label="TBT", heading="TBT ms"),
     MetricSpec("latency/service_s_per_token", "s", "Time from the device's start on a request to its end, over the "
                "request's tokens: unlike gaps it does not depend on how many tokens arrive at once.",
-               Distribution("service_s_per_token"), "lower", name="service over tokens, mean of a request"),
+               Distribution("service_s_per_token"), "lower", name="service over tokens, mean of a request",
+               heading="service\nms/token"),
     MetricSpec("latency/itl_s", "s", "Gap between two tokens that follow one another (inter-token latency).",
                Distribution("tbt_s"), "lower", name="gap between two tokens"),
     MetricSpec("latency/end_to_end_s", "s", "Time from a request's arrival to its end.", Distribution("end_to_end_s"),
-               "lower", name="end to end", label="end to end"),
+               "lower", name="end to end", label="end to end", heading="end to end ms"),
     MetricSpec("latency/cloud_queue_s", "s", "A request's queueing in the cloud, all its rounds together.",
                Distribution("cloud_queue_s"), "lower", name="queueing in the cloud"),
     MetricSpec("latency/verification_s", "s", "Time in the cloud for a verification, queueing included; a request's "
@@ -213,7 +239,7 @@ METRICS: tuple[MetricSpec, ...] = (
                "last end.", Rate("num_tokens"), "higher"),
     MetricSpec("throughput/requests_per_s", "requests/s", "Requests a second that were answered in full.",
                Rate("complete"), "higher"),
-    MetricSpec("throughput/verifications_per_s", "1/s", "Verifications a second.", Rate("chunks_offloaded")),
+    MetricSpec("throughput/verifications_per_s", "1/s", "Verifications a second.", Rate("chunks_verified")),
     MetricSpec("throughput/goodput_tokens_per_s", "tokens/s", "Tokens a second of complete requests that met their SLO "
                "class; without classes, of complete requests.", Rate("num_good_tokens"), "higher",
                heading="goodput\ntokens/s"),
@@ -226,29 +252,32 @@ METRICS: tuple[MetricSpec, ...] = (
                printed="count"),
     MetricSpec("speculation/accepted", "tokens", "Drafts that the cloud accepted.", Total("drafts_accepted"),
                printed="count"),
-    MetricSpec("speculation/verifications", "", "Verifications by the cloud.", Total("chunks_offloaded"),
+    MetricSpec("speculation/replaced", "tokens", "Drafts that were not sent: the cloud wrote in their place "
+               "(verify=replace). They count neither as verified nor as rejected.", Total("drafts_replaced"), "lower",
+               printed="count"),
+    MetricSpec("speculation/verifications", "", "Verifications by the cloud.", Total("chunks_verified"),
                printed="count"),
     MetricSpec("speculation/acceptance_rate", "share", "Accepted drafts over verified drafts.",
                Ratio("drafts_accepted", "drafts_verified"), "higher", heading="accepted\n%"),
     MetricSpec("speculation/acceptance_length", "tokens", "Accepted drafts in a verification, without the token that "
-               "the cloud adds.", Ratio("drafts_accepted", "chunks_offloaded"), "higher", heading="accept.\nlength"),
+               "the cloud adds.", Ratio("drafts_accepted", "chunks_verified"), "higher", heading="accept.\nlength"),
     MetricSpec("speculation/acceptance_length_with_bonus", "tokens", "The same with the cloud's token, correction or "
-               'bonus: "Accept" of HAT, Table 4.', Ratio("num_accepted_with_bonus", "chunks_offloaded"), "higher",
+               'bonus: "Accept" of HAT, Table 4.', Ratio("num_accepted_with_bonus", "chunks_verified"), "higher",
                heading="with\nbonus"),
     MetricSpec("speculation/wasted_share", "share", "Drafts that are not in the text, over drafts.",
                Ratio("drafts_unused", "drafted"), "lower"),
     MetricSpec("waste/rejected_tokens", "tokens", "Rejected drafts in a verification (WISP, Eq. 7 to 9).",
-               Ratio("num_rejected", "chunks_offloaded"), "lower"),
+               Ratio("num_rejected", "chunks_verified"), "lower"),
     MetricSpec("waste/wdt_s", "s", "Their drafting time, at the mean time of a draft.",
-               Combination(("num_rejected", "draft_s", "num_drafted_or_discarded", "chunks_offloaded"),
-                           _wasted_draft_s, "num_rejected x draft_s / num_drafted_or_discarded / chunks_offloaded"),
+               Combination(("num_rejected", "draft_s", "num_drafted_or_discarded", "chunks_verified"),
+                           _wasted_draft_s, "num_rejected x draft_s / num_drafted_or_discarded / chunks_verified"),
                "lower"),
     MetricSpec("waste/time_share", "share", "That time over all drafting time; unknown where none was recorded.",
                Combination(("num_rejected", "draft_s", "num_drafted_or_discarded", "draft_s"), _wasted_draft_s,
                            "num_rejected / num_drafted_or_discarded"),
                "lower"),
     MetricSpec("waste/discarded_tokens", "tokens", "Drafts in a verification that a stop rule dropped; their time is "
-               "not in wdt_s.", Ratio("discarded_tokens", "chunks_offloaded"), "lower"),
+               "not in wdt_s.", Ratio("discarded_tokens", "chunks_verified"), "lower"),
     MetricSpec("early_exit/token_share", "share", "Drafted tokens that left before the last layer.",
                Ratio("early_exit_tokens", "drafted")),
     MetricSpec("early_exit/layer_share", "share", "Layers that ran for a drafted token, of all.",
@@ -307,20 +336,36 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("resources/cloud_energy_j", "J", "The power budget of the cloud's chips for the time that they computed "
                "for the requests; idle time does not count.", Total("cloud_energy_j", all_known=True), "lower",
                label="cloud energy"),
+    MetricSpec("resources/cloud_busy_share", "share", "Time with any request in which a node of the cloud "
+               "computed, mean over its nodes: the load at which a cost is stated.", CloudUse()),
+    MetricSpec("cost/usd_per_million_tokens", "USD/M tokens", "Busy seconds of the cloud's chips at their price, over "
+               "the tokens of the text; idle time costs nothing (over resources/cloud_busy_share: chips rented for the "
+               "whole run). Unknown where a chip has no price.", Ratio("cloud_micro_usd", "num_tokens", all_known=True),
+               "lower", heading="cost USD\n/M tokens"),
+    MetricSpec("cost/chip_s_per_token", "s", "Busy seconds of the cloud's chips over the tokens of the text.",
+               Ratio("cloud_chip_s", "num_tokens"), "lower"),
     MetricSpec("cost/w_verified", "", "Target tokens computed over tokens of the text: W as tokens verified; above 1 "
                "where many drafts are rejected.", Ratio("num_verified_or_cloud_tokens", "num_tokens", empty=0.0),
                "lower"),
     MetricSpec("cost/w_generated", "share", "Share of the tokens that the cloud's model wrote: routed tokens, "
                "corrections, bonus tokens; W as tokens generated.", Ratio("num_cloud_tokens", "num_tokens", empty=0.0),
                "lower", printed="number", label="by the cloud"),
-    MetricSpec("cost/verified_s", "s", "c = T W / Pf a token (Synera, section 6.1) with W as tokens verified.",
-               CloudCost("cost/w_verified"), "lower", heading="cost ms\nverified"),
+    MetricSpec("cost/verified_s", "s", "c = T W / Pf a token (Synera, section 6.1) with W as tokens verified and T as "
+               "TBT.", CloudCost("cost/w_verified", MEAN_TBT), "lower"),
     MetricSpec("cost/generated_s", "s", "c = T W / Pf a token (Synera, section 6.1): T is TBT, W the share that the "
                "cloud wrote, Pf the packing factor of its model; in time of all the GPUs that one Llama-2-70B takes.",
-               CloudCost("cost/w_generated"), "lower", label="cloud cost", heading="cost ms\nwritten"),
+               CloudCost("cost/w_generated", MEAN_TBT), "lower", label="cloud cost"),
+    MetricSpec("cost/verified_service_s", "s", "c = T W / Pf with W as tokens verified and T as service time a token, "
+               "which unlike TBT does not depend on how many tokens arrive at once.",
+               CloudCost("cost/w_verified", MEAN_SERVICE), "lower"),
+    MetricSpec("cost/generated_service_s", "s", "c = T W / Pf with W as the share that the cloud wrote and T as "
+               "service time a token.", CloudCost("cost/w_generated", MEAN_SERVICE), "lower"),
     MetricSpec("quality/mean", "score", "The data set's score, mean over the requests that have one.", Mean("quality"),
                "higher"),
-    MetricSpec("quality/rouge_1", "score", "ROUGE-1 against the reference.", Mean("rouge_1"), "higher"),
+    MetricSpec("quality/rouge_1", "score", "ROUGE-1 against the reference, mean over the requests that have one: the "
+               "score of Synera's summaries and sensor questions.", Mean("rouge_1"), "higher", heading="ROUGE-1"),
+    MetricSpec("quality/rouge_1_by_task/*", "score", "Mean ROUGE-1 of each task.", Mean("rouge_1", by="task"),
+               "higher"),
     MetricSpec("quality/by_task/*", "score", "Mean score of each task.", Mean("quality", by="task"), "higher"),
     MetricSpec("slo/*/requests", "requests", "Requests of an SLO class.", Count(by="slo"), printed="count"),
     MetricSpec("slo/*/violation_rate", "share", "Violated requests of the class over its requests.",
@@ -331,6 +376,12 @@ METRICS: tuple[MetricSpec, ...] = (
                UTILISATION),
     MetricSpec("tiers/*/memory_share", "share", "Weights and peak caches over a node's memory, mean over the tier's "
                "nodes.", UTILISATION),
+    MetricSpec("partition/slowest_stage_s", "s", "A request's time on the slowest tier: the computing latency of "
+               "Hyperion's Eq. 8.", PARTITION, "lower"),
+    MetricSpec("partition/communication_s", "s", "A request's time on the links between tiers (Hyperion, Eq. 9).",
+               PARTITION, "lower"),
+    MetricSpec("partition/printed_latency_s", "s", "Latency as Hyperion's Eq. 10a has it: the slowest tier and the "
+               "links, for a request that meets no other.", PARTITION, "lower"),
     MetricSpec("overhead/device_ms_per_token", "ms", "Decisions of all devices per token of text, on a wall clock.",
                OVERHEAD, "lower"),
     MetricSpec("overhead/cloud_share", "share", "Decisions over computation in the cloud, on a wall clock.", OVERHEAD,
@@ -348,16 +399,18 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("stage/*", "", "A number that a stage wrote to metrics.json: stage/NAME/METRIC.", "the stage's own"),
 )  # fmt: skip
 COMPARED = (
-    "latency/ttft_s/median", "latency/tbt_s/mean", "offloading/token_share", "offloading/chunk_share",
-    "cost/verified_s", "cost/generated_s", "resources/device_j_per_token", "resources/cloud_j_per_token",
+    "quality/rouge_1", "latency/ttft_s/median", "latency/tbt_s/mean", "latency/service_s_per_token/mean",
+    "latency/end_to_end_s/mean", "cost/usd_per_million_tokens", "offloading/token_share", "offloading/chunk_share",
+    "resources/device_j_per_token", "resources/cloud_j_per_token",
     "speculation/acceptance_rate", "speculation/acceptance_length", "speculation/acceptance_length_with_bonus",
     "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "latency/tbt_s/p99",
 )  # fmt: skip
 """The columns of a sweep's table; one that no job has a value for is left out."""
 HEADLINE = (
-    "quality/mean", "latency/ttft_s/median", "latency/tbt_s/mean", "latency/tbt_s/p99", "latency/end_to_end_s/median",
+    "quality/mean", "quality/rouge_1", "latency/ttft_s/median", "latency/tbt_s/mean", "latency/tbt_s/p99",
+    "latency/service_s_per_token/mean", "latency/end_to_end_s/median", "cost/usd_per_million_tokens",
     "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "offloading/token_share",
-    "speculation/acceptance_rate", "cost/generated_s", "resources/device_j_per_token", "resources/cloud_j_per_token",
+    "speculation/acceptance_rate", "resources/device_j_per_token", "resources/cloud_j_per_token",
     "resources/uplink_nbytes",
 )  # fmt: skip
 """The metrics of a run in MLflow, what matters most first; each has its unit in its key or is a score."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from serving.messages import (
     INF,
     Command,
+    DraftBatch,
     DraftDecision,
     DraftOutcome,
     DraftStopRule,
@@ -26,6 +27,8 @@ from serving.messages import (
     StartWork,
     Work,
     WorkFinished,
+    draft_works,
+    drafts_of,
 )
 
 TimelineInterval = tuple[str, float, float, int]
@@ -52,9 +55,14 @@ class SessionRecord:
     num_decisions: int = 0
     """Draft chunks that were verified or kept without verification."""
     num_offloaded: int = 0
+    """Draft chunks about which the cloud was asked: verified or replaced."""
+    num_verified: int = 0
+    """Draft chunks that the cloud verified."""
     drafts_verified: int = 0
     """Drafted tokens that the cloud verified."""
     drafts_accepted: int = 0
+    drafts_replaced: int = 0
+    """Drafted tokens that were not sent, because the cloud wrote in their place."""
     drafted: int = 0
     discarded_tokens: int = 0
     """Tokens that a stop rule dropped: they took time to draft and were not sent."""
@@ -137,7 +145,9 @@ class Recorder:
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         if isinstance(work, DraftWork):
-            self._drafted(work, outcome, begin_s, end_s)
+            self._drafted(work, outcome, begin_s, end_s, end_s - begin_s)
+        elif isinstance(work, DraftBatch):
+            self._batch_drafted(work, outcome, begin_s, end_s)
         else:
             self._forwarded(node, work, begin_s, end_s)
 
@@ -150,8 +160,10 @@ class Recorder:
         record.num_decisions += 1
         if accepted is not None:
             record.num_offloaded += 1
-            record.drafts_verified += len(decision.tokens)
+            record.num_verified += not decision.replaced
+            record.drafts_verified += decision.num_judged
             record.drafts_accepted += accepted
+            record.drafts_replaced += len(decision.tokens) - decision.num_judged
             if decision.lookahead_outcome:
                 record.lookahead_attempts += 1
                 record.lookahead_position_hits += decision.lookahead_outcome != "missed"
@@ -159,19 +171,25 @@ class Recorder:
         if self._detail:
             record.draft_decisions.append(decision)
 
-    def _drafted(self, work: DraftWork, outcome: Outcome, begin_s: float, end_s: float) -> None:
+    def _batch_drafted(self, batch: DraftBatch, outcome: Outcome, begin_s: float, end_s: float) -> None:
+        """Gives each session its share of the chip's time, by tokens."""
+        token_s = (end_s - begin_s) / max(1, sum([work.num_inputs for work in batch.works]))
+        for work, drafted in drafts_of(batch, outcome):
+            self._drafted(work, drafted, begin_s, end_s, token_s * work.num_inputs)
+
+    def _drafted(self, work: DraftWork, outcome: Outcome, begin_s: float, end_s: float, busy_s: float) -> None:
         record = self.records[work.session]
         tokens = len(outcome.tokens) if isinstance(outcome, DraftOutcome) else 0
         record.drafted += tokens
         if work.stop_rule.max_tokens:
-            record.draft_s += end_s - begin_s
+            record.draft_s += busy_s
             record.discarded_tokens += isinstance(outcome, DraftOutcome) and _has_discarded(work.stop_rule, outcome)
         if isinstance(outcome, DraftOutcome) and outcome.exit_depths:
             record.early_exit_tokens += sum([depth < 1.0 for depth in outcome.exit_depths])
             record.layer_share_sum += sum(outcome.exit_depths)
         else:
             record.layer_share_sum += tokens
-        record.device_busy_s += end_s - begin_s
+        record.device_busy_s += busy_s
         if self._detail:
             record.timeline.append(("draft", begin_s, end_s, tokens))
 
@@ -210,10 +228,11 @@ class Recorder:
             record.timeline.append((lane, now, arrives_s, nbytes))
 
     def _work_started(self, node: str, work: Work, now: float) -> None:
-        if isinstance(work, DraftWork):
-            record = self.records[work.session]
-            if record.started_s is None:
-                record.started_s = now
+        if not isinstance(work, ForwardWork):
+            for draft in draft_works(work):
+                record = self.records[draft.session]
+                if record.started_s is None:
+                    record.started_s = now
             return
         if node in self._devices:
             return

@@ -4,7 +4,7 @@ Messages between the two stay on the device: requests to the local hops and repl
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from serving.core.link_monitor import DeviceMonitor
@@ -16,6 +16,8 @@ from serving.messages import (
     CacheMiss,
     Command,
     Commands,
+    DraftBatch,
+    DraftBatchOutcome,
     DraftWork,
     EmitTokens,
     Event,
@@ -38,6 +40,7 @@ from serving.messages import (
     Work,
     WorkFailed,
     WorkFinished,
+    draft_works,
 )
 from serving.nodes.hop_path import HopPath, NodeSelector, TierNodes
 from serving.nodes.requester import Requester
@@ -91,7 +94,9 @@ class Device:
         self.idle_sessions: dict[str, Session] = {}
         """Ended sessions whose caches are kept for the next request, the longest idle first."""
         self.compute_queue = (
-            ComputeQueue() if max_concurrency > 1 or any(hop.node == DEVICE_TIER for hop in hops) else None
+            ComputeQueue(self.ids, policy.batch_drafts)
+            if max_concurrency > 1 or any(hop.node == DEVICE_TIER for hop in hops)
+            else None
         )
         """Orders work on the chip; None if there is never more than one piece of work."""
         self.local_worker: Worker | None = None
@@ -110,13 +115,21 @@ class Device:
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
         if not self.compute_queue:
-            return self._handle(event, now)
+            commands = self._handle(event, now)
+        else:
+            commands = self._handle_queued(event, now, self.compute_queue)
         if isinstance(event, WorkFinished | WorkFailed):
-            self.compute_queue.finish(event.job)
-        commands = self._handle_own_messages(self._handle(event, now), now)
-        return self.compute_queue.submit(
-            commands, self._is_wanted, hop_pending=self.local_worker is not None and self.local_worker.decision_pending
-        )
+            self.monitor.chip_free_s = now
+        return commands
+
+    def _handle_queued(self, event: Event, now: float, queue: "ComputeQueue") -> Commands:
+        """Handles the event, or the events of all drafts of a finished batch; then lets the chip begin its next job."""
+        parts = queue.finish(event) if isinstance(event, WorkFinished | WorkFailed) else (event,)
+        commands: Commands = []
+        for part in parts:
+            commands += self._handle_own_messages(self._handle(part, now), now)
+        pending = self.local_worker is not None and self.local_worker.decision_pending
+        return queue.submit(commands, self._is_wanted, hop_pending=pending)
 
     def _is_wanted(self, job: int) -> bool:
         """True if the outcome of this job is still awaited."""
@@ -193,13 +206,11 @@ class Device:
 
     def _on_work_done(self, job: int, event: Event, now: float) -> Commands:
         here = self.local_worker
-        if here and job == here.job:
-            out = self._handle_own_messages(here.handle(event, now), now)
-            if not here.queue:  # the sessions may use the chip; they have seen the hop's messages by now
-                out += [command for each in list(self.active.values()) for command in each.on_chip_idle(now)]
-        else:
-            out = self._notify_all(event, now)
-        self.monitor.chip_free_s = now
+        if not here or job != here.job:
+            return self._notify_all(event, now)
+        out = self._handle_own_messages(here.handle(event, now), now)
+        if not here.queue:  # the sessions may use the chip; they have seen the hop's messages by now
+            out += [command for each in list(self.active.values()) for command in each.on_chip_idle(now)]
         return out
 
     # Sessions.
@@ -262,11 +273,18 @@ class ComputeQueue:
     """Runs one piece of work at a time on the device's chip: target hops first, then drafts, then lookahead drafts.
 
     Lookahead uses idle time only (HAT, section 3.5). Queued work whose outcome is no longer wanted is never started.
+
+    Args:
+        ids: for jobs that are batches.
+        batch_drafts: True: all drafts that wait, lookahead included, run in one forward.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Iterator[int], batch_drafts: bool = False) -> None:
+        self._ids, self._batch_drafts = ids, batch_drafts
         self.running: int | None = None
         """The job on the chip; None: idle."""
+        self._parts: tuple[int, ...] = ()
+        """The drafts' own jobs, if a batch is on the chip."""
         self._queues: tuple[deque[StartWork], ...] = (deque(), deque(), deque())
 
     def submit(self, commands: list[Command], is_wanted: Callable[[int], bool], hop_pending: bool) -> list[Command]:
@@ -284,20 +302,47 @@ class ComputeQueue:
                 out.append(command)
         return out + self._start_next(is_wanted, self._queues[:1] if hop_pending else self._queues)
 
-    def finish(self, job: int) -> None:
-        if job == self.running:
-            self.running = None
+    def finish(self, event: WorkFinished | WorkFailed) -> Sequence[WorkFinished | WorkFailed]:
+        """The chip is idle now. Returns the event, or one for each draft of a batch."""
+        if event.job != self.running:
+            return (event,)
+        parts, self._parts, self.running = self._parts, (), None
+        if not parts:
+            return (event,)
+        if isinstance(event, WorkFinished) and isinstance(event.outcome, DraftBatchOutcome):
+            return [WorkFinished(job, own) for job, own in zip(parts, event.outcome.outcomes, strict=True)]
+        return [WorkFailed(job) for job in parts]
 
     def _start_next(self, is_wanted: Callable[[int], bool], queues: Sequence[deque[StartWork]]) -> list[Command]:
         if self.running is not None:
             return []
+        start = self._take(is_wanted, queues)
+        if start is None:
+            return []
+        if self._batch_drafts and isinstance(start.work, DraftWork):
+            start = self._with_others(start, start.work, is_wanted)
+        self.running = start.job
+        return [start]
+
+    def _take(self, is_wanted: Callable[[int], bool], queues: Sequence[deque[StartWork]]) -> StartWork | None:
+        """The next wanted work, removed from its queue; None: there is none."""
         for queue in queues:
             while queue:
                 start = queue.popleft()
                 if is_wanted(start.job):
-                    self.running = start.job
-                    return [start]
-        return []
+                    return start
+        return None
+
+    def _with_others(self, first: StartWork, work: DraftWork, is_wanted: Callable[[int], bool]) -> StartWork:
+        """One job of this draft and all others that wait; the draft itself if there are none."""
+        jobs, works = [first.job], [work]
+        while other := self._take(is_wanted, self._queues[1:]):
+            jobs.append(other.job)
+            works += draft_works(other.work)
+        if len(jobs) == 1:
+            return first
+        self._parts = tuple(jobs)
+        return StartWork(next(self._ids), DraftBatch(tuple(works)))
 
 
 def _priority(work: Work) -> int:

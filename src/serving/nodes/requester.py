@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from serving.core.scores import IMPORTANCE
+from serving.core.importance import importance_scores
 from serving.core.session import Branch, Origins, Session
 from serving.messages import (
     INF,
@@ -87,7 +87,7 @@ class Requester:
         """When the first of them began."""
         self.given_up = False
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
-        self.needs_importance = IMPORTANCE in self.requested_scores
+        self.needs_importance = bool(importance_scores(self.requested_scores))
         self.has_lookahead, self.sends_drafts = policy.lookahead.max_steps > 0, policy.verify.sends_drafts
         self.may_be_unverified = self.has_drafter and (
             not hop_path.hops or policy.early_exit.has_sequence_exit or policy.link_loss.action == "local"
@@ -170,7 +170,6 @@ class Requester:
         self.reply_timeout_s, self.failed_attempts = self.base_timeout_s, 0
         if self.awaiting_first_reply:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
-        # A draft that was not sent is replaced by the target's token: 0 accepted.
         out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict))
         out += self._emit(*s.apply_verdict(reply.verdict), now)
         if not self.policy.kv_cache.device_keeps_cache:
@@ -320,7 +319,9 @@ class Requester:
             return []
         scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
         draft, shape = tuple(s.draft), s.draft_parents
-        return [DraftDecision(s.request.session, len(s.tokens), draft, scores, accepted, lookahead_outcome, shape)]
+        replaced = accepted is not None and not s.in_flight_drafts
+        name, position = s.request.session, len(s.tokens)
+        return [DraftDecision(name, position, draft, scores, accepted, lookahead_outcome, shape, replaced)]
 
     # Work on the device's chip.
 

@@ -88,7 +88,7 @@ class ConstantScores:
     def exit_layer(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
         raise NotImplementedError("`ConstantAcceptance.open` refuses policies with early exit")
 
-    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int) -> tuple[float, ...]:  # noqa: ARG002
+    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int, name: str) -> tuple[float, ...]:  # noqa: ARG002
         return (self.value,) * n
 
 

@@ -140,7 +140,9 @@ def _score_pools(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> Scor
         rows[a] = rows[a] or rows[b]
     if not all(rows):
         raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
-    attention = [tuple(row) for row in _thinned(trace.tables.attention.tolist())]
+    attention = [
+        tuple(row) for row in _thinned(trace.tables.attention.reshape(len(trace.tables.attention), -1).tolist())
+    ]
     nodes = tuple(_thinned(_last_accepted_nodes(trace)))
     thinned = tuple(tuple(_thinned(pool)) for pool in rows)
     return ScorePools(thinned, tuple(attention), trace.tables.max_draft_len, nodes, tuple(trace.scorer_digests))

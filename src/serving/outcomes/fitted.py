@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import exp, log, sqrt
+from math import exp, floor, log, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, ClassVar
 
 from serving.core.decoding import Decoding
+from serving.core.importance import NUM_PLANES, draft_importance, importance_plane
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.deployment.queries import Query
@@ -16,7 +17,7 @@ from serving.learned.artifact import ArtifactFormat
 from serving.learned.medusa import CandidateRanks
 from serving.messages import EarlyExitRule
 from serving.outcomes.constant import numbered_queries, sampled_engines
-from serving.outcomes.lookup import column_means
+from serving.outcomes.lookup import attention_rows
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
 from serving.outcomes.replayed import check_medusa_tree, check_scorers
 from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
@@ -44,6 +45,38 @@ class PromptLengths:
         spread = log(1 + (self.std / self.mean) ** 2)
         middle = log(self.mean) - spread / 2
         return max(1, round(exp(middle + sqrt(spread) * NormalDist().inv_cdf(min(max(probability, 1e-9), 1 - 1e-9)))))
+
+
+@dataclass(frozen=True)
+class AnswerLengths:
+    """Lengths of answers that end at each token with the same chance, or at the request's limit; `mean` includes the
+    limit. Raises ValueError for a mean below 1.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        if not self.mean >= 1:
+            raise ValueError(f"answer_lengths.mean is {self.mean}; an answer has at least 1 token")
+
+    def quantile(self, probability: float, limit: int) -> int:
+        """The length that the share `probability` (0 to below 1) of all answers stays below. Raises ValueError for a
+        mean that a limit so low does not allow.
+        """
+        if self.mean >= limit:
+            raise ValueError(
+                f"answer_lengths.mean is {self.mean}, and an answer has at most {limit} tokens; the mean must be lower"
+            )
+        goes_on = self._goes_on(limit)
+        return min(limit, 1 + floor(log(1 - min(probability, 1 - 1e-9)) / log(goes_on))) if goes_on else 1
+
+    def _goes_on(self, limit: int) -> float:
+        """The chance q that an answer goes on after a token, by bisection; the mean length is 1 + q + ... + q^(n-1)."""
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            q = (low + high) / 2
+            low, high = (q, high) if (1 - q**limit) / (1 - q) < self.mean else (low, q)
+        return low
 
 
 DRAFT_KINDS = ("wrong_after_wrong", "right_after_wrong", "wrong_after_right", "right_after_right", "after_error")
@@ -99,11 +132,13 @@ class ScorePools:
     def exit_layer(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
         return int(self._sample_row(draws, prefix_len, i, num_accepted)[EXIT_COLUMN])
 
-    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int) -> tuple[float, ...]:
+    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int, name: str) -> tuple[float, ...]:
         if not n:
             return ()
         row = _sample(self.attention, draws, prefix_len, "attention")
-        values = column_means(row, 0, min(n, self.max_draft_len))
+        size, known = triangle_size(self.max_draft_len), min(n, self.max_draft_len)
+        first = importance_plane(name) * size
+        values = draft_importance(attention_rows(row[first : first + size], 0, known), known, name)
         return (*values, *values[-1:] * (n - self.max_draft_len))
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
@@ -125,7 +160,7 @@ def _sample(
 
 HEADER_FILE, TENSORS_FILE, ACCEPTED_NODES = "fitted.json", "pools.safetensors", "stems"
 FORMAT = ArtifactFormat(
-    "fitted acceptance", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "fit_outcomes", version=2
+    "fitted acceptance", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "fit_outcomes", version=3
 )
 
 
@@ -152,6 +187,8 @@ class FittedAcceptance:
     """Replaces the recorded lengths of prompts."""
     full_length_answers: bool = False
     """True if every answer is as long as the workload allows."""
+    answer_lengths: AnswerLengths | None = None
+    """Replaces the recorded lengths of answers."""
     scorer_digests: Mapping[str, str] = field(default_factory=dict)
     """The digests of the scorers of the recorded trained scores, by name."""
     is_text: ClassVar[bool] = False
@@ -159,6 +196,8 @@ class FittedAcceptance:
     def __post_init__(self) -> None:
         if not self.session_lengths or not all((*self.pools.rows, self.pools.attention)):
             raise ValueError("a fitted model of acceptance needs recorded lengths, and scores for every kind of draft")
+        if self.answer_lengths and self.full_length_answers:
+            raise ValueError("runtime.outcomes: answer_lengths and full_length_answers=true exclude each other")
 
     @property
     def described(self) -> str:
@@ -190,6 +229,9 @@ class FittedAcceptance:
             )
         if self.full_length_answers:
             return prompt, request.max_new_tokens
+        if self.answer_lengths:
+            draw = uniform(key(seed, f"r{request.index:05d}"), 0, "answer")
+            return prompt, self.answer_lengths.quantile(draw, request.max_new_tokens)
         return prompt, min(request.max_new_tokens, written) if ended else request.max_new_tokens
 
 
@@ -215,24 +257,36 @@ def save(out: Path, fitted: FittedAcceptance) -> None:
 
 
 def load(
-    path: Path, prompt_lengths: PromptLengths | None = None, full_length_answers: bool = False
+    path: Path,
+    prompt_lengths: PromptLengths | None = None,
+    full_length_answers: bool = False,
+    answer_lengths: AnswerLengths | None = None,
 ) -> FittedAcceptance:
     """Reads what the stage `serving.stages.fit_outcomes` wrote.
 
-    `prompt_lengths` replaces the recorded lengths of prompts; with `full_length_answers` all answers are as long as the
-    workload allows. Raises ValueError that names the file when it is missing, cut off or inconsistent.
+    `prompt_lengths` and `answer_lengths` replace the recorded lengths; with `full_length_answers` all answers are as
+    long as the workload allows. Raises ValueError that names the file when it is missing, cut off or inconsistent.
     """
     header, arrays = FORMAT.read_header(path), FORMAT.read_weights(path)
     with FORMAT.parsing(path):
         fitted = _parsed(header, arrays)
-    return replace(fitted, prompt_lengths=prompt_lengths, full_length_answers=full_length_answers)
+    return replace(
+        fitted,
+        prompt_lengths=prompt_lengths,
+        full_length_answers=full_length_answers,
+        answer_lengths=answer_lengths,
+    )
 
 
 def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
     depth, trained = header["max_draft_len"], tuple(header["scorer_digests"])
     for name, array in arrays.items():
         width = (
-            triangle_size(depth) if name == "attention" else 1 if name == ACCEPTED_NODES else NUM_COLUMNS + len(trained)
+            NUM_PLANES * triangle_size(depth)
+            if name == "attention"
+            else 1
+            if name == ACCEPTED_NODES
+            else NUM_COLUMNS + len(trained)
         )
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")

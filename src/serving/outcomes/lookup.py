@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from serving.core.draft_tree import accept_greedily
-from serving.core.scores import NO_SCORERS, Scorers
+from serving.core.importance import NUM_PLANES, draft_importance, importance_plane
+from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, Scorers
 from serving.messages import DraftParents, DraftStopRule, Verdict
 from serving.outcomes.trace import NUM_TOP_CANDIDATES, RecordedSession, TraceTables, triangle_size
 
@@ -147,16 +148,18 @@ class TraceLookup:
     def scores(self, name: str, indices: Sequence[int]) -> tuple[float, ...]:
         """Raises ValueError for a score that was not recorded."""
         if name not in self._scores:
-            raise ValueError(f"score {name!r} is not in the trace; it has {', '.join((*self._scores, 'importance'))}")
+            raise ValueError(
+                f"score {name!r} is not in the trace; it has {', '.join((*self._scores, *IMPORTANCE_SCORES))}"
+            )
         table = self._scores[name]
         return tuple(table[i] for i in indices)
 
     def exit_layers(self, indices: Sequence[int]) -> list[int]:
         return [self._exit_layers[i] for i in indices]
 
-    def importance(self, indices: Sequence[int], fed: bool = False) -> tuple[float, ...]:
-        """Column means of attention among the drafts, as `serving.engines.torch.attention` takes them. The attention of
-        a single draft comes from its own row if it was `fed` back, else from the row that wrote it.
+    def importance(self, indices: Sequence[int], name: str, fed: bool = False) -> tuple[float, ...]:
+        """A score of importance of a draft, as `serving.engines.torch.draft` computes it. The attention of a single
+        draft comes from its own row if it was `fed` back, else from the row that wrote it.
         """
         if not indices:
             return ()
@@ -164,7 +167,10 @@ class TraceLookup:
         n = min(len(indices), self.max_draft_len - begin)
         if fed and len(indices) == 1 and begin + 1 < self.max_draft_len:
             begin += 1
-        values = column_means(self._attention[row * self._triangle_size : (row + 1) * self._triangle_size], begin, n)
+        first = (NUM_PLANES * row + importance_plane(name)) * self._triangle_size
+        values = draft_importance(
+            attention_rows(self._attention[first : first + self._triangle_size], begin, n), n, name
+        )
         return (*values, *values[-1:] * (len(indices) - n))
 
     def num_without_importance(self, indices: Sequence[int]) -> int:
@@ -214,16 +220,12 @@ def check_prompt(session: RecordedSession, start: int, tokens: tuple[int, ...]) 
         )
 
 
-def column_means(attention: Sequence[float], begin: int, n: int) -> tuple[float, ...]:
-    """Importance from one row of the attention table, of the draft tokens begin..begin+n-1 of the continuation."""
+def attention_rows(attention: Sequence[float], begin: int, n: int) -> list[list[float]]:
+    """The attention among the draft tokens begin..begin+n-1 of the continuation, from one row of one plane's table."""
     if n == 1:
-        return (attention[_triangle_index(begin - 1, begin - 1)] if begin else attention[0],)
+        return [[attention[_triangle_index(begin - 1, begin - 1)] if begin else attention[0]]]
     last = begin + n - 1
-    means = [
-        sum([attention[_triangle_index(i, column)] for i in range(column, last)]) / (last - column)
-        for column in range(begin, last)
-    ]
-    return (*means, sum(means) / len(means))
+    return [[attention[_triangle_index(i, column)] for column in range(begin, i + 1)] for i in range(begin, last)]
 
 
 def _triangle_index(row: int, column: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.deployment.queries import LoadedModels, Query
 from serving.learned.medusa import MedusaHeads
@@ -196,7 +197,7 @@ def _build_tables(
     n = len(rows)
     counts = np.array([len(row.drafted.tokens) for row in rows], np.int32)
     drafts, tops = np.zeros((n, max_draft_len), np.int32), np.zeros((n, max_draft_len, NUM_TOP_CANDIDATES), np.int32)
-    attention = np.zeros((n, triangle_size(max_draft_len)), np.float32)
+    attention = np.zeros((n, NUM_PLANES, triangle_size(max_draft_len)), np.float32)
     dtypes = {name: np.float32 if name in LOGIT_SCORES else np.float64 for row in rows for name in row.drafted.scores}
     scores = {name: np.zeros((n, max_draft_len), dtype) for name, dtype in dtypes.items()}
     depths = np.zeros((n, max_draft_len), np.uint8)
@@ -207,7 +208,7 @@ def _build_tables(
             row.drafted.top_candidates,
             row.exit_layers,
         )
-        attention[i, : len(row.attention)] = row.attention
+        attention[i, :, : len(row.attention[0])] = row.attention
         for name, column in scores.items():
             column[i, :count] = row.drafted.scores[name]
     trees = np.array(proposals, np.int32) if proposals else np.zeros((n, 0), np.int32)

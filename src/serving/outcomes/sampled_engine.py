@@ -12,12 +12,15 @@ from itertools import count
 from typing import Protocol
 
 from serving.core.draft_tree import accept_greedily
+from serving.core.importance import importance_scores
 from serving.core.keyed_random import key, substream, uniform_at
-from serving.core.scores import IMPORTANCE
+from serving.core.scores import IMPORTANCE_SCORES
+from serving.engines.draft_batch import execute_one_by_one
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
+    DraftBatch,
     DraftOutcome,
     DraftStopRule,
     DraftTree,
@@ -30,6 +33,7 @@ from serving.messages import (
     Span,
     TensorRef,
     Verdict,
+    Work,
 )
 from serving.outcomes.loads import DraftLoads, load_counter, summed
 
@@ -115,7 +119,7 @@ class ScoreSource(Protocol):
         """The exit layer of draft i, if the drafter exits early."""
         ...
 
-    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int) -> tuple[float, ...]: ...
+    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int, name: str) -> tuple[float, ...]: ...
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
         """The deepest right candidate of the tree that the target's heads propose with token `prefix_len`; -1: none."""
@@ -158,7 +162,7 @@ class SampledEngine:
         self._result_cache: dict[tuple[int, tuple[int, ...]], SliceOutcome] = {}
         self._serial = count(1)
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Draws the outcome. Raises ValueError for another rule of early exit than `exit_rule`."""
         if isinstance(work, ForwardWork):
             span, rule = work.span, self._verdict
@@ -171,6 +175,9 @@ class SampledEngine:
                     [self._hidden(rows, span, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)]
                 )
             return results, (forward_load(work),)
+        return execute_one_by_one(work, self._draft) if isinstance(work, DraftBatch) else self._draft(work)
+
+    def _draft(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
         stop, fed = work.stop_rule, len(work.input_tokens)
         if (
             not stop.max_tokens
@@ -227,11 +234,11 @@ class SampledEngine:
         passes, stopped = min(stop.max_tokens, fell + 1), fell < stop.max_tokens
         n = passes - (stopped and not stop.keep_last and fell >= stop.min_tokens)
         tokens, scores, tops = self._tokens_and_scores(work, draws, at, n, run)
-        if IMPORTANCE in work.requested_scores:
+        for name in importance_scores(work.requested_scores):
             first = (
                 at - work.num_adopted_drafts + (not stop.max_tokens) if work.num_adopted_drafts else at
             )  # where nothing is written, one is not fed
-            scores[IMPORTANCE] = self._scores.importance(draws, first, work.num_adopted_drafts + n)
+            scores[name] = self._scores.importance(draws, first, work.num_adopted_drafts + n, name)
         depths = self._exit_layers(draws, at, passes, run)
         probs, kept = self._draft_probs(work, n)
         drafted = DraftOutcome(
@@ -281,7 +288,7 @@ class SampledEngine:
         scores = {
             name: tuple(scored.score(draws, prefix_len, i, num_accepted, name) for i in range(n))
             for name in work.requested_scores
-            if name != IMPORTANCE
+            if name not in IMPORTANCE_SCORES
         }
         return (
             tokens,
@@ -300,7 +307,9 @@ class SampledEngine:
             found.append(self._tokens_and_scores(work, draws, at, 1, run))
             depths += self._exit_layers(draws, at, 1, run)
         scores = {
-            name: tuple(each[name][0] for _, each, _ in found) for name in work.requested_scores if name != IMPORTANCE
+            name: tuple(each[name][0] for _, each, _ in found)
+            for name in work.requested_scores
+            if name not in IMPORTANCE_SCORES
         }
         tokens, tops = tuple(t[0] for t, _, _ in found), tuple(t[0] for _, _, t in found)
         probs, kept = self._draft_probs(work, len(found))

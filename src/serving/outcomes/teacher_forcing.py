@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens
 from serving.engines.torch.draft_heads import MedusaProposer
@@ -17,7 +18,7 @@ from serving.engines.torch.sequence_cache import SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
-from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, Outcome
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, Outcome, Work, drafts_of
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import RecordedSession
 
@@ -28,8 +29,10 @@ class Continuation(NamedTuple):
     drafted: DraftOutcome
     exit_layers: list[int]
     """The exit layer of each token."""
-    attention: list[float]
-    """The attention of the row that wrote the first token to itself, then of each token i that was fed back to 0..i."""
+    attention: list[list[float]]
+    """By plane (all layers, the last one): the attention of the row that wrote the first token to itself, then of each
+    token i that was fed back to 0..i.
+    """
 
 
 class TeacherForcedModel:
@@ -113,13 +116,13 @@ class TeacherForcedModel:
         draft_tokens(chunk, self._reading, self._runner, cache, seen)
         drafted = chunk.build(cache.length, None)
         depths = [round(share * self._num_layers) for share in drafted.exit_depths or (1.0,) * len(drafted.tokens)]
-        return Continuation(drafted, depths, _attention(seen.passes))
+        return Continuation(drafted, depths, [_attention(seen.passes, plane) for plane in range(NUM_PLANES)])
 
 
-def _attention(passes: Sequence[torch.Tensor]) -> list[float]:
-    found: list[float] = [float(passes[0][-1, -1])]
+def _attention(passes: Sequence[torch.Tensor], plane: int) -> list[float]:
+    found: list[float] = [float(passes[0][plane, -1, -1])]
     for i, seen in enumerate(passes[1:]):
-        own: list[float] = seen[-1, -(i + 1) :].tolist()
+        own: list[float] = seen[plane, -1, -(i + 1) :].tolist()
         found += [0.0] * (i + 1 - len(own)) + own  # a sliding window shows fewer columns
     return found
 
@@ -136,13 +139,13 @@ class LookaheadRecorder:
         self._cached: dict[str, list[int]] = defaultdict(list)
         self.lookahead_texts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         outcome, loads = self._engine.execute(work)
-        if isinstance(work, DraftWork) and isinstance(outcome, DraftOutcome):
-            cached = self._cached[work.session]
-            del cached[work.start :]
-            self.lookahead_texts[work.session] += [(*cached, *branch) for branch in work.branches]
-            cached += () if work.branches else (*work.input_tokens, *outcome.tokens)
+        for draft, found in drafts_of(work, outcome):
+            cached = self._cached[draft.session]
+            del cached[draft.start :]
+            self.lookahead_texts[draft.session] += [(*cached, *branch) for branch in draft.branches]
+            cached += () if draft.branches else (*draft.input_tokens, *found.tokens)
         return outcome, loads
 
     def drop(self, session: str, first: int | None) -> None:

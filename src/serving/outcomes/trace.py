@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
+from serving.core.importance import NUM_PLANES
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.learned.artifact import ArtifactFormat
@@ -20,7 +21,7 @@ from serving.workload.prompt import Prompt
 
 NUM_TOP_CANDIDATES = 3
 HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR = "trace.json", "trace.safetensors", "tokenizer"
-FORMAT = ArtifactFormat("trace", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "record_outcomes", version=2)
+FORMAT = ArtifactFormat("trace", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "record_outcomes", version=3)
 _SCORE = "score."
 """Begins the names of the saved tables of `TraceTables.scores`."""
 _HEADER_FIELDS = (
@@ -37,7 +38,7 @@ _HEADER_FIELDS = (
 
 
 def triangle_size(draft_len: int) -> int:
-    """The number of attention values that give the importance of any part of a draft of `draft_len` tokens."""
+    """The number of attention values of one plane that give the importance of any part of a draft of this length."""
     return 1 + draft_len * (draft_len - 1) // 2
 
 
@@ -88,8 +89,8 @@ class TraceTables:
     exit_layers: Any
     """(rows, L) after how many layers each draft was decoded."""
     attention: Any
-    """(rows, triangle_size(L)) the attention of the row that wrote the first draft to itself, then of
-    each draft i that was fed back to drafts 0..i."""
+    """(rows, planes, triangle_size(L)) the attention of the row that wrote the first draft to itself, then of each
+    draft i that was fed back to drafts 0..i. Planes: the mean over layers, and the last layer."""
     proposals: Any
     """(rows, tree size) the tree that the target's heads propose with the row's target; tree size 0: no heads."""
 
@@ -290,7 +291,7 @@ def _check(trace: OutcomeTrace, text: int) -> None:
         "drafts": (rows, length),
         "top_candidates": (rows, length, NUM_TOP_CANDIDATES),
         "exit_layers": (rows, length),
-        "attention": (rows, triangle_size(length)),
+        "attention": (rows, NUM_PLANES, triangle_size(length)),
         "proposals": (rows, len(trace.medusa_tree)),
         **{f"{_SCORE}{name}": (rows, length) for name in (*LOGIT_SCORES, *trace.scorer_digests)},
     }

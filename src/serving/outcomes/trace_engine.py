@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
+from serving.core.importance import importance_scores
+from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, advance, no_token_text
+from serving.engines.draft_batch import execute_one_by_one
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
+    DraftBatch,
     DraftOutcome,
     DraftTree,
     DraftWork,
@@ -27,6 +30,7 @@ from serving.messages import (
     Span,
     TensorRef,
     Verdict,
+    Work,
 )
 from serving.outcomes.loads import load_counter
 from serving.outcomes.lookup import RecordedDraft, TraceLookup, TracePosition, check_prompt
@@ -100,7 +104,7 @@ class TraceEngine:
         """Cached tokens of the target, by session and first layer."""
         self._serial = count(1)
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Looks the outcome up.
 
         Raises CacheGapError for work that starts after the end of a cache, ValueError for a prompt that is not the
@@ -111,6 +115,9 @@ class TraceEngine:
                 self._run_slice(rows, work, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)
             )
             return results, (forward_load(work),)
+        return execute_one_by_one(work, self._draft) if isinstance(work, DraftBatch) else self._draft(work)
+
+    def _draft(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
         if work.sampling is not None or work.early_exit != self._exit_rule:
             raise ValueError(
                 f"session {work.session!r} samples, or leaves layers early by another rule, which the trace does not "
@@ -152,13 +159,13 @@ class TraceEngine:
         self._unrecorded.beyond_draft_len += found.num_unrecorded
         self._drafter_positions[work.session] = lookup.advance(session, position, found.tokens[:back])[0]
         scores = self._scores(work, found.indices)
-        if IMPORTANCE in work.requested_scores:
+        if wanted := importance_scores(work.requested_scores):
             at = (
                 lookup.next_indices(session, begun, work.num_adopted_drafts + len(found.indices))[0]
                 if work.num_adopted_drafts
                 else found.indices
             )
-            scores[IMPORTANCE] = lookup.importance(at, fed=old > 0)
+            scores |= {name: lookup.importance(at, name, fed=old > 0) for name in wanted}
             self._unrecorded.beyond_draft_len += lookup.num_without_importance(at)
         return self._drafted(work, found.indices, scores, found.stopped, work.start + fed + back), self._draft_loads(
             work, found
@@ -194,7 +201,9 @@ class TraceEngine:
         return self._drafted(work, indices, self._scores(work, indices), False, work.start), loads
 
     def _scores(self, work: DraftWork, indices: list[int]) -> dict[str, tuple[float, ...]]:
-        return {name: self._lookup.scores(name, indices) for name in work.requested_scores if name != IMPORTANCE}
+        return {
+            name: self._lookup.scores(name, indices) for name in work.requested_scores if name not in IMPORTANCE_SCORES
+        }
 
     def _drafted(
         self, work: DraftWork, indices: list[int], scores: dict[str, tuple[float, ...]], stopped: bool, cached: int

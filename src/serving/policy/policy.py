@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from serving.core.scores import NO_SCORERS, ScoredChoice, Scorers, by_name
+from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, by_name
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
 from serving.policy.slots.dispatch import Dispatch
@@ -81,6 +81,8 @@ class Policy:
     placement: Placement
     dispatch: Dispatch
     link_loss: LinkLoss
+    batch_drafts: bool = False
+    """True: a device that serves several sessions drafts for all that wait in one forward. False: one by one."""
 
     def __post_init__(self) -> None:
         for broken, why in self._rules():
@@ -127,6 +129,16 @@ class Policy:
             (
                 scope == "full" and on_device,
                 "{offload} needs a route that does not come back to the device, as that of {placement} does",
+            ),
+            (
+                self.batch_drafts and self.early_exit.layer_exit is not None,
+                "{early_exit} ends a token's pass before the last layer, and batched drafts run all layers in one "
+                "forward; choose policy/early_exit=none, or policy.batch_drafts=false",
+            ),
+            (
+                self.batch_drafts and any(name.startswith(IMPORTANCE) for name in self.offload.requested_scores),
+                "{offload} reads importance, which a batch of drafts does not collect; choose "
+                "policy.batch_drafts=false",
             ),
             (heads and not tree, "{draft} makes trees; {verify} judges chains; choose policy/verify=tree"),
             (tree and not heads, "{draft} makes chains; {verify} judges trees, which policy/draft=medusa makes"),

@@ -1,12 +1,13 @@
 """Writes the results of a run: requests, time lines, draft chunks and batches as Parquet tables, and meta.json."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from serving.core.importance import importance_scores
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
@@ -19,6 +20,7 @@ from serving.metrics import batch_timing
 from serving.metrics.batch_timing import BatchTiming
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, stall_times
+from serving.policy.slots.placement import TieredPlacement
 from serving.runtimes.runtime import RunResult, Runtime
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1
@@ -48,7 +50,7 @@ def write_results(
     for query in queries:
         record = records[query.request.session]
         row = _request_row(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
-        row["cloud_energy_j"] = _cloud_energy_j(topology, record)
+        row |= _cloud_spending([(topology.cloud_fleets[node], busy_s) for node, busy_s in record.node_busy_s.items()])
         rows.append(row | (_UNKNOWN_ENERGY if served.local_timing else {}) | ({} if served.is_text else _NO_QUALITY))
     _write_parquet(out / "requests.parquet", rows)
     _write_parquet(
@@ -63,17 +65,26 @@ def write_results(
     meta = _meta(setup, runtime, served, fleets, rows, packing) | {
         "estimator": batch_timing.estimator_errors(expected),
         "tiers": utilisation.by_tier(topology, records.values()) if utilisation else {},
+        "partition": _partition(setup),
+        "cloud_nodes": len(topology.cloud_fleets) if setup.uses_target else 0,
+        "prices": {} if served.local_timing else _prices(topology.cloud_fleets.values() if setup.uses_target else ()),
     }
     (out / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 _RECORD_COLUMNS = (
     "device", "ending", "prompt_tokens", "tokens", "arrived_s", "drafted", "drafts_verified", "drafts_accepted",
-    "discarded_tokens", "draft_s", "early_exit_tokens", "layer_share_sum", "lookahead_attempts",
+    "drafts_replaced", "discarded_tokens", "draft_s", "early_exit_tokens", "layer_share_sum", "lookahead_attempts",
     "lookahead_position_hits", "lookahead_hits", "uplink_nbytes", "downlink_nbytes", "uplink_messages", "device_busy_s",
     "cloud_busy_s", "cloud_forward_tokens", "cloud_queue_s",
 )  # fmt: skip
 """Columns of requests.parquet that are fields of `SessionRecord`."""
+
+
+def _partition(setup: Setup) -> dict[str, float]:
+    """The printed latency of a placement that divides the whole model over tiers; empty for others."""
+    placement = setup.policy.placement
+    return placement.partition.printed_latency if isinstance(placement, TieredPlacement) else {}
 
 
 def _request_row(
@@ -111,6 +122,7 @@ def _request_row(
         "cloud_residence_s": stalled.cloud_residence_s if stalled else None,
         "chunks": record.num_decisions,
         "chunks_offloaded": record.num_offloaded,
+        "chunks_verified": record.num_verified,
         "device_energy_j": fleet.joules(
             record.device_busy_s, max(0.0, ended_s - started_s - record.device_busy_s), mode
         ),
@@ -120,10 +132,18 @@ def _request_row(
     }
 
 
-def _cloud_energy_j(topology: Topology, record: SessionRecord) -> float | None:
-    """The energy that the cloud's nodes spent on a request; None if the power of a node is unknown."""
-    spent = [topology.cloud_fleets[node].joules(busy_s) for node, busy_s in record.node_busy_s.items()]
-    known = [joules for joules in spent if joules is not None]
+def _cloud_spending(busy: Sequence[tuple[Fleet, float]]) -> ResultRow:
+    """Energy, chip time and price of a request in the cloud, whose nodes were busy for so many seconds."""
+    return {
+        "cloud_energy_j": _total_or_unknown([fleet.joules(busy_s) for fleet, busy_s in busy]),
+        "cloud_usd": _total_or_unknown([fleet.usd(busy_s) for fleet, busy_s in busy]),
+        "cloud_chip_s": sum([fleet.tensor_parallel * busy_s for fleet, busy_s in busy], 0.0),
+    }
+
+
+def _total_or_unknown(spent: Sequence[float | None]) -> float | None:
+    """None if a part is not known."""
+    known = [part for part in spent if part is not None]
     return sum(known) if len(known) == len(spent) else None
 
 
@@ -139,8 +159,9 @@ def _decision_row(decision: DraftDecision) -> ResultRow:
         "position": decision.position,
         "num_tokens": len(decision.tokens),
         "accepted": decision.accepted,
+        "replaced": decision.replaced,
         "confidence": means.get("confidence"),
-        "importance": means.get("importance"),
+        "importance": next((means[name] for name in importance_scores(tuple(means))), None),
     }
 
 
@@ -218,19 +239,26 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
     return found
 
 
+def _prices(fleets: Iterable[Fleet]) -> dict[str, str]:
+    """The price of each chip of the cloud, with source and date."""
+    return {
+        fleet.chip.name: fleet.chip.price.described if fleet.chip.price else "no price is known" for fleet in fleets
+    }
+
+
 def _local_timing(setup: Setup) -> dict[str, str]:
     sides = (("device", setup.policy.draft.source == "model"), ("cloud", setup.uses_target))
     return {side: "the wall clock of this machine, whatever chip is named" for side, used in sides if used}
 
 
 _NO_QUALITY = {"text": "", "quality": None, "rouge_1": None}
-_UNKNOWN_ENERGY = {"device_energy_j": None, "cloud_energy_j": None}
+_UNKNOWN_ENERGY = {"device_energy_j": None, "cloud_energy_j": None, "cloud_usd": None}
 _LIST_COLUMNS = {"tokens": "int32", "origins": "string", "token_times_s": "double", "tbt_s": "double"}
 _NULLABLE_COLUMNS = {
     "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
     "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
-    "device_energy_j": "double", "cloud_energy_j": "double", "link_stall_s": "double", "cloud_stall_s": "double",
-    "cloud_residence_s": "double",
+    "device_energy_j": "double", "cloud_energy_j": "double", "cloud_usd": "double", "link_stall_s": "double",
+    "cloud_stall_s": "double", "cloud_residence_s": "double",
 }  # fmt: skip
 """Columns that may be null in every row, with their types."""
 _TABLE_COLUMNS = {
@@ -246,6 +274,7 @@ _TABLE_COLUMNS = {
         "position": "int64",
         "num_tokens": "int64",
         "accepted": "int64",
+        "replaced": "bool",
         "confidence": "double",
         "importance": "double",
     },

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import cos, pi
+from typing import Literal
 
 
 def check_at_least(recipe: object, least: float, *names: str, prefix: str = "recipe") -> None:
@@ -138,6 +139,8 @@ class ReinforceRecipe:
     """Episodes that select the best weights."""
     test_episodes: int = 48
     """Further episodes that judge the selected weights."""
+    initial_rule: Literal["hypsched", "random"] = "hypsched"
+    """What training begins with: weights that make HypSched-RT's rule, or random ones."""
 
     def __post_init__(self) -> None:
         check_at_least(
@@ -149,6 +152,8 @@ class ReinforceRecipe:
                 raise ValueError(f"recipe.{name} must be 0 or more and below 1, got {getattr(self, name)}")
         check_above_zero(self, "learning_rate")
         check_at_least(self, 0, "entropy_weight")
+        if self.initial_rule not in ("hypsched", "random"):
+            raise ValueError(f"recipe.initial_rule is {self.initial_rule!r}; it is hypsched or random")
 
     def remaining_share(self, step: int) -> float:
         """Share of the steps that is left at `step`, counted from 0."""

@@ -36,14 +36,18 @@ INIT_SCALE = 0.1
 
 
 class TrainableDispatchNetwork(nn.Module):
-    """Computes the scores of `serving.learned.dispatch_network.DispatchNetwork` for many graphs at once."""
+    """Computes the scores of `serving.learned.dispatch_network.DispatchNetwork` for many graphs at once.
 
-    def __init__(self, hidden: int) -> None:
+    `begins_at_rule`: True: it begins at HypSched-RT's rule; False: at torch's random weights.
+    """
+
+    def __init__(self, hidden: int, begins_at_rule: bool = True) -> None:
         super().__init__()
         self.layers = nn.ModuleDict(
             {name: nn.Linear(inputs, outputs) for name, (outputs, inputs) in layer_shapes(hidden).items()}
         )
-        self._init_score_layer(hidden)
+        if begins_at_rule:
+            self._init_score_layer(hidden)
 
     @torch.no_grad()
     def _init_score_layer(self, hidden: int) -> None:

@@ -79,7 +79,8 @@ def train(
     history = StepHistory(recipe.steps, progress)
     with torch.random.fork_rng(devices=[]), trainer.using_threads():
         torch.manual_seed(seed)
-        module = ReinforceModule(TrainableDispatchNetwork(recipe.hidden_size), environment, recipe, seed)
+        network = TrainableDispatchNetwork(recipe.hidden_size, recipe.initial_rule == "hypsched")
+        module = ReinforceModule(network, environment, recipe, seed)
         best = WeightAveraging(
             module.network, sample_episodes(environment, seed, "held out", recipe.validation_episodes), recipe
         )

@@ -1,7 +1,7 @@
 """The large model's greedy answers, token by token, as the small model predicts them, and the verified drafts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from serving.policy.slots.early_exit import NoEarlyExit
 from serving.progress import Progress
 from training.embedded_pair.draft_quality import content_mask
 from training.fitting.cluster_statistics import Flags, Floats, Ints
-from training.synera.thresholds import mean_score, profiling_policy
+from training.synera.thresholds import mean_score, profiling_policy, readings
 
 if TYPE_CHECKING:
     from serving.metrics.recorder import SessionRecord
@@ -53,6 +53,10 @@ class VerifiedDrafts:
     importance: Floats
     has_rejection: Flags
     """True if not all of its tokens were accepted."""
+    importance_readings: Mapping[str, Floats] = field(default_factory=dict)
+    """Every reading of importance, by the name of the score."""
+    is_full: Flags | None = None
+    """True if it has as many tokens as the longest; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,12 @@ def _concatenated(parts: Sequence[AlignedTokens]) -> AlignedTokens:
 
 def _verified_drafts(found: Sequence[tuple[int, DraftDecision]]) -> VerifiedDrafts:
     chunks = [chunk for _, chunk in found]
+    longest = max((len(chunk.tokens) for chunk in chunks), default=0)
     return VerifiedDrafts(
         np.array([i for i, _ in found], np.int64),
         np.array([mean_score(chunk, "confidence") for chunk in chunks]),
         np.array([mean_score(chunk, IMPORTANCE) for chunk in chunks]),
         np.array([(chunk.accepted or 0) < len(chunk.tokens) for chunk in chunks], np.bool_),
+        {name: np.array([mean_score(chunk, name) for chunk in chunks]) for name in readings(chunks)},
+        np.array([len(chunk.tokens) == longest for chunk in chunks], np.bool_),
     )

@@ -126,7 +126,24 @@ def _score_rows(judged: AlignedTokens, drafts: VerifiedDrafts, answers: int) -> 
                 "spearman": spearman(values, doubt),
                 "skewness": skewness(values),
             }
-    return found
+    return found | _reading_rows(drafts, answers)
+
+
+def _reading_rows(drafts: VerifiedDrafts, answers: int) -> dict[str, MetricRow]:
+    """AUC of every reading of importance for drafts with a rejection: of all drafts, and of the longest alone."""
+    if drafts.is_full is None:
+        return {}
+    sets = {"drafts": _all_true(drafts), "full drafts": drafts.is_full}
+    scores = {**drafts.importance_readings, "doubt": 1 - drafts.confidence}
+    return {
+        f"{score} of {name}": {
+            "auc": clustered_auc(values[chosen], drafts.has_rejection[chosen], drafts.answer[chosen], answers),
+            "spearman": spearman(values[chosen], 1 - drafts.confidence[chosen]),
+            "skewness": skewness(values[chosen]),
+        }
+        for score, values in scores.items()
+        for name, chosen in sets.items()
+    }
 
 
 def _by_task(found: Alignment) -> dict[str, ClusterValues]:

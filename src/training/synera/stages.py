@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from serving.core.decoding import Decoding
+from serving.core.scores import IMPORTANCE
 from serving.engines.models import Checkpoint
 from serving.policy.policy import EngineRequirements, scorers_of
 from serving.policy.slots.draft import Draft
@@ -39,9 +40,12 @@ def profile_thresholds(
     from training.synera.thresholds import (
         acceptance_rate,
         best_threshold,
+        full_drafts,
+        importance_aucs,
         mean_score,
         profiling_policy,
         quantile_threshold,
+        readings,
     )
 
     models = load_models(device, cloud, accelerator, EngineRequirements(scorers_of(draft)))
@@ -57,7 +61,7 @@ def profile_thresholds(
         c_th=best_threshold(decisions, k) if c_quantile is None else quantile_threshold(decisions, c_quantile),
         alpha=acceptance_rate(decisions),
         confidence=tuple(mean_score(each, "confidence") for each in decisions),
-        importance=tuple(mean_score(each, "importance") for each in decisions),
+        importance=tuple(mean_score(each, IMPORTANCE) for each in decisions),
         first_chunk_perplexities=tuple(
             perplexity(r.draft_decisions[0].scores["confidence"]) for r in records.values() if r.draft_decisions
         ),
@@ -70,6 +74,13 @@ def profile_thresholds(
             "fully accepted": f"{num_fully_accepted} of {len(decisions)} drafts",
         },
         num_fully_accepted=num_fully_accepted,
+        importance_readings={
+            name: tuple(mean_score(each, name) for each in decisions)
+            for name in readings(decisions)
+            if name != IMPORTANCE
+        },
+        importance_auc=importance_aucs(decisions),
+        importance_auc_of_full_chunks=importance_aucs(full_drafts(decisions)),
     ).save(out)
 
 

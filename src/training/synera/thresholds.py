@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from serving.core.scores import IMPORTANCE_SCORES
 from serving.core.session import Session
 from serving.learned.thresholds import nearest_rank
 from serving.messages import DraftDecision, EarlyExitRule
@@ -37,7 +38,7 @@ class ProfilingExit:
 
 
 def profiling_policy(
-    draft: Draft, early_exit: EarlyExit, requested_scores: tuple[str, ...] = ("confidence", "importance")
+    draft: Draft, early_exit: EarlyExit, requested_scores: tuple[str, ...] = ("confidence", *IMPORTANCE_SCORES)
 ) -> Policy:
     """The policy whose drafts are profiled: `draft` as it is served, and nothing else that could interfere."""
     return replace(
@@ -52,6 +53,28 @@ def profiling_policy(
 def mean_score(decision: DraftDecision, name: str) -> float:
     values = decision.scores[name]
     return sum(values) / len(values)
+
+
+def importance_aucs(decisions: Sequence[DraftDecision]) -> dict[str, float]:
+    """By reading of importance, its AUC for drafts that are not fully accepted; without drafts of both kinds, empty."""
+    import numpy as np
+
+    from training.fitting.cluster_statistics import auc
+
+    cut = np.array([each.accepted != len(each.tokens) for each in decisions])
+    found = {name: auc(np.array([mean_score(each, name) for each in decisions]), cut) for name in readings(decisions)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def readings(decisions: Sequence[DraftDecision]) -> tuple[str, ...]:
+    """The readings of importance that all drafts have."""
+    return tuple(name for name in IMPORTANCE_SCORES if all(name in each.scores for each in decisions))
+
+
+def full_drafts(decisions: Sequence[DraftDecision]) -> list[DraftDecision]:
+    """The drafts of the greatest length."""
+    longest = max((len(each.tokens) for each in decisions), default=0)
+    return [each for each in decisions if len(each.tokens) == longest]
 
 
 def quantile_threshold(decisions: Sequence[DraftDecision], quantile: float) -> float:

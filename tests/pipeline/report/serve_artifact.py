@@ -15,6 +15,7 @@ _INTS = [
     "drafted",
     "drafts_verified",
     "drafts_accepted",
+    "drafts_replaced",
     "drafts_unused",
     "early_exit_tokens",
     "lookahead_attempts",
@@ -22,6 +23,7 @@ _INTS = [
     "lookahead_hits",
     "chunks",
     "chunks_offloaded",
+    "chunks_verified",
     "uplink_nbytes",
     "downlink_nbytes",
     "uplink_messages",
@@ -45,6 +47,8 @@ _FLOATS = [
     "draft_s",
     "device_energy_j",
     "cloud_energy_j",
+    "cloud_chip_s",
+    "cloud_usd",
     "quality",
     "rouge_1",
 ]
@@ -67,6 +71,7 @@ CHUNKS = pa.schema(
         "position": pa.int64(),
         "num_tokens": pa.int64(),
         "accepted": pa.int64(),
+        "replaced": pa.bool_(),
         "confidence": pa.float64(),
         "importance": pa.float64(),
     }
@@ -79,6 +84,8 @@ META = {
     "timing": {"device": "roofline, derived", "cloud": "roofline, derived"},
     "links": ["3.9 Mbit/s up, 4.8 Mbit/s down, 40 ms delay, 1.0% lost"],
     "packing_factor": {"value": 6.0, "source": "Synera, Table 3"},
+    "cloud_nodes": 1,
+    "prices": {"rtx_a6000": "1.2 USD an hour of a chip (unverified: a test; 2026-11-22)"},
     "horizon_s": 10.0,
     "seed": 0,
 }
@@ -89,7 +96,14 @@ def request(name: str, origins: Iterable[str], seen_s: list[float], **changes: A
     origins = list(origins)
     row: dict[str, Any] = dict.fromkeys(_INTS, 0) | dict.fromkeys(_FLOATS) | dict.fromkeys(_TEXTS, "")
     row |= {"layer_share_sum": 0.0, "draft_s": 0.0, "link_stall_s": 0.0, "cloud_stall_s": 0.0, "cloud_residence_s": 0.0}
-    row |= {"device_busy_s": 0.0, "cloud_busy_s": 0.0, "cloud_queue_s": 0.0, "arrived_s": 0.0, "started_s": 0.0}
+    row |= {
+        "device_busy_s": 0.0,
+        "cloud_busy_s": 0.0,
+        "cloud_queue_s": 0.0,
+        "cloud_chip_s": 0.0,
+        "arrived_s": 0.0,
+        "started_s": 0.0,
+    }
     row |= {
         "request": name,
         "prompt_id": f"p-{name}",
@@ -152,6 +166,7 @@ def _drawn(rng: random.Random, name: str, share: float) -> tuple[dict[str, Any],
                 "position": at,
                 "num_tokens": 4,
                 "accepted": accepted,
+                "replaced": False,
                 "confidence": 0.7,
                 "importance": 0.1,
             }
@@ -172,10 +187,16 @@ def _drawn(rng: random.Random, name: str, share: float) -> tuple[dict[str, Any],
         "drafts_accepted": sum(judged),
         "drafts_unused": 4 * len(judged) - sum(judged),
     }
-    counts |= {"chunks": len(drafts), "chunks_offloaded": len(judged), "uplink_nbytes": 120 * len(judged)}
+    counts |= {
+        "chunks": len(drafts),
+        "chunks_offloaded": len(judged),
+        "chunks_verified": len(judged),
+        "uplink_nbytes": 120 * len(judged),
+    }
     busy = {"device_busy_s": 0.3, "cloud_busy_s": 0.04 * len(judged), "cloud_queue_s": 0.01 * len(judged)}
     busy |= {"draft_s": 0.25}
     energy = {"device_energy_j": 4.0, "cloud_energy_j": 9.0 * len(judged)}
+    energy |= {"cloud_chip_s": 0.04 * len(judged), "cloud_usd": 1.2 * 0.04 * len(judged) / 3600}
     extra = {
         "downlink_nbytes": 40 * len(judged),
         "uplink_messages": len(judged),

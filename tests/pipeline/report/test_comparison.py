@@ -55,7 +55,8 @@ def test_rows_are_in_job_order_with_the_result_of_each_job(sweep):
     assert rows[4].result.overrides[-1] == "cloud.api_key=***"
 
 
-QUALITY, TBT, COST = "quality/mean", "latency/tbt_s/mean", "cost/verified_s"
+QUALITY, TBT = "quality/mean", "latency/tbt_s/mean"
+SERVICE, COST = "latency/service_s_per_token/mean", "cost/usd_per_million_tokens"
 
 
 def difference(row: ComparisonRow, key: str = QUALITY) -> ConfidenceInterval | None:
@@ -71,7 +72,7 @@ def test_quality_latency_and_cost_are_paired_with_the_first_job(sweep):
     assert 0 < difference(rows[1]).low < 0.25 < difference(rows[1]).high
     for row in rows[1:3]:
         assert row.baseline == 0
-        for key in (TBT, COST):
+        for key in (TBT, SERVICE, COST):
             expected = row.result.metrics[key] - rows[0].result.metrics[key]
             assert mean(difference(row, key)) == pytest.approx(expected)
             assert difference(row, key).low <= expected <= difference(row, key).high
@@ -81,12 +82,12 @@ def test_quality_latency_and_cost_are_paired_with_the_first_job(sweep):
 def test_p_values_are_adjusted_for_all_tests_of_the_sweep(sweep):
     rows = compare_jobs(sweep)
     p_values = {(place, key): one.p for place, row in enumerate(rows) for key, one in row.differences.items()}
-    assert len(p_values) == 6
-    assert p_values[2, QUALITY] == pytest.approx(6 / 10000)
+    assert len(p_values) == 8
+    assert p_values[2, QUALITY] == pytest.approx(8 / 10000)
     assert 0.01 < p_values[1, QUALITY] < 0.2
     assert difference(rows[1]).low > 0
     text = "\n".join(plain_lines(comparison.comparison_parts(rows)))
-    assert "adjusted by Holm's method for the 6 tests" in " ".join(text.split())
+    assert "adjusted by Holm's method for the 8 tests" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("name", ["synera", "0.80", "budget=0.8"])
@@ -127,10 +128,10 @@ def test_the_best_of_each_column_and_the_pareto_rows_are_marked(sweep):
     assert [QUALITY in row.best for row in rows] == [False, False, True, False, False, False]
     assert [place for place, row in enumerate(rows) if TBT in row.best] == [fastest]
     assert not any("offloading/token_share" in row.best for row in rows)
-    assert rows[0].pareto == ("latency/tbt_s/mean", "cost/verified_s")
-    assert set(rows[2].pareto) == {"latency/tbt_s/mean", "cost/verified_s"}
+    assert rows[0].pareto == (TBT, SERVICE, COST)
+    assert set(rows[2].pareto) == {TBT, SERVICE, COST}
     text = "\n".join(plain_lines(comparison.comparison_parts(rows)))
-    assert "1.000 [1.000, 1.000]*  TBT, cost" in text
+    assert "1.000 [1.000, 1.000]*  TBT, service, cost" in text
     assert "no job with the same prompts has a higher quality" in " ".join(text.split())
 
 
@@ -139,7 +140,7 @@ def test_a_dominated_job_is_not_pareto_optimal(tmp_path):
         artifact = drawn(tmp_path / f"serve{number}", "synera", 0.5, right=right, n=24)
         finished(tmp_path / "sweep", number, artifact, f"seed={number}")
     rows = compare_jobs(tmp_path / "sweep")
-    assert [row.pareto for row in rows] == [(), (TBT, COST)]
+    assert [row.pareto for row in rows] == [(), (TBT, SERVICE, COST)]
 
 
 def test_jobs_with_other_prompts_are_not_ranked_against_each_other(sweep, tmp_path):
@@ -165,7 +166,7 @@ def test_slo_violations_are_a_column_where_a_class_is_set(sweep, tmp_path):
 def test_the_comparison_is_markdown_too(sweep):
     text = comparison.comparison_markdown(compare_jobs(sweep))
     assert "**3 of 6 jobs complete**" in text
-    assert "| **1.000 [1.000, 1.000]** | TBT, cost |" in text
+    assert "| **1.000 [1.000, 1.000]** | TBT, service, cost |" in text
     assert "**Difference from job 0 (edge_centric, 0)**" in text
     assert "Holm" in text
 
@@ -214,7 +215,7 @@ def test_the_file_has_every_metric_and_bound(sweep):
     assert rows[1]["budget"] == "0.2"
     assert float(rows[1]["difference quality/mean low"]) < float(rows[1]["difference quality/mean mean"])
     assert 0 < float(rows[1]["difference quality/mean p (Holm)"]) < 1
-    assert (rows[1]["baseline"], rows[2]["pareto"]) == ("0", "latency/tbt_s/mean cost/verified_s")
+    assert (rows[1]["baseline"], rows[2]["pareto"]) == ("0", f"{TBT} {SERVICE} {COST}")
     assert "quality/mean" in rows[2]["best"].split()
     assert float(rows[2]["latency/tbt_s/mean"]) > 0
     assert rows[3]["problem"] == "failed: does not fit: 70 GB"

@@ -10,7 +10,7 @@ from pipeline.report.series_style import POLICIES, series_styles
 from tests.pipeline.report.serve_artifact import drawn, request, write
 
 PNG = b"\x89PNG"
-SHARE, TBT, COST = "offloading/token_share", "latency/tbt_s/mean", "cost/verified_s"
+SHARE, TBT, COST = "offloading/token_share", "latency/tbt_s/mean", "cost/usd_per_million_tokens"
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ def row(number: int, policy: str, **metrics: float) -> ComparisonRow:
 
 
 ROWS = [
-    row(0, "synera", quality__mean=0.5, latency__tbt_s__mean=0.02, cost__generated_s=0.001),
-    row(1, "sled", quality__mean=0.7, latency__tbt_s__mean=0.03, cost__generated_s=0.001),
-    row(2, "hat", quality__mean=0.7, latency__tbt_s__mean=0.04, cost__generated_s=0.001),
+    row(0, "synera", quality__mean=0.5, latency__tbt_s__mean=0.02, cost__usd_per_million_tokens=0.001),
+    row(1, "sled", quality__mean=0.7, latency__tbt_s__mean=0.03, cost__usd_per_million_tokens=0.001),
+    row(2, "hat", quality__mean=0.7, latency__tbt_s__mean=0.04, cost__usd_per_million_tokens=0.001),
 ]
 
 
@@ -36,7 +36,8 @@ def test_the_view_of_a_sweep_has_what_differs_and_the_headline_metrics(tracking)
     state = json.loads(view["state"])
     assert view["name"] == "policy=synera,sled,hat"
     assert state["selectedColumns"] == [
-        "params.`policy`", "metrics.`quality/mean`", "metrics.`latency/tbt_s/mean`", "metrics.`cost/generated_s`"
+        "params.`policy`", "metrics.`quality/mean`", "metrics.`latency/tbt_s/mean`",
+        "metrics.`cost/usd_per_million_tokens`",
     ]  # fmt: skip
     cards = state["compareRunCharts"]
     sections = {section["uuid"] for section in state["compareRunSections"]}

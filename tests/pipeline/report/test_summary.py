@@ -10,8 +10,8 @@ from tests.pipeline.report.serve_artifact import request, write
 SPECULATED = request(
     "a", ["accepted", "accepted", "corrected", "device", "device"], [1.0, 1.0, 1.0, 1.2, 1.4],
     task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, drafts_verified=4, drafts_accepted=2, drafts_unused=2,
-    chunks=2, chunks_offloaded=1, uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1, cloud_forward_tokens=9,
-    device_busy_s=0.6, cloud_busy_s=0.25,
+    chunks=2, chunks_offloaded=1, chunks_verified=1, uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1,
+    cloud_forward_tokens=9, device_busy_s=0.6, cloud_busy_s=0.25,
     cloud_queue_s=0.125, device_energy_j=6.0, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
 )  # fmt: skip
 # Arrives at 0.5, and its device writes three tokens alone.
@@ -66,6 +66,7 @@ def test_acceptance_counts_are_those_of_the_two_requests(summary):
     assert summary.below("speculation/") == {
         "drafted": 9, "verified": 4, "accepted": 2, "verifications": 1, "acceptance_rate": 0.5,
         "acceptance_length": 2.0, "acceptance_length_with_bonus": 3.0, "wasted_share": pytest.approx(2 / 9),
+        "replaced": 0,
     }  # fmt: skip
 
 
@@ -91,6 +92,7 @@ def test_bytes_busy_times_and_energy_are_added_up(summary):
         "uplink_nbytes": 100, "downlink_nbytes": 20, "uplink_messages": 1, "cloud_forward_tokens": 9,
         "device_busy_s": pytest.approx(1.35), "cloud_busy_s": 0.25, "cloud_queue_s": 0.125,
         "device_j_per_token": 1.0, "cloud_j_per_token": 6.25, "device_energy_j": 8.0, "cloud_energy_j": 50.0,
+        "cloud_busy_share": pytest.approx(0.25 / 2.5),
     }  # fmt: skip
 
 
@@ -142,6 +144,13 @@ def test_busy_periods_are_those_in_which_anything_was_under_way(summary, tmp_pat
     later = ALONE | {"arrived_s": 10.0, "ended_s": 12.0}
     apart = summarise(Records.read(write(tmp_path / "apart", [SPECULATED, later])))
     assert apart["throughput/busy_period_s"] == pytest.approx((1.4 + 2.0) / 2)
+
+
+def test_the_printed_latency_of_a_division_is_a_metric(tmp_path):
+    partition = {"slowest_stage_s": 8.0, "communication_s": 0.5, "printed_latency_s": 8.5}
+    found = summarise(Records.read(write(tmp_path, [SPECULATED], partition=partition)))
+    assert found["partition/printed_latency_s"] == 8.5
+    assert found.below("partition/") == partition
 
 
 def test_metrics_of_tiers_are_flattened(tmp_path):

@@ -10,6 +10,8 @@ from serving.hardware.executor import TimedExecutor
 from serving.hardware.latency import ForwardLoad, LinearLatency
 from serving.messages import (
     MEDUSA_TREE,
+    DraftBatch,
+    DraftBatchOutcome,
     DraftOutcome,
     DraftStopRule,
     DraftWork,
@@ -70,12 +72,23 @@ def test_each_forward_of_a_draft_takes_its_time() -> None:
 
 def test_the_session_decides_the_coefficients() -> None:
     asked: list[str] = []
-    engine = Engine(DraftOutcome((), {}, (), False, 0), (ForwardLoad(8, 1, 1, 0),))
+    drafted = DraftOutcome((), {}, (), False, 0)
+    engine = Engine(drafted, (ForwardLoad(8, 1, 1, 0),))
     executor = TimedExecutor(engine, 8, LARGE, lambda session: asked.append(session) or ONE)  # type: ignore[func-returns-value]
     executor.execute(DraftWork("g", 0, (1,), DraftStopRule(0)))
     engine.outcome = (SliceOutcome(Verdict(0, 1), None),)
     executor.execute(ForwardWork(Span(0, 8, True, True), (rows(),), ("last",)))
-    assert asked == ["g", "s"]
+    engine.outcome = DraftBatchOutcome((drafted, drafted))
+    works = tuple(DraftWork(name, 0, (1,), DraftStopRule(0)) for name in ("first", "second"))
+    executor.execute(DraftBatch(works))
+    assert asked == ["g", "s", "first"]
+
+
+def test_the_drafts_of_a_batch_have_the_bytes_of_the_timed_vocabulary() -> None:
+    one = DraftOutcome((1,), {}, ((1,),), False, 1, (TensorRef("x", 3),), (1,))
+    works = tuple(DraftWork(name, 0, (1,), DraftStopRule(1)) for name in "ab")
+    outcome, _ = timed(DraftBatchOutcome((one, one))).execute(DraftBatch(works))
+    assert outcome == DraftBatchOutcome((replace(one, draft_probs=(TensorRef("x", 4),)),) * 2)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """The profiled thresholds as an artifact."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serving.learned.thresholds import FILE, Thresholds, load, nearest_rank
 
-MADE = Thresholds(0.8, 0.7, (0.5, 0.75), (0.25, 1.0), {"pair": "a + b"}, num_fully_accepted=1)
+MADE = Thresholds(
+    0.8, 0.7, (0.5, 0.75), (0.25, 1.0), {"pair": "a + b"}, num_fully_accepted=1,
+    importance_auc_of_full_chunks={"importance": 0.5},
+)  # fmt: skip
 
 
 def test_saved_thresholds_are_loaded(tmp_path: Path) -> None:
@@ -31,4 +35,14 @@ def test_a_folder_without_thresholds_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.1, 1), (0.3, 3), (0.31, 4), (0.5, 5), (0.7, 7), (1.0, 10)])
 def test_percentiles_are_those_of_the_nearest_rank(share: float, value: int) -> None:
     assert nearest_rank(range(10, 0, -1), share) == value
-    assert MADE.importance_percentile(1.0) == 1.0
+
+
+def test_the_reading_of_importance_with_the_highest_auc_is_the_best() -> None:
+    readings, aucs = {"importance_mean": (0.1, 0.9)}, {"importance": 0.55, "importance_mean": 0.6}
+    made = replace(MADE, importance_readings=readings, importance_auc=aucs)
+    assert MADE.best_importance == "importance"
+    assert made.best_importance == "importance_mean"
+    assert made.importance_by("importance_mean") == (0.1, 0.9)
+    assert made.importance_by("importance") == (0.25, 1.0)
+    with pytest.raises(ValueError, match="no score 'importance_later_sum'; they have importance, importance_mean"):
+        made.importance_by("importance_later_sum")

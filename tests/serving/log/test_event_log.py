@@ -138,14 +138,14 @@ def test_the_start_of_a_session_is_flushed_at_once(tmp_path: Path) -> None:
     event_log.close()
 
 
-GOOD = '{"event_log":4,"offset_s":0.0,"facts":{}}\n'
+GOOD = '{"event_log":5,"offset_s":0.0,"facts":{}}\n'
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("{}\n", "is no event log"),
-        ('{"event_log":7,"offset_s":0,"facts":{}}\n', "is version 7; this program reads event logs of version 4"),
+        ('{"event_log":7,"offset_s":0,"facts":{}}\n', "is version 7; this program reads event logs of version 5"),
         (GOOD + "what?\n", "line 2 is not JSON"),
         (GOOD + "3\n", "line 2: got 3, not an object"),
         (GOOD + '{"died":"a"}\n', "line 2: there is no 'created'"),

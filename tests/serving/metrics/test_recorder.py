@@ -20,7 +20,12 @@ from serving.messages import (
     StartWork,
 )
 from serving.metrics.recorder import Recorder, SessionRecord, count_origins
-from tests.support.policies import POLICIES, policy
+from serving.policy.slots.draft import InitialDraft, WindowDraft
+from serving.policy.slots.lookahead import NoLookahead
+from serving.policy.slots.placement import UShapedPlacement
+from serving.policy.slots.uncertainty_offload import EdgeFMOffload, HybridOffload
+from serving.policy.slots.verify import Replace
+from tests.support.policies import POLICIES, THRESHOLDS, policy
 from tests.support.simulated_nodes import Log, World, world
 
 
@@ -87,6 +92,43 @@ def test_drafted_tokens_are_those_of_the_drafter() -> None:
         accepted = sum(c.accepted or 0 for c in record.draft_decisions)
         assert record.drafted == sent
         assert count_origins(record)["accepted"] == accepted
+
+
+EVERY_VERIFY_CHOICE: dict[str, tuple[str, dict[str, Any]]] = {
+    "all verified": ("sled", {}),
+    "some verified": ("synera", {}),
+    "trees verified": ("u_medusa", {"placement": UShapedPlacement(2)}),
+    "one draft replaced": (
+        "sled",
+        {"draft": WindowDraft(1), "offload": HybridOffload(0.5, THRESHOLDS), "verify": Replace()},
+    ),
+    "a first chunk replaced": (
+        "sled",
+        {"draft": InitialDraft(4), "offload": EdgeFMOffload(0.5, THRESHOLDS), "verify": Replace()},
+    ),
+    "chunks replaced": ("synera", {"lookahead": NoLookahead(), "verify": Replace()}),
+}
+
+
+@pytest.mark.parametrize("choice", EVERY_VERIFY_CHOICE)
+def test_only_drafts_that_the_cloud_computed_count_as_verified(choice: str) -> None:
+    name, override = EVERY_VERIFY_CHOICE[choice]
+    w = world(policy(name, **override), devices=4, limit=30)
+    recorder = Recorder([n for n in w.nodes if n.startswith("device-")])
+    w.simulator._observers = (w.log, recorder)
+    w.run()
+    records = recorder.records.values()
+    works = [start.work for start in w.log.commands(StartWork)]
+    judged = sum(
+        seq.num_drafts for work in works if isinstance(work, ForwardWork) and work.span.lm_head for seq in work.slices
+    )
+    asked = [one for one in w.chunks() if one.accepted is not None]
+    assert sum(r.num_offloaded for r in records) == len(asked) > 0
+    assert sum(r.drafts_verified for r in records) == judged
+    replaced = sum(len(one.tokens) for one in asked) - judged
+    assert sum(r.drafts_replaced for r in records) == replaced
+    assert (judged == 0, replaced > 0) == (("replaced" in choice),) * 2
+    assert sum(r.num_verified for r in records) == (0 if replaced else len(asked))
 
 
 def test_the_time_of_a_batch_is_divided_by_tokens() -> None:

@@ -43,7 +43,7 @@ def trace(
         tops,
         dict(zip(LOGIT_SCORES, scores, strict=True)),
         depths if exits else np.full_like(depths, 4),
-        attention,
+        np.stack([attention, 1 - attention], 1),
         np.zeros((len(targets), 0), np.int32),
     )
     rule = EarlyExitRule("margin", 0.7, 0.25) if exits else None

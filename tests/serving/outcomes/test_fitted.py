@@ -13,7 +13,7 @@ from serving.core.session import Session
 from serving.hardware.exit_depths import ExitDepths, with_head_loads
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule
 from serving.outcomes import fit, fitted
-from serving.outcomes.fitted import FittedAcceptance
+from serving.outcomes.fitted import AnswerLengths, FittedAcceptance
 from serving.outcomes.sampled_engine import MatchProbabilities
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, ProgressiveExit
@@ -182,6 +182,32 @@ def test_prompt_and_answer_lengths_are_drawn_from_the_record(model: FittedAccept
     assert queries == model.make_queries(asked(80), Decoding(), 3) != model.make_queries(asked(80), Decoding(), 4)
 
 
+def test_answers_of_a_given_mean_end_at_each_token_with_the_same_chance(model: FittedAcceptance) -> None:
+    given = replace(model, answer_lengths=AnswerLengths(20))
+    lengths = [query.request.max_new_tokens for query in given.make_queries(asked(2000), Decoding(), 0)]
+    assert min(lengths) >= 1
+    assert max(lengths) == 64
+    assert sum(lengths) / len(lengths) == pytest.approx(20, abs=1.5)
+    longer = [length - 10 for length in lengths if length > 10]
+    assert sum(longer) / len(longer) == pytest.approx(19.6, abs=1.5)  # 54 more at most
+
+
+def test_the_mean_of_answers_counts_those_at_the_limit() -> None:
+    draws = [(i + 0.5) / 4000 for i in range(4000)]
+    for mean in (1, 30, 64, 100):
+        found = [AnswerLengths(mean).quantile(draw, 128) for draw in draws]
+        assert sum(found) / len(found) == pytest.approx(mean, abs=0.1)
+    with pytest.raises(ValueError, match="at most 128 tokens"):
+        AnswerLengths(128).quantile(0.5, 128)
+    with pytest.raises(ValueError, match="at least 1"):
+        AnswerLengths(0.5)
+
+
+def test_lengths_of_answers_are_stated_once(model: FittedAcceptance) -> None:
+    with pytest.raises(ValueError, match="exclude each other"):
+        replace(model, full_length_answers=True, answer_lengths=AnswerLengths(20))
+
+
 def test_a_saved_acceptance_model_is_loaded(model: FittedAcceptance, tmp_path: Path) -> None:
     fitted.save(tmp_path, model)
     again = fitted.load(tmp_path)
@@ -198,7 +224,7 @@ def test_a_damaged_artifact_is_refused(model: FittedAcceptance, tmp_path: Path) 
         header.read_text(encoding="utf-8").replace('"max_draft_len": 4', '"max_draft_len": 5'), encoding="utf-8"
     )
     with pytest.raises(
-        ValueError, match=r"attention has the shape .*; its rows have 11 numbers.*build it again.*stage=fit_outcomes"
+        ValueError, match=r"attention has the shape .*; its rows have 22 numbers.*build it again.*stage=fit_outcomes"
     ):
         fitted.load(tmp_path)
 

@@ -84,7 +84,14 @@ def assert_same(read: Mapping[str, SessionRecord], run: Mapping[str, SessionReco
 class Scored(SyneraOffload):
     """Every draft is sent, and all scores are wanted."""
 
-    requested_scores = ("confidence", "entropy", "importance", "logit_std", "margin")
+    requested_scores = (
+        "confidence",
+        "entropy",
+        "importance",
+        "importance_later_mean_last_layer",
+        "logit_std",
+        "margin",
+    )
     scope = "all"  # type: ignore[assignment]
 
     def tokens_to_offload(self, s: Any) -> int:
@@ -188,7 +195,7 @@ def test_replayed_lookahead_equals_the_drafters(models: LoadedModels, record: An
     end = session.prompt_tokens + 3
     ahead = (session.token_ids[session.prompt_tokens : end], session.token_ids[session.prompt_tokens : end + 2])
     prefill = DraftWork("r00000", 0, session.token_ids[: session.prompt_tokens], DraftStopRule(0))
-    probes = ("confidence", "importance")
+    probes = ("confidence", "importance", "importance_mean", "importance_later_sum_last_layer")
     work = DraftWork("r00000", session.prompt_tokens, (), DraftStopRule(1), (), probes, None, None, ahead)
     simulated = opened(trace, setup("sled"))
     found = []

@@ -10,7 +10,17 @@ import pytest
 from serving.core.decoding import Decoding
 from serving.deployment.queries import Query
 from serving.hardware.latency import batch_load
-from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, SamplingParams, SequenceSlice, Span
+from serving.messages import (
+    DraftBatch,
+    DraftBatchOutcome,
+    DraftStopRule,
+    DraftWork,
+    EarlyExitRule,
+    ForwardWork,
+    SamplingParams,
+    SequenceSlice,
+    Span,
+)
 from serving.outcomes.constant import ConstantAcceptance
 from serving.outcomes.outcomes import OutcomeEngines
 from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
@@ -131,6 +141,18 @@ def test_loads_of_the_sampled_engine_equal_the_engines() -> None:
     )
     assert [r.verdict and (r.verdict.accepted, r.verdict.next_token) for r in results] == [(2, 48), None]  # type: ignore[union-attr]
     assert loads == (batch_load(32, [(0, 13), (4, 2)], 4),)
+
+
+def test_a_batch_of_drafts_is_one_forward() -> None:
+    _, models = opened(n=2, acceptance_rate=1.0)
+    works = (
+        DraftWork("r00000", 0, tuple(range(0, 40, 4)), DraftStopRule(1)),
+        DraftWork("r00001", 0, tuple(range(0, 20, 4)), DraftStopRule(0)),
+    )
+    outcome, loads = models.device.execute(DraftBatch(works))
+    assert isinstance(outcome, DraftBatchOutcome)
+    assert outcome.outcomes == tuple(models.device.execute(work)[0] for work in works)
+    assert loads == (batch_load(32, [(0, 10), (0, 5)], 1),)
 
 
 def test_a_stop_rule_ends_the_draft() -> None:

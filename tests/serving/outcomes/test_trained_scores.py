@@ -132,7 +132,7 @@ def test_a_record_of_an_older_version_is_refused(
     save(tmp_path)
     header = json.loads((tmp_path / file).read_text())
     (tmp_path / file).write_text(json.dumps({**header, "version": 1}))
-    with pytest.raises(ValueError, match="it is of version 1, this code reads 2"):
+    with pytest.raises(ValueError, match="it is of version 1, this code reads 3"):
         load(tmp_path)
 
 

@@ -53,6 +53,7 @@ def test_column_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[s
         "position",
         "num_tokens",
         "accepted",
+        "replaced",
         "confidence",
         "importance",
     ]

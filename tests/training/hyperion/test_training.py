@@ -76,6 +76,28 @@ def test_training_begins_with_hypsched_s_rule(seed: int) -> None:
             assert untrained.choose(task, nodes) == HypSched().choose(task, nodes) != f"n{lacking}"
 
 
+def test_training_may_begin_with_random_weights() -> None:
+    """Which know nothing of a node's queue: some seeds prefer the node that finishes last."""
+    task = Task("s", 64, 8, 72, 0)
+    nodes = [LoadReport(f"n{i}", each, 0.01, 0.1, INF) for i, each in enumerate((3.0, 0.2, 9.0))]
+    chosen = set()
+    for seed in range(12):
+        torch.manual_seed(seed)
+        chosen.add(LearnedDispatch(TrainableDispatchNetwork(16, begins_at_rule=False).export()).choose(task, nodes))
+    assert chosen != {HypSched().choose(task, nodes)}
+
+
+def test_the_recipe_says_what_training_begins_with(
+    world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path]
+) -> None:
+    random = replace(TOY, initial_rule="random")
+    found = train.train(world, random, 0, one_thread, fresh("random"), silent)
+    assert found.digest != learnt(world, one_thread, fresh("rule")).digest
+    assert found.metrics["recipe"]["initial_rule"] == "random"
+    with pytest.raises(ValueError, match="initial_rule is 'heft'"):
+        replace(TOY, initial_rule="heft")  # type: ignore[arg-type]
+
+
 def learnt(
     world: DispatchEnvironment, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0
 ) -> DispatchNetwork:

@@ -64,3 +64,18 @@ def test_a_profile_without_an_accepted_draft_says_so(tmp_path: Path, monkeypatch
     assert "Take a device model that agrees" in note
     profiled(monkeypatch, tmp_path / "one", a=[unsure, DraftDecision("a", 4, (1, 2), SCORES, 2)])
     assert load(tmp_path / "one").note is None
+
+
+def test_every_reading_of_importance_is_profiled_with_its_auc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The column sum ranks the cut draft first of three, the mean last; two of them are full."""
+
+    def draft(at: int, tokens: int, accepted: int, total: float, mean: float) -> DraftDecision:
+        scores = {"confidence": (0.5,), "importance": (total,), "importance_mean": (mean,)}
+        return DraftDecision("a", at, tuple(range(tokens)), scores, accepted)
+
+    profiled(monkeypatch, tmp_path, a=[draft(1, 2, 0, 0.9, 0.2), draft(4, 2, 2, 0.4, 0.1), draft(8, 1, 1, 0.3, 0.7)])
+    found = load(tmp_path)
+    assert found.importance_auc == {"importance": 1.0, "importance_mean": 0.5}
+    assert found.importance_auc_of_full_chunks == {"importance": 1.0, "importance_mean": 1.0}
+    assert found.best_importance == "importance"
+    assert found.importance_by("importance_mean") == (0.2, 0.1, 0.7)

@@ -5,14 +5,24 @@ from pathlib import Path
 
 import torch
 
-from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
+from serving.core.importance import importance_scores
+from serving.core.scores import NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, no_token_text
+from serving.engines.draft_batch import execute_one_by_one
 from serving.engines.onnx.session import OnnxCacheManager, OnnxOutput, OnnxScorer, OnnxSequenceCache, OnnxSession
 from serving.engines.torch.draft import DraftBuilder, StepOutput
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.latency import ForwardLoad, batch_load
 from serving.learned.mlp import sigmoid
-from serving.messages import DraftOutcome, DraftStopRule, DraftWork, ForwardWork
+from serving.messages import (
+    DraftBatch,
+    DraftBatchOutcome,
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
+    ForwardWork,
+    Work,
+)
 
 
 class OnnxEngine:
@@ -53,15 +63,20 @@ class OnnxEngine:
         self._scorers: Scorers = {**scorers, **graphs}
 
     @torch.inference_mode()
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[DraftOutcome | DraftBatchOutcome, tuple[ForwardLoad, ...]]:
         """Returns the outcome, and the load of each forward pass as the torch engine counts it.
+
+        The sessions of a batch run one by one, as branches do, but are charged as one pass.
 
         Raises TypeError for a `ForwardWork`, ValueError for incomplete work or for what a graph cannot do (early exit,
         importance), CacheHoleError for work that begins after the end of a cache.
         """
         if isinstance(work, ForwardWork):
             raise TypeError("a device's model on onnxruntime runs whole: it drafts, and has no spans of layers to run")
-        if work.early_exit is not None or IMPORTANCE in work.requested_scores:
+        return execute_one_by_one(work, self._draft) if isinstance(work, DraftBatch) else self._draft(work)
+
+    def _draft(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
+        if work.early_exit is not None or importance_scores(work.requested_scores):
             what = "early exit" if work.early_exit is not None else "importance"
             raise ValueError(f"session {work.session!r} asks for {what}, which a graph of onnxruntime does not show")
         cache = self.cache.open(work.session, work.start)

@@ -9,7 +9,7 @@ from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import RemoteGenerator
 from serving.engines.remote.retry import NegativeCache
 from serving.hardware.latency import ForwardLoad, forward_load
-from serving.messages import DraftWork, ForwardWork, SamplingParams, SequenceSlice, SliceOutcome, TokenIds, Verdict
+from serving.messages import ForwardWork, SamplingParams, SequenceSlice, SliceOutcome, TokenIds, Verdict, Work
 
 _SEED_RANGE = 1 << 31
 
@@ -31,12 +31,12 @@ class RemoteEngine:
         self._negative_cache = NegativeCache()
         self._pool: ThreadPoolExecutor | None = None
 
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[tuple[SliceOutcome, ...], tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[tuple[SliceOutcome, ...], tuple[ForwardLoad, ...]]:
         """Raises RemoteError, after which no session of the batch has changed; at once if the server rejected this
         request before. Raises CacheHoleError for a slice after a text's end, ValueError and TypeError for work that
         servers cannot do.
         """
-        if isinstance(work, DraftWork):
+        if not isinstance(work, ForwardWork):
             raise TypeError("a server drafts nothing: the drafter runs on the device")
         if len({seq.session for seq in work.slices}) < len(work.slices):
             raise ValueError("a session has two slices in one forward, but its text can only grow by one at a time")

@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from serving.core.importance import AttentionRows
+
 ATTENTION_NAME = "tandem"
 
 
@@ -136,9 +138,9 @@ def by_layer(run: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.T
 
 
 class ImportanceCollector:
-    """Importance of drafted tokens: column sums of attention (Synera, importance-based offloading).
+    """The attention among a draft's tokens, from which its importance is computed (`core/importance.py`).
 
-    Collects the attention of the last tokens of a pass to every key, averaged over heads and layers.
+    Collects the attention of the last tokens of a pass to every key, averaged over heads.
 
     Args:
         layers: the observed layers; at least one must run in every pass.
@@ -149,7 +151,7 @@ class ImportanceCollector:
         self._num_observed = 1
         self._layer_attention: list[torch.Tensor] = []
         self.passes: list[torch.Tensor] = []
-        """One tensor per pass, of shape (observed tokens, keys)."""
+        """One tensor per pass, of shape (planes, observed tokens, keys)."""
 
     def observe_last(self, num_tokens: int) -> None:
         """Observes the last `num_tokens` tokens of the next pass."""
@@ -175,29 +177,27 @@ class ImportanceCollector:
         self._layer_attention.append(scores.softmax(-1, dtype=torch.float32).mean((0, 1)))
 
     def end_pass(self) -> None:
-        """Averages over layers; a layer with a sliding window sees only the last keys."""
+        """Keeps both planes of the pass; a layer with a sliding window sees only the last keys."""
         columns = max(seen.shape[1] for seen in self._layer_attention)
-        self.passes.append(
-            torch.stack([pad(seen, (columns - seen.shape[1], 0)) for seen in self._layer_attention]).mean(0)
-        )
+        seen = torch.stack([pad(each, (columns - each.shape[1], 0)) for each in self._layer_attention])
+        self.passes.append(torch.stack((seen.mean(0), seen[-1])))
 
-    def draft_importance(self, num_adopted: int, num_drafted: int) -> tuple[float, ...]:
-        """Per token of a draft, the mean attention that the draft's tokens from it on pay to it.
+    def draft_attention(self, num_adopted: int, num_drafted: int, plane: int) -> AttentionRows:
+        """The attention among a draft's tokens, as `draft_importance` reads it.
 
         The draft is `num_adopted` tokens written before, then `num_drafted` new ones. All but the last are fed: the
-        adopted ones at the end of the first pass, each new one in its own pass. The last token gets the mean of the
-        others; if none is fed, the attention of the token that wrote it to itself.
+        adopted ones at the end of the first pass, each new one in its own pass.
         """
         tokens = num_adopted + num_drafted
         if tokens < 2:
-            return tuple(float(self.passes[0][-1, -1]) for _ in range(tokens))
-        sums = torch.zeros(tokens - 1)
-        fed = self.passes[0].shape[0] if num_adopted else 0
-        if fed:
-            n = min(fed, tokens - 1)
-            sums[:n] += self.passes[0][-fed:, -fed:][:n, :n].sum(0).cpu()
-        for i, seen in enumerate(self.passes[1:num_drafted], fed + 1):
-            own = seen[-1, -i:]
-            sums[i - own.shape[0] : i] += own.cpu()
-        means: list[float] = (sums / torch.arange(tokens - 1, 0, -1)).tolist()
-        return (*means, sum(means) / len(means))
+            return [[float(self.passes[0][plane, -1, -1])]] if tokens else []
+        fed = self.passes[0].shape[1] if num_adopted else 0
+        together = [_padded(self.passes[0][plane, i - fed, -fed:], fed)[: i + 1] for i in range(min(fed, tokens - 1))]
+        alone = [_padded(seen[plane, -1, -(i + 1) :], i + 1) for i, seen in enumerate(self.passes[1:num_drafted], fed)]
+        return [*together, *alone]
+
+
+def _padded(row: torch.Tensor, length: int) -> list[float]:
+    """A row's values; a sliding window shows fewer, and zeros stand before them."""
+    values: list[float] = row.tolist()
+    return [0.0] * (length - len(values)) + values

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from serving.core.importance import draft_importance, importance_plane, importance_scores
 from serving.core.keyed_random import key, uniform
-from serving.core.scores import IMPORTANCE, LOGIT_SCORES, NO_SCORERS, Scorers
+from serving.core.scores import IMPORTANCE_SCORES, LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.engines.torch.attention import ImportanceCollector
 from serving.engines.torch.early_exit_pass import EarlyExitPass
@@ -54,7 +55,7 @@ class DraftBuilder:
         token_text: TokenText = no_token_text,
     ) -> None:
         self.work, self._tensor_store, self._scorers, self._token_text = work, tensor_store, scorers, token_text
-        self.requested_scores = tuple(name for name in work.requested_scores if name != IMPORTANCE)
+        self.requested_scores = tuple(name for name in work.requested_scores if name not in IMPORTANCE_SCORES)
         self._score_names = tuple(
             dict.fromkeys((*self.requested_scores, *((work.stop_rule.score,) if work.stop_rule.score else ())))
         )
@@ -117,10 +118,13 @@ class DraftBuilder:
             expand_probs(encoded, logits.shape[-1]), uniform(key(sampling.seed, self.work.session), position, "draft")
         )
 
-    def build(self, cached_len: int, importance: tuple[float, ...] | None) -> DraftOutcome:
+    def build(self, cached_len: int, importance: ImportanceCollector | None) -> DraftOutcome:
         scores = {name: tuple(values) for name, values in self.scores.items()}
         if importance is not None:
-            scores[IMPORTANCE] = importance
+            adopted, drafted = self.work.num_adopted_drafts, len(self.tokens)
+            for name in importance_scores(self.work.requested_scores):
+                rows = importance.draft_attention(adopted, drafted, importance_plane(name))
+                scores[name] = draft_importance(rows, adopted + drafted, name)
         return DraftOutcome(
             tuple(self.tokens), scores, tuple(self.top_candidates), self.stopped, cached_len, tuple(self.draft_probs),
             tuple(self.probs_support), tuple(self.exit_depths),
@@ -192,15 +196,13 @@ def generate(
         return _draft_branches(
             DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), tensor_store, scorers), decoder, runner, cache
         )
-    importance = decoder.importance_collector(importance_layers) if IMPORTANCE in work.requested_scores else None
+    importance = decoder.importance_collector(importance_layers) if importance_scores(work.requested_scores) else None
     builder = DraftBuilder(work, tensor_store, scorers, token_text)
     if not work.stop_rule.max_tokens:
         loads = _fill_cache(work, runner, cache, importance if work.num_adopted_drafts else None)
     else:
         loads = draft_tokens(builder, decoder, runner, cache, importance)
-    return builder.build(
-        cache.length, importance.draft_importance(work.num_adopted_drafts, len(builder.tokens)) if importance else None
-    ), loads
+    return builder.build(cache.length, importance), loads
 
 
 def _fill_cache(
@@ -248,7 +250,7 @@ def _draft_branches(
     if not all(work.branches):
         raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a token")
     tokens = [token for branch in work.branches for token in branch]
-    parents, ends = _chain_parents([len(branch) for branch in work.branches])
+    parents, ends = chain_parents([len(branch) for branch in work.branches])
     found, loads = decoder.decode(EarlyExitPass(runner, cache, tokens, parents), ends)
     cache.truncate(start, work.session)
     for step, branch in zip(found, work.branches, strict=True):
@@ -256,7 +258,7 @@ def _draft_branches(
     return builder.build(start, None), loads
 
 
-def _chain_parents(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
+def chain_parents(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
     """Parents of the tokens of chains laid end to end, and the last index of each chain."""
     parents: list[int] = []
     ends: list[int] = []

@@ -5,6 +5,7 @@ import torch
 from serving.core.scores import NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, no_token_text
 from serving.engines.torch.draft import generate
+from serving.engines.torch.draft_batch import generate_batch
 from serving.engines.torch.draft_heads import MedusaProposer
 from serving.engines.torch.forward import ForwardContext, forward
 from serving.engines.torch.model import DecomposedModel
@@ -13,7 +14,7 @@ from serving.engines.torch.sequence_cache import KVCacheManager
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.latency import ForwardLoad
 from serving.hardware.payload_size import HiddenDtype
-from serving.messages import DraftWork, ForwardWork, Outcome
+from serving.messages import DraftBatch, ForwardWork, Outcome, Work
 
 
 class TorchEngine:
@@ -68,7 +69,7 @@ class TorchEngine:
         return ModelRunner(self.model, vocab_size)
 
     @torch.inference_mode()
-    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Returns the outcome of the work, and the load of each forward pass.
 
         Raises ValueError for incomplete work, CacheHoleError for work that begins after the end of a cache,
@@ -76,6 +77,8 @@ class TorchEngine:
         """
         if isinstance(work, ForwardWork):
             return forward(work, self._context)
+        if isinstance(work, DraftBatch):
+            return generate_batch(work, self._runner, self.cache, self.tensor_store, self._scorers, self._token_text)
         cache = self.cache.open(work.session, None, len(self.model.layers), work.start)
         return generate(
             work, self._runner, cache, self.tensor_store, self._importance_layers, self._scorers, self._token_text

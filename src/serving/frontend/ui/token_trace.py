@@ -18,6 +18,7 @@ from serving.messages import (
     Request,
     RequestArrived,
     Work,
+    drafts_of,
     message_nbytes,
 )
 from serving.metrics.recorder import Recorder, SessionRecord
@@ -89,8 +90,9 @@ class RunObserver:
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         self._recorder.work_done(node, work, outcome, begin_s, end_s)
-        if isinstance(work, DraftWork) and isinstance(outcome, DraftOutcome) and work.session in self._drafted_tokens:
-            self._record_draft(self._drafted_tokens[work.session], work, outcome)
+        for draft, drafted in drafts_of(work, outcome):
+            if draft.session in self._drafted_tokens:
+                self._record_draft(self._drafted_tokens[draft.session], draft, drafted)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
         self._recorder.message_sent(node, to, message, nbytes, now, arrives_s)

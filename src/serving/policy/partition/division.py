@@ -1,8 +1,13 @@
 """Builds the partition problem of a model on a testbed, and solves it with a strategy."""
 
 from collections.abc import Mapping
+<<<<<<< HEAD
 from dataclasses import dataclass
 from functools import cached_property, partial
+=======
+from dataclasses import dataclass, replace
+from functools import cached_property
+>>>>>>> main
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -60,6 +65,18 @@ class ModelPartition:
     def split_points_from(self, first_block: int) -> SplitPoints:
         """The split of the blocks from `first_block` on, without embedding and LM head."""
         return self.strategy.solve(self.problem(first_block, include_embed_head=False))
+
+    @cached_property
+    def printed_latency(self) -> dict[str, float]:
+        """The latency of a request as Eq. 8 to 10a have it, by the tiers' own times and with embedding and head:
+        `slowest_stage_s`, `communication_s`, and their sum, `printed_latency_s`.
+        """
+        problem = replace(self, capacity="profiled", include_embed_head=True).problem()
+        stage_s, links_s = (
+            problem.slowest_stage_s(self.split_points),
+            problem.communication_s(self.split_points),
+        )
+        return {"slowest_stage_s": stage_s, "communication_s": links_s, "printed_latency_s": stage_s + links_s}
 
     def problem(self, first_block: int = 0, include_embed_head: bool | None = None) -> PartitionProblem:
         """The problem that the strategy solves, in seconds of one request (default: `self.include_embed_head`)."""

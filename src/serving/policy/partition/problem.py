@@ -135,9 +135,18 @@ class PartitionProblem:
     def single_request_s(self, split_points: SplitPoints) -> float:
         """Latency of a request on an idle pipeline: the sum of all stages and links.
 
-        The paper's objective (Eq. 11a) is the slowest stage instead of the sum.
+        The paper's latency (Eq. 10a) is the slowest stage and the links; its partition minimises the slowest stage
+        alone (Eq. 11a).
         """
-        return sum(self.stage_s(split_points)) + sum(self.transfer_s(i, end) for i, end in enumerate(split_points[:-1]))
+        return sum(self.stage_s(split_points)) + self.communication_s(split_points)
+
+    def slowest_stage_s(self, split_points: SplitPoints) -> float:
+        """max_j L_j: what the paper calls the computing latency (Eq. 8)."""
+        return max(self.stage_s(split_points))
+
+    def communication_s(self, split_points: SplitPoints) -> float:
+        """One request's time on all links between tiers (Eq. 9)."""
+        return sum(self.transfer_s(i, end) for i, end in enumerate(split_points[:-1]))
 
     def bottleneck_s(self, split_points: SplitPoints) -> float:
         """max_j L_j / K_j: seconds per request of a busy pipeline; its inverse is the throughput."""

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import ClassVar, Literal
 
+from serving.core.scores import IMPORTANCE, IMPORTANCE_SCORES
 from serving.core.session import Session
-from serving.learned.thresholds import Thresholds
+from serving.learned.thresholds import Thresholds, nearest_rank
 from serving.messages import INF
 from serving.policy.slots.offload import check_budget
+
+PROFILED = "profiled"
 
 
 def p_confidence(c: float, c_th: float, k: float) -> float:
@@ -61,6 +64,8 @@ class ImportanceOffload:
 
     Args:
         budget: the share of drafts to offload; 0: none.
+        importance: a reading of the column sum (`IMPORTANCE_SCORES`), or "profiled": the one that told drafts that were
+            cut best on the profiling prompts.
         calibration: `percentile` is the paper's rule (section 5): i_th is that percentile of the profiled importance,
             and the achieved share differs because of the sigmoid. `share` chooses i_th so that the expected share over
             the profiled drafts is the budget, or as near as the confidence filter allows.
@@ -70,30 +75,47 @@ class ImportanceOffload:
     thresholds: Thresholds
     calibration: Literal["share", "percentile"] = "share"
     theta: float = -10.0
+    importance: str = PROFILED
     scope: ClassVar[Literal["some"]] = "some"
-    requested_scores: ClassVar[tuple[str, ...]] = ("importance",)
+    score: str = field(init=False, default=IMPORTANCE)
+    """The reading of importance that decides."""
     i_th: float = field(init=False, default=INF)
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
+        if self.importance not in (PROFILED, *IMPORTANCE_SCORES):
+            raise ValueError(
+                f"policy.offload.importance is {self.importance!r}; it is {PROFILED}, or one of "
+                f"{', '.join(IMPORTANCE_SCORES)}"
+            )
+        if self.importance != PROFILED:
+            object.__setattr__(self, "score", self.importance)
         if isinstance(self.thresholds, Thresholds):  # a placeholder while a plan is made before the artifact exists
+            if self.importance == PROFILED:
+                object.__setattr__(self, "score", self.thresholds.best_importance)
             object.__setattr__(self, "i_th", self._calibrated_threshold())
+
+    @property
+    def requested_scores(self) -> tuple[str, ...]:
+        return (self.score,)
+
+    @property
+    def _profiled(self) -> tuple[float, ...]:
+        return self.thresholds.importance_by(self.score)
 
     def _calibrated_threshold(self) -> float:
         if self.budget == 0.0:
             return INF
         if self.calibration == "percentile":
-            return self.thresholds.importance_percentile(1.0 - self.budget)
-        return solve_threshold(
-            self._expected_share, self.budget, 0.0, 2.0 * max(self.thresholds.importance, default=0.0) + 1e-9
-        )
+            return nearest_rank(self._profiled, 1.0 - self.budget) if self._profiled else 0.0
+        return solve_threshold(self._expected_share, self.budget, 0.0, 2.0 * max(self._profiled, default=0.0) + 1e-9)
 
     def _expected_share(self, i_th: float) -> float:
         """The expected share of profiled drafts that are offloaded."""
         profiled = self.thresholds
         probabilities = [
             self.confidence_filter(c) * p_importance(i, i_th, self.theta)
-            for c, i in zip(profiled.confidence, profiled.importance, strict=True)
+            for c, i in zip(profiled.confidence, self._profiled, strict=True)
         ]
         return sum(probabilities) / max(1, len(probabilities))
 
@@ -104,7 +126,7 @@ class ImportanceOffload:
     def tokens_to_offload(self, session: Session) -> int:
         return int(
             session.uniform("offload_importance")
-            < p_importance(mean_draft_score(session, "importance"), self.i_th, self.theta)
+            < p_importance(mean_draft_score(session, self.score), self.i_th, self.theta)
         )
 
 
@@ -116,8 +138,11 @@ class SyneraOffload(ImportanceOffload):
     """
 
     k: float = 10.0
-    requested_scores: ClassVar[tuple[str, ...]] = ("confidence", "importance")
     c_th: float = field(init=False, default=0.0)
+
+    @property
+    def requested_scores(self) -> tuple[str, ...]:
+        return ("confidence", self.score)
 
     def _calibrated_threshold(self) -> float:
         object.__setattr__(self, "c_th", self.thresholds.c_th)

@@ -135,10 +135,11 @@ class UpwardRank(_Ordered):
 
 @dataclass(frozen=True)
 class VerificationAware:
-    """Synera, Algorithm 1: prefills first, in batches of their own and in chunks; else all waiting verifications.
+    """Prefills first, in iterations of their own; else all verifications, in chunks (Synera, Algorithm 1, section 4.5).
 
-    A verification is a partial prefill of a session's uncached and drafted tokens. A request counts as a prefill while
-    more tokens remain than a chunk holds. The printed loop ends after a prefill; this one continues.
+    A prefill has no cached prefix, or is a part of a prompt; it runs whole. A verification is a partial prefill: the
+    tokens that the cloud has not cached, then the drafts. One of more than `chunk_tokens` tokens runs so many an
+    iteration, beside the other verifications. The printed loop ends after a prefill; this one continues.
     """
 
     max_num_seqs: int = 64
@@ -155,10 +156,10 @@ class VerificationAware:
         memory_budget: MemoryBudget,  # noqa: ARG002
         estimator: Estimator,  # noqa: ARG002
     ) -> ScheduledBatch | float:
-        prefills = [i for i in queue if i.remaining_tokens > self.chunk_tokens]
+        prefills = [i for i in queue if i.is_prefill]
         if prefills:
-            return [(i, i.chunk_size(self.chunk_tokens)) for i in prefills[: self.max_num_seqs]]
-        return [(i, i.remaining_tokens) for i in queue[: self.max_num_seqs]]
+            return [(i, i.remaining_tokens) for i in prefills[: self.max_num_seqs]]
+        return [(i, i.chunk_size(self.chunk_tokens)) for i in queue[: self.max_num_seqs]]
 
 
 MAX_DECODE_TOKENS = 16

@@ -11,10 +11,11 @@ from serving.core.queued_request import QueuedRequest
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
-from serving.drivers.simulator import Simulator
+from serving.drivers.simulator import Observer, Simulator
 from serving.hardware.estimator import Estimator
 from serving.outcomes.outcomes import OutcomeEngines, OutcomeSource
 from serving.policy.slots.scheduler import ScheduledBatch, Scheduler
+from serving.studies.capacity.busy_time import BusyTimeObserver
 from serving.studies.capacity.offered_load import ClosedLoopClients, OfferedLoad, make_load
 from serving.studies.capacity.slo_evaluation import (
     LoadObserver,
@@ -76,6 +77,8 @@ class LoadTest:
     or from the first token."""
     attribution: bool = False
     """True if every verification is recorded with the cause of its lateness."""
+    busy_time: bool = False
+    """True if the cloud's busy time is divided by what the chips do."""
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "window_s", "stagger_s"):
@@ -136,7 +139,9 @@ def run_load_test(
         LoadObserver(warmup_s, ends_s),
     )
     verifications = VerificationObserver(topology.workers, warmup_s, ends_s)
-    simulator = Simulator([observer, verifications] if load_test.attribution else [observer])
+    busy = BusyTimeObserver({node: topology.estimator(node) for node in topology.workers}, warmup_s, ends_s)
+    optional: list[tuple[Observer, bool]] = [(verifications, load_test.attribution), (busy, load_test.busy_time)]
+    simulator = Simulator([observer, *[each for each, wanted in optional if wanted]])
     _wire_simulator(simulator, topology, engines, load)
     evaluator = SloEvaluator(load, load_test.speed_from)
     simulator.run(until=ends_s)
@@ -147,6 +152,8 @@ def run_load_test(
     metrics = _window_metrics(observer, window_s, num_devices) | scheduler.metrics()
     if load_test.attribution:
         metrics |= lateness_shares(verifications.verifications)
+    if load_test.busy_time:
+        metrics |= busy.metrics(observer.counts.emitted, len(topology.workers))
     return LoadTestResult(num_devices, seed, *evaluator.counts(observer), metrics)
 
 

@@ -13,8 +13,6 @@ from serving.messages import (
     INF,
     Command,
     DraftDecision,
-    DraftOutcome,
-    DraftWork,
     EmitTokens,
     Event,
     ForwardWork,
@@ -24,6 +22,7 @@ from serving.messages import (
     Request,
     RequestArrived,
     Work,
+    drafts_of,
 )
 from serving.studies.capacity.offered_load import OfferedLoad
 from serving.workload.slo import SloClass
@@ -71,19 +70,17 @@ class LoadObserver:
         for command in commands:
             if type(command) is EmitTokens:
                 self._tokens_emitted(command, now)
-            elif type(command) is DraftDecision and command.accepted is not None and self._in_window(now):
+            elif type(command) is DraftDecision and command.num_judged and self._in_window(now):
                 self.counts.verifications += 1
-                self.counts.drafts_verified += len(command.tokens)
-                self.counts.drafts_accepted += command.accepted
+                self.counts.drafts_verified += command.num_judged
+                self.counts.drafts_accepted += command.accepted or 0
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if (
-            type(work) is DraftWork
-            and work.stop_rule.max_tokens
-            and type(outcome) is DraftOutcome
-            and self._in_window(begin_s)
-        ):
-            self.counts.drafted += outcome.cached_len + 1 - work.start - len(work.input_tokens)
+        if type(work) is ForwardWork or not self._in_window(begin_s):
+            return
+        for draft, drafted in drafts_of(work, outcome):
+            if draft.stop_rule.max_tokens:
+                self.counts.drafted += drafted.cached_len + 1 - draft.start - len(draft.input_tokens)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 

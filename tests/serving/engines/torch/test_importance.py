@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from serving.core.scores import IMPORTANCE_SCORES
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
 from serving.messages import DraftStopRule, DraftWork
@@ -21,14 +22,17 @@ def _weights(causal, tokens, layers):
     return torch.stack([out.attentions[i][0].mean(0) for i in layers]).mean(0)
 
 
-def _naive(weights, first, drafted):
+def _naive(weights, first, drafted, name="importance"):
+    """By slices of the matrix: the columns of the draft's fed tokens."""
     fed = drafted - 1
-    means = [float(torch.stack([weights[first + j, first + i] for j in range(i, fed)]).mean()) for i in range(fed)]
-    return [*means, sum(means) / fed]
+    draft = weights[first : first + fed, first : first + fed].tril(-1 if "later" in name else 0)
+    rows = torch.arange(fed, 0, -1) - int("later" in name) if "mean" in name else torch.ones(fed)
+    values = (draft.sum(0) / rows.clamp(min=1)).tolist()
+    return [*values, sum(values) / fed]
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen2_mixed", "mistral", "phi3", "neox"])
-def test_importance_is_the_mean_attention_of_later_tokens(causal, variant):
+def test_importance_is_the_column_sum_of_attention(causal, variant):
     whole = causal(variant)
     engine = TorchEngine(decompose(copy.deepcopy(whole)))
     drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(6), requested_scores=("importance",)))[0]
@@ -56,3 +60,20 @@ def test_a_single_draft_has_the_self_attention_of_its_row_as_importance(llama):
     drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(1), requested_scores=("importance",)))[0]
     weights = _weights(llama, PROMPT, range(4))
     assert drafted.scores["importance"] == pytest.approx((float(weights[-1, -1]),), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", IMPORTANCE_SCORES)
+def test_every_reading_of_importance(llama, name):
+    engine = TorchEngine(decompose(copy.deepcopy(llama)))
+    drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(5), requested_scores=(name,)))[0]
+    last = len(llama.model.layers) - 1
+    weights = _weights(llama, (*PROMPT, *drafted.tokens), [last] if name.endswith("last_layer") else range(last + 1))
+    assert drafted.scores[name] == pytest.approx(_naive(weights, len(PROMPT), 5, name), abs=1e-5)
+
+
+def test_a_single_draft_has_no_later_rows(llama):
+    engine = TorchEngine(decompose(copy.deepcopy(llama)))
+    asked = ("importance", "importance_later_sum")
+    drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(1), requested_scores=asked))[0]
+    assert drafted.scores["importance"][0] > 0
+    assert drafted.scores["importance_later_sum"] == (0.0,)

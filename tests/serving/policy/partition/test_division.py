@@ -126,6 +126,20 @@ def test_links_are_charged_with_the_prompt_and_one_hidden_state_a_token() -> Non
     )
 
 
+@pytest.mark.parametrize("capacity", ["profiled", "flops", "bandwidth"])
+def test_the_printed_latency_is_the_slowest_tier_and_the_links(capacity: Any) -> None:
+    """Eq. 8 to 10a in seconds of the tiers' own times, whatever the split was made by."""
+    made = division(capacity=capacity, include_embed_head=False)
+    own = division(include_embed_head=True).problem()
+    stages, links = own.stage_s(made.split_points), sum(own.hidden_transfer_s)
+    assert made.printed_latency == {
+        "slowest_stage_s": max(stages),
+        "communication_s": pytest.approx(links),
+        "printed_latency_s": pytest.approx(max(stages) + links),
+    }
+    assert made.printed_latency["printed_latency_s"] < own.single_request_s(made.split_points)
+
+
 def test_the_cloud_part_of_a_u_shape_has_no_embedding_and_head() -> None:
     made = division(strategy=GPipeSplit())
     whole, inner = made.problem(), made.problem(2, include_embed_head=False)

@@ -32,6 +32,8 @@ def test_stage_times_and_bytes_are_sums_of_blocks():
     assert made.single_request_s((0, 3)) == 3.625
     assert made.bottleneck_s((2, 3)) == 2.0
     assert made.bottleneck_s((1, 3)) == 3.0
+    assert made.slowest_stage_s((2, 3)) == 3.0
+    assert (made.communication_s((1, 3)), made.communication_s((0, 3))) == (0.25, 0.125)
     assert made.range_nbytes(0, 0, 2) == 3.0 * GB
     assert made.fits(0, 0, 2)
     assert not made.fits(0, 1, 3)

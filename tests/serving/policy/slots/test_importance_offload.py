@@ -38,6 +38,27 @@ def drafted(confidence: float, importance: float, name: str = "s") -> Session:
     return s
 
 
+def test_the_reading_of_importance_is_chosen_or_profiled() -> None:
+    readings = {"importance_mean": (0.9, 0.1, 0.5, 0.3)}
+    profiled = Thresholds(
+        0.7, 0.7, (0.5,) * 4, (0.1, 0.2, 0.3, 0.4), {}, importance_readings=readings,
+        importance_auc={"importance": 0.4, "importance_mean": 0.6},
+    )  # fmt: skip
+    best, printed = (
+        ImportanceOffload(0.25, profiled, "percentile"),
+        ImportanceOffload(0.25, profiled, "percentile", importance="importance"),
+    )
+    assert (best.score, best.i_th) == ("importance_mean", 0.5)
+    assert (printed.score, printed.i_th) == ("importance", 0.3)
+    assert SyneraOffload(0.25, profiled).requested_scores == ("confidence", "importance_mean")
+    session = drafted(0.5, 0.6)
+    session.scores["importance_mean"] = [0.2, 0.2]
+    assert printed.tokens_to_offload(session) == 1
+    assert best.tokens_to_offload(session) == 0
+    with pytest.raises(ValueError, match=r"policy.offload.importance is 'sum'; it is profiled, or one of importance, "):
+        ImportanceOffload(0.25, profiled, importance="sum")
+
+
 def share_sent(offload: Offload, profiled: Thresholds, draws: int = 20) -> float:
     """How often chunks like the profiled ones are really sent."""
     chunks = list(zip(profiled.confidence, profiled.importance, strict=True))

@@ -1,4 +1,4 @@
-"""The batches of schedulers, by table: requests as `session: left` or `session: left/check`."""
+"""The batches of schedulers, by table: requests as `session: (left, drafts)` or `session: (left, drafts, start)`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,14 +14,16 @@ from serving.policy.slots.scheduler import ContinuousBatch, Fifo, Scheduler, Sta
 FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
 
 
-def item(session: str, left: int, check: int = 0, arrived: float = 0.0, blob: TensorRef | None = None) -> QueuedRequest:
-    seq = SequenceSlice(session, 0, left, tuple(range(left)), check, "greedy", hidden_states=blob)
+def item(
+    session: str, left: int, check: int = 0, start: int = 0, arrived: float = 0.0, blob: TensorRef | None = None
+) -> QueuedRequest:
+    seq = SequenceSlice(session, start, left, tuple(range(left)), check, "greedy", hidden_states=blob)
     return QueuedRequest(
         Request(0, seq, (), 0, (), "device"), seq, Span(0, 8, embedding=True, lm_head=True), arrived, left
     )
 
 
-def items(rows: Mapping[str, tuple[int, int]]) -> list[QueuedRequest]:
+def items(rows: Mapping[str, tuple[int, ...]]) -> list[QueuedRequest]:
     return [item(session, *sizes, arrived=i * 0.01) for i, (session, sizes) in enumerate(rows.items())]
 
 
@@ -31,9 +33,10 @@ def picked(scheduler: Scheduler, waiting: list[QueuedRequest], now: float = 1.0)
 
 
 FOUR = {"a": (5, 4), "b": (100, 0), "c": (5, 4), "d": (1, 0)}
-PREFILLS = {"a": (100, 0), "b": (5, 4), "c": (40, 4)}
+PREFILLS = {"a": (100, 0), "b": (5, 4, 60), "c": (40, 4)}
+VERIFICATIONS = {"a": (5, 4, 60), "b": (34, 4, 60), "c": (80, 4, 60), "d": (1, 0, 60)}
 
-TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, int]], dict[str, int]]] = {
+TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, ...]], dict[str, int]]] = {
     "static batch: the oldest, whole": (StaticBatch(2, 0.0), FOUR, {"a": 5, "b": 100}),
     "static batch: overdue and not full": (StaticBatch(9, 0.5), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
     "continuous: all requests, whole": (ContinuousBatch(), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
@@ -55,14 +58,14 @@ TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, int]], dict[str, int]]] =
         {"a": (5, 4), "b": (5, 4), "c": (1, 0)},
         {"a": 5, "c": 1},
     ),
-    "aware: prefills apart and first, in chunks": (VerificationAware(), PREFILLS, {"a": 32, "c": 32}),
-    "aware: drafts and the row before them stay together": (VerificationAware(), {"c": (34, 4)}, {"c": 29}),
-    "aware: without prefills, every verification": (
+    "aware: prefills apart and first, whole": (VerificationAware(), PREFILLS, {"a": 100, "c": 40}),
+    "aware: a short prompt is a prefill, too": (VerificationAware(), {"a": (5, 4), "b": (5, 4, 60)}, {"a": 5}),
+    "aware: verifications in chunks, drafts and the token before them together": (
         VerificationAware(),
-        {"a": (5, 4), "b": (32, 4), "d": (1, 0)},
-        {"a": 5, "b": 32, "d": 1},
+        VERIFICATIONS,
+        {"a": 5, "b": 29, "c": 32, "d": 1},
     ),
-    "aware: up to its size": (VerificationAware(max_num_seqs=1), PREFILLS, {"a": 32}),
+    "aware: up to its size": (VerificationAware(max_num_seqs=1), PREFILLS, {"a": 100}),
 }
 
 
@@ -106,9 +109,17 @@ def test_a_static_batch_waits_until_it_is_full_or_due() -> None:
     assert picked(scheduler, [*waiting, item("c", 5, 4)], now=0.02) == {"a": 5, "b": 5, "c": 5}
 
 
-def test_the_last_chunk_of_a_prefill_holds_the_drafts() -> None:
+def test_a_part_of_a_prompt_is_a_prefill_and_a_late_verification_is_not() -> None:
+    part = item("a", 40, start=60)
+    part.slice = replace(part.slice, rule="")
+    verification = item("b", 100, check=4, start=60)
+    assert picked(VerificationAware(), [verification, part]) == {"a": 40}
+    assert picked(VerificationAware(), [verification, item("c", 5, 4, 60)]) == {"b": 32, "c": 5}
+
+
+def test_the_last_chunk_of_a_verification_holds_the_drafts() -> None:
     """Chunk by chunk as a worker does it: every row once, the verdict's rows last and together."""
-    scheduler, one, sizes = VerificationAware(chunk_tokens=32), item("a", 104, check=4), []
+    scheduler, one, sizes = VerificationAware(chunk_tokens=32), item("a", 104, check=4, start=60), []
     while one.remaining_tokens:
         ((_, n),) = scheduler.pick([one], 0.0, FREE, ZERO_ESTIMATOR)  # type: ignore[misc]
         sizes.append(n)

@@ -1,126 +1,147 @@
-"""WISP's scheduler by table: what a batch is made of, and that no request starves."""
+"""WISP's Algorithm 1 by table: what a batch is made of, and that no request starves."""
 
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from random import Random
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.core.kv_accounting import KVAccounting, MemoryBudget
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
+<<<<<<< HEAD
 from serving.hardware.latency import LayerScale, LinearLatency, batch_load
 from serving.messages import INF, ForwardWork, Request, SequenceSlice, Span
+=======
+from serving.hardware.latency import LatencyModel, LayerScale, batch_load
+from serving.messages import INF, ForwardWork, Span
+from serving.policy.slots.deadline_aware import DeadlineAware
+from serving.policy.slots.scheduler import Scheduler
+>>>>>>> main
 from serving.policy.slots.slo_aware import SloAware
+from tests.serving.policy.slots.slo_requests import FREE, SPAN, TENTH, item, picked
 
+<<<<<<< HEAD
 SPAN = Span(0, 8, embedding=True, lm_head=True)
 FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
 TENTH = Estimator(LinearLatency(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
 """50 ms a batch and 10 ms a row: an item of five rows adds 50 ms."""
 scheduler = SloAware(max_num_seqs=64, guard_s=0.020, max_wait_s=1.0, order="value", max_overhead_share=1.0)
 """As printed."""
+=======
+scheduler = SloAware(max_num_seqs=64, guard_s=0.020, max_wait_s=1.0)
+CONF = Path(__file__).parents[4] / "conf" / "policy"
+>>>>>>> main
 
 
-def item(
-    name: str, slack_s: float, rows: int = 5, arrived: float = 0.0, value: float = 3.0, cached: int = 0
-) -> QueuedRequest:
-    asked = SequenceSlice(name, cached, rows, tuple(range(rows)), min(4, rows - 1), "greedy")
-    return QueuedRequest(Request(0, asked, (), 0, (), "device", 1, slack_s, value), asked, SPAN, arrived, rows)
-
-
-def picked(*items: QueuedRequest, now: float = 0.0, by: SloAware = scheduler, room: MemoryBudget = FREE) -> list[str]:
-    batch = by.pick(sorted(items, key=lambda i: i.arrived_s), now, room, TENTH)
-    assert isinstance(batch, list)
-    assert [n for _, n in batch] == [i.remaining_tokens for i, _ in batch]
-    return [i.slice.session for i, _ in batch]
+def test_policy_wisp_schedules_by_the_papers_algorithm_1() -> None:
+    """Not by deadline, as this project's own scheduler does, which has a policy of its own."""
+    targets = {}
+    for name in ("wisp.yaml", "wisp_deadline.yaml"):
+        slots = yaml.safe_load((CONF / name).read_text())["defaults"]
+        (choice,) = [each["scheduler"] for each in slots if "scheduler" in each]
+        targets[name] = yaml.safe_load((CONF / "scheduler" / f"{choice}.yaml").read_text())["_target_"]
+    assert targets == {
+        "wisp.yaml": "serving.policy.slots.slo_aware.SloAware",
+        "wisp_deadline.yaml": "serving.policy.slots.deadline_aware.DeadlineAware",
+    }
 
 
 def test_requests_join_a_batch_while_all_deadlines_are_kept() -> None:
     """50 + 5 x 50 ms is too late for a deadline of 290 ms, and 50 + 4 x 50 is not."""
     waiting = [item(name, 0.290) for name in "abcdef"]
-    assert picked(*waiting) == ["a", "b", "c", "d"]
+    assert picked(scheduler, *waiting) == ["a", "b", "c", "d"]
+
+
+def test_the_guard_time_is_in_the_latest_start_and_not_in_the_feasibility_test() -> None:
+    """Line 5 of Algorithm 1 has no delta: four of these end 5 ms before the deadline, which is less than the guard."""
+    waiting = [item(name, 0.255) for name in "abcdef"]
+    assert picked(scheduler, *waiting) == ["a", "b", "c", "d"]
+    assert picked(DeadlineAware(guard_s=0.020), *waiting) == ["a", "b", "c"]
 
 
 def test_the_critical_go_first_by_deadline_and_the_others_by_value_a_second() -> None:
     near = [item("near", 0.110), item("nearer", 0.105)]
-    assert picked(*near, item("calm", 9.0)) == ["nearer"]  # with another one the first would be late
+    assert picked(scheduler, *near, item("calm", 9.0)) == ["nearer"]  # with another one the first would be late
     others = item("dear", 9.0, value=1.0), item("cheap", 9.0, value=4.0), item("long", 9.0, rows=40, value=4.0)
-    assert picked(*others) == ["cheap", "dear", "long"]
+    assert picked(scheduler, *others) == ["cheap", "dear", "long"]
 
 
 def test_a_request_becomes_critical_a_guard_before_its_latest_start() -> None:
     """Alone it takes 100 ms: due at 130 ms it is calm at 0 ms, critical from 10 ms on (Eq. 17)."""
     rival = item("rival", 9.0, value=99.0)
-    assert picked(rival, item("due", 0.130), now=0.005)[0] == "rival"
-    assert picked(rival, item("due", 0.130), now=0.015)[0] == "due"
+    assert picked(scheduler, rival, item("due", 0.130), now=0.005)[0] == "rival"
+    assert picked(scheduler, rival, item("due", 0.130), now=0.015)[0] == "due"
 
 
 def test_late_requests_join_only_if_no_other_deadline_is_missed() -> None:
     late, strict, calm = item("late", 0.020), item("strict", 0.140), item("calm", 9.0)
-    assert picked(late, strict) == ["strict"]
-    assert picked(late, calm) == ["calm", "late"]
-    assert picked(late, item("also", 0.0)) == ["late", "also"]
+    assert picked(scheduler, late, strict) == ["strict"]
+    assert picked(scheduler, late, calm) == ["calm", "late"]
+    assert picked(scheduler, late, item("also", 0.0)) == ["late", "also"]
 
 
-def test_a_request_that_waited_max_wait_s_leads_the_batch() -> None:
+def test_a_late_request_that_waited_max_wait_s_leads_the_batch() -> None:
     old, critical = item("old", -1.0, rows=40), item("critical", 0.110, arrived=1.0)
-    assert picked(old, critical, now=1.0) == ["old"]
-    assert picked(old, critical, now=1.0, by=replace(scheduler, max_wait_s=2.0)) == ["critical"]
-    assert picked(item("unpromised", INF), critical, now=1.0, by=scheduler)[0] == "unpromised"
+    assert picked(scheduler, old, critical, now=1.0) == ["old"]
+    assert picked(replace(scheduler, max_wait_s=2.0), old, critical, now=1.0) == ["critical"]
+    assert picked(scheduler, item("unpromised", INF), critical, now=1.0)[0] == "unpromised"
 
 
-def test_requests_that_are_not_critical_are_ordered_by_deadline_by_default() -> None:
-    waiting = [item("later", 9.0, value=9.0), item("sooner", 5.0, value=1.0), item("unpromised", INF, value=99.0)]
-    assert picked(*waiting, by=SloAware()) == ["sooner", "later", "unpromised"]
-
-
-def test_under_overload_no_request_is_saved_by_a_batch_of_its_own() -> None:
-    """Alone `brink` would be in time, in a batch half of which is the constant; with all the others it is late. Where
-    a request is late already, it is not worth it.
-    """
-    brink, late, others = item("brink", 0.105), item("late", 0.0), [item(name, 9.0) for name in "abcdef"]
-    careful = replace(scheduler, max_overhead_share=0.2)
-    assert picked(brink, *others, by=careful) == picked(brink, *others) == ["brink"]
-    assert picked(brink, late, *others) == ["brink"]
-    assert picked(brink, late, *others, by=careful) == [*"abcdef", "brink", "late"]
-    assert picked(brink, late, by=careful) == ["brink", "late"]
+def test_a_request_in_time_waits_for_its_turn_however_long() -> None:
+    """Algorithm 1 serves it when it becomes critical; this project's own scheduler lets it lead."""
+    patient, rival = item("patient", 9.0, value=1.0), item("rival", 9.0, arrived=1.0, value=99.0)
+    assert picked(scheduler, patient, rival, now=1.0)[0] == "rival"
+    assert picked(DeadlineAware(), patient, item("rival", 1.0, arrived=1.0), now=1.0)[0] == "patient"
 
 
 def test_a_batch_keeps_to_max_num_seqs_and_memory() -> None:
     waiting = [item(name, 9.0) for name in "abc"]
-    assert picked(*waiting, by=replace(scheduler, max_num_seqs=2)) == ["a", "b"]
+    assert picked(replace(scheduler, max_num_seqs=2), *waiting) == ["a", "b"]
     ledger = KVAccounting(48.0, keep_caches=True)
-    assert picked(*[item(name, 9.0, rows=14) for name in "abcd"], room=MemoryBudget(ledger, ())) == ["a", "b", "c"]
-    assert picked(item("huge", 9.0, rows=400), room=MemoryBudget(ledger, ())) == [
-        "huge"
-    ]  # admission says what is wrong
+    many = [item(name, 9.0, rows=14) for name in "abcd"]
+    assert picked(scheduler, *many, room=MemoryBudget(ledger, ())) == ["a", "b", "c"]
+    huge = item("huge", 9.0, rows=400)
+    assert picked(scheduler, huge, room=MemoryBudget(ledger, ())) == ["huge"]  # admission says what is wrong
 
 
+BOTH: list[Scheduler] = [scheduler, DeadlineAware(guard_s=0.020)]
+
+
+@pytest.mark.parametrize("chosen", BOTH, ids=repr)
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(-1, 3), st.integers(1, 60), st.floats(0.5, 9)), min_size=1, max_size=40))
-def test_requests_of_a_batch_that_can_meet_their_deadline_do(drawn: list[tuple[float, int, float]]) -> None:
+def test_requests_of_a_batch_that_can_meet_their_deadline_do(
+    chosen: Scheduler, drawn: list[tuple[float, int, float]]
+) -> None:
     """In a batch without a request that leads by waiting time, a late request would be late alone too."""
     waiting = [item(f"{i}", slack_s, rows, value=value) for i, (slack_s, rows, value) in enumerate(drawn)]
-    batch = scheduler.pick(waiting, 0.0, FREE, TENTH)
-    assert isinstance(batch, list)
-    assert batch
-    ends_s = TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.marginal_s(i) for i, _ in batch)
-    for member, _ in batch:
+    batch = replace(chosen, max_overhead_share=1.0) if isinstance(chosen, DeadlineAware) else chosen
+    found = batch.pick(waiting, 0.0, FREE, TENTH)
+    assert isinstance(found, list)
+    assert found
+    ends_s = TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.marginal_s(i) for i, _ in found)
+    for member, _ in found:
         alone_s = TENTH.constant_s(Span(0, 8, True, True)) + TENTH.marginal_s(member)
         assert ends_s <= member.deadline_s + 1e-9 or alone_s > member.deadline_s - 1e-9
 
 
-def test_no_request_starves_under_continuous_load() -> None:
+@pytest.mark.parametrize("chosen", BOTH, ids=repr)
+def test_no_request_starves_under_continuous_load(chosen: Scheduler) -> None:
     """Two fresh requests of high value arrive for each batch; a late, a dear and an unpromised one wait among them."""
     names, dice = count(), Random(0)
-    waiting = [item("late", -1.0), item("dear", 2.0, rows=60, value=1.0), item("unpromised", INF, value=0.1)]
+    waiting: list[QueuedRequest] = [
+        item("late", -1.0), item("dear", 2.0, rows=60, value=1.0), item("unpromised", INF, value=0.1)
+    ]  # fmt: skip
     served: dict[str, float] = {}
     now = 0.0
     for _ in range(60):
         waiting += [item(f"n{next(names)}", 0.12 + dice.random() / 9, arrived=now, value=9.0) for _ in range(2)]
-        batch = scheduler.pick(waiting, now, FREE, TENTH)
+        batch = chosen.pick(waiting, now, FREE, TENTH)
         assert isinstance(batch, list)
         now += TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.marginal_s(i) for i, _ in batch)
         for member, _ in batch:
@@ -151,10 +172,8 @@ def test_the_cost_of_a_partly_computed_request_is_recomputed() -> None:
     assert TENTH.marginal_s(one) == pytest.approx(whole_s / 5)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("max_num_seqs", 0), ("guard_s", -0.1), ("max_wait_s", -1.0), ("order", "age"), ("max_overhead_share", 0.0)],
-)
-def test_slo_aware_options_out_of_range_are_refused(field: str, value: object) -> None:
+@pytest.mark.parametrize("kind", [SloAware, DeadlineAware])
+@pytest.mark.parametrize(("field", "value"), [("max_num_seqs", 0), ("guard_s", -0.1), ("max_wait_s", -1.0)])
+def test_options_out_of_range_are_refused(kind: type, field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"policy.scheduler.{field} is {value!r}"):
-        SloAware(**{field: value})  # type: ignore[arg-type]
+        kind(**{field: value})
