@@ -5,13 +5,9 @@ from pathlib import Path
 
 from serving.core.provenance import check_sources, evidence_class
 from serving.hardware.architecture import Architecture, Precision
-<<<<<<< HEAD
 from serving.hardware.latency import FittedLatencies
-from serving.hardware.roofline import RooflineLatency
-=======
-from serving.hardware.latency import FittedLatencies, LatencyModel
 from serving.hardware.price import Price
->>>>>>> main
+from serving.hardware.roofline import RooflineLatency
 
 
 @dataclass(frozen=True)
@@ -204,7 +200,6 @@ class Chip:
         return power_w * busy_s + self.idle_w * idle_s
 
 
-<<<<<<< HEAD
 _NOT_FIGURES = {
     "name",
     "modes",
@@ -212,12 +207,10 @@ _NOT_FIGURES = {
     "sources",
     "fitted",
     "profile",
+    "price",
     "software",
     "default_software",
 }
-=======
-_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile", "price"}
->>>>>>> main
 _MODE_FIGURES = frozenset(each.name for each in fields(PowerMode)) - _NOT_FIGURES
 _SOFTWARE_FIGURES = frozenset(each.name for each in fields(SoftwareEfficiency)) - _NOT_FIGURES
 _CHIP_FIGURES = frozenset(each.name for each in fields(Chip)) - _NOT_FIGURES

@@ -119,19 +119,14 @@ class Fleet:
         per_chip = self.chip.joules(mode or self.mode, busy_s, idle_s)
         return None if per_chip is None else per_chip * self.tensor_parallel
 
-<<<<<<< HEAD
-    def _roofline(self, architecture: Architecture, mode: str | None) -> RooflineLatency:
-        return roofline(
-            self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel, self.software
-        )
-=======
     def usd(self, busy_s: float) -> float | None:
         """US dollars for the busy seconds of one node, all its chips; None if the chip has no price."""
         return self.chip.price.usd(busy_s * self.tensor_parallel) if self.chip.price else None
 
-    def _roofline(self, architecture: Architecture, mode: str | None) -> LatencyModel:
-        return roofline(self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel)
->>>>>>> main
+    def _roofline(self, architecture: Architecture, mode: str | None) -> RooflineLatency:
+        return roofline(
+            self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel, self.software
+        )
 
     def _fitted_latencies(self) -> FittedLatencies:
         if self.timing != "profile":

@@ -1,13 +1,8 @@
 """Builds the partition problem of a model on a testbed, and solves it with a strategy."""
 
 from collections.abc import Mapping
-<<<<<<< HEAD
-from dataclasses import dataclass
-from functools import cached_property, partial
-=======
 from dataclasses import dataclass, replace
-from functools import cached_property
->>>>>>> main
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeAlias

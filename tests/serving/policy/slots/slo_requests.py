@@ -3,7 +3,7 @@
 from serving.core.kv_accounting import KVAccounting, MemoryBudget
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import Estimator
-from serving.hardware.latency import LinearLatency, LayerScale
+from serving.hardware.latency import LayerScale, LinearLatency
 from serving.messages import INF, Request, SequenceSlice, Span
 from serving.policy.slots.scheduler import Scheduler
 

@@ -13,29 +13,15 @@ from hypothesis import strategies as st
 from serving.core.kv_accounting import KVAccounting, MemoryBudget
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
-<<<<<<< HEAD
 from serving.hardware.latency import LayerScale, LinearLatency, batch_load
-from serving.messages import INF, ForwardWork, Request, SequenceSlice, Span
-=======
-from serving.hardware.latency import LatencyModel, LayerScale, batch_load
 from serving.messages import INF, ForwardWork, Span
 from serving.policy.slots.deadline_aware import DeadlineAware
 from serving.policy.slots.scheduler import Scheduler
->>>>>>> main
 from serving.policy.slots.slo_aware import SloAware
 from tests.serving.policy.slots.slo_requests import FREE, SPAN, TENTH, item, picked
 
-<<<<<<< HEAD
-SPAN = Span(0, 8, embedding=True, lm_head=True)
-FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
-TENTH = Estimator(LinearLatency(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
-"""50 ms a batch and 10 ms a row: an item of five rows adds 50 ms."""
-scheduler = SloAware(max_num_seqs=64, guard_s=0.020, max_wait_s=1.0, order="value", max_overhead_share=1.0)
-"""As printed."""
-=======
 scheduler = SloAware(max_num_seqs=64, guard_s=0.020, max_wait_s=1.0)
 CONF = Path(__file__).parents[4] / "conf" / "policy"
->>>>>>> main
 
 
 def test_policy_wisp_schedules_by_the_papers_algorithm_1() -> None:
