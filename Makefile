@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the te
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-all: $(VENV)/.installed-dev   ## the tests that take minutes too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 	$(BIN)/python -m benchmarks

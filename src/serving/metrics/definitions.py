@@ -341,7 +341,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("cost/usd_per_million_tokens", "USD/M tokens", "Busy seconds of the cloud's chips at their price, over "
                "the tokens of the text; idle time costs nothing (over resources/cloud_busy_share: chips rented for the "
                "whole run). Unknown where a chip has no price.", Ratio("cloud_micro_usd", "num_tokens", all_known=True),
-               "lower", heading="cost USD\n/M tokens"),
+               "lower", label="cloud cost", heading="cost USD\n/M tokens"),
     MetricSpec("cost/chip_s_per_token", "s", "Busy seconds of the cloud's chips over the tokens of the text.",
                Ratio("cloud_chip_s", "num_tokens"), "lower"),
     MetricSpec("cost/w_verified", "", "Target tokens computed over tokens of the text: W as tokens verified; above 1 "
@@ -354,7 +354,7 @@ METRICS: tuple[MetricSpec, ...] = (
                "TBT.", CloudCost("cost/w_verified", MEAN_TBT), "lower"),
     MetricSpec("cost/generated_s", "s", "c = T W / Pf a token (Synera, section 6.1): T is TBT, W the share that the "
                "cloud wrote, Pf the packing factor of its model; in time of all the GPUs that one Llama-2-70B takes.",
-               CloudCost("cost/w_generated", MEAN_TBT), "lower", label="cloud cost"),
+               CloudCost("cost/w_generated", MEAN_TBT), "lower"),
     MetricSpec("cost/verified_service_s", "s", "c = T W / Pf with W as tokens verified and T as service time a token, "
                "which unlike TBT does not depend on how many tokens arrive at once.",
                CloudCost("cost/w_verified", MEAN_SERVICE), "lower"),
@@ -417,7 +417,7 @@ HEADLINE = (
 PAGE = (
     "latency/ttft_s", "latency/tbt_s", "cost/w_generated", "tokens", "resources/uplink_nbytes",
     "resources/downlink_nbytes", "resources/device_energy_j", "resources/cloud_energy_j", "resources/cloud_busy_s",
-    "cost/generated_s",
+    "cost/usd_per_million_tokens",
 )  # fmt: skip
 """The metrics of a run that the page shows, of one request so far."""
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from serving.deployment.setup import Setup, context_tokens
 from serving.frontend.service_options import ServiceOptions
-from serving.hardware.replica_packing import PackingEstimate, ReplicaPacking, reported_factor
 from serving.policy.policy import Policy
 from serving.policy.slots.routed_offload import RoutedOffload, RoutingMode
 
@@ -86,13 +85,11 @@ class UiConfig:
     Args:
         other_policies: policies to choose beside the setup's own, by the names that the page gives them. The setup's
             own comes first; another of the same name is left out.
-        packing: cost of the cloud's model; None: the published figure, if there is one.
     """
 
     setup: Setup
     service: ServiceOptions
     other_policies: dict[str, Policy] | None = None
-    packing: ReplicaPacking | None = None
 
     def __post_init__(self) -> None:
         page = self.service.page
@@ -141,9 +138,3 @@ class UiConfig:
         """Tokens of prompt and answer together, for each policy."""
         wanted = self.service.context_tokens
         return {name: context_tokens(setup, wanted) for name, setup in self.setups.items()}
-
-    @cached_property
-    def packing_factor(self) -> PackingEstimate | None:
-        """Pf of the cloud's model; None: not known."""
-        architecture = self.setup.pair.cloud.timed_architecture
-        return self.packing.factor(architecture) if self.packing else reported_factor(architecture)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.hardware.fleet import Fleet
-from serving.hardware.replica_packing import PackingEstimate
 from serving.metrics import definitions
 from serving.metrics.definitions import CLOUD_ORIGINS
 from serving.metrics.recorder import SessionRecord
@@ -16,14 +15,12 @@ class RunMeter:
 
     Args:
         device, cloud: the chips that compute.
-        packing_factor: Pf of the cloud's model; None: not known.
-        hardware_paced: True if work lasts as long as on the named chips; otherwise energy is not known.
+        hardware_paced: True if work lasts as long as on the named chips; otherwise energy and cost are not known.
         remote_cloud: True if the cloud is another process, whose busy time is not known here.
     """
 
     device: Fleet
     cloud: Fleet
-    packing_factor: PackingEstimate | None
     hardware_paced: bool
     remote_cloud: bool
 
@@ -45,7 +42,7 @@ class RunMeter:
             "resources/device_energy_j": self._device_energy_j(record, now),
             "resources/cloud_energy_j": self._cloud_energy_j(record),
             "resources/cloud_busy_s": None if self.remote_cloud else _rounded(record.cloud_busy_s),
-            "cost/generated_s": _rounded(self._cost_s(tbt_s, written / tokens if tokens else 0.0)),
+            "cost/usd_per_million_tokens": self._usd_per_million_tokens(record),
         }
 
     def _cloud_energy_j(self, record: SessionRecord) -> float | None:
@@ -58,8 +55,10 @@ class RunMeter:
         started_s = record.arrived_s if record.started_s is None else record.started_s
         return self.device.joules(record.device_busy_s, max(0.0, now - started_s - record.device_busy_s))
 
-    def _cost_s(self, tbt_s: float | None, share: float) -> float | None:
-        return tbt_s * share / self.packing_factor.value if tbt_s is not None and self.packing_factor else None
+    def _usd_per_million_tokens(self, record: SessionRecord) -> float | None:
+        known = self.hardware_paced and not self.remote_cloud
+        usd = self.cloud.usd(record.cloud_busy_s) if known else None
+        return None if usd is None or not record.tokens else 1e6 * usd / len(record.tokens)
 
     @property
     def metrics(self) -> list[dict[str, str]]:
@@ -68,7 +67,7 @@ class RunMeter:
             "resources/device_energy_j": self._energy_note,
             "resources/cloud_energy_j": self._energy_note + self._remote_cloud_note,
             "resources/cloud_busy_s": self._wall_time_note + self._remote_cloud_note,
-            "cost/generated_s": self._packing_note + self._wall_time_note,
+            "cost/usd_per_million_tokens": self._energy_note + self._remote_cloud_note + self._price_note,
         }
         return [
             {"key": key, "label": one.label, "unit": one.unit, "description": one.meaning + notes.get(key, "")}
@@ -81,18 +80,17 @@ class RunMeter:
         return "" if self.hardware_paced else " Not known at pace=wall, where work takes this machine's time."
 
     @property
+    def _price_note(self) -> str:
+        price = self.cloud.chip.price
+        return f" The price: {price.described}." if price else " The price of the cloud's chip is not known."
+
+    @property
     def _wall_time_note(self) -> str:
         return "" if self.hardware_paced else " At pace=wall: in this machine's time."
 
     @property
     def _remote_cloud_note(self) -> str:
         return " Not known here: the cloud is another process." if self.remote_cloud else ""
-
-    @property
-    def _packing_note(self) -> str:
-        if not self.packing_factor:
-            return " Pf of this model is not known."
-        return f" Pf is {self.packing_factor.value:g} ({self.packing_factor.source})."
 
 
 def _rounded(seconds: float | None) -> float | None:

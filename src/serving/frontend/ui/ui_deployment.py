@@ -125,7 +125,6 @@ class UiDeployment:
         meter = RunMeter(
             topology.device_fleets[device],
             self.config.setup.hardware.head_fleet,
-            self.config.packing_factor,
             self._hardware_paced,
             remote,
         )

@@ -117,9 +117,10 @@ def test_cloud_tokens_are_marked_by_colour_line_and_weight(view: View) -> None:
     assert view.counter("tokens") == "20"
     marked = view.routed()
     assert 0 < marked < 20
-    assert all(re.match(r"[\d.]+ (ms|B|J|kB)$", view.counter(key)) for key in (
+    assert all(re.match(r"[\d.]+ (ms|B|J|kB|USD/M tokens)$", view.counter(key)) for key in (
         "latency/ttft_s", "latency/tbt_s", "resources/uplink_nbytes", "resources/downlink_nbytes",
-        "resources/device_energy_j", "resources/cloud_energy_j", "resources/cloud_busy_s", "cost/generated_s",
+        "resources/device_energy_j", "resources/cloud_energy_j", "resources/cloud_busy_s",
+        "cost/usd_per_million_tokens",
     ))  # fmt: skip
     style = "e => { const s = getComputedStyle(e); return [s.backgroundColor, s.borderBottomColor, +s.fontWeight] }"
     cloud = view.page.locator(".answer .token.cloud").first.evaluate(style)

@@ -1,8 +1,10 @@
 """The metrics of a run and their descriptions."""
 
+import pytest
+
 from serving.frontend.ui.run_metrics import RunMeter
 from serving.metrics.recorder import SessionRecord
-from tests.serving.frontend.ui.tiny_page import PF, meter
+from tests.serving.frontend.ui.tiny_page import meter
 from tests.support.fake_setup import setup
 
 
@@ -24,7 +26,9 @@ def test_metrics_are_computed_as_described() -> None:
     assert [found[key] for key in counts] == [4, 2, 2, 1, 0.5]
     assert found["resources/device_energy_j"] == bed.device_fleets[0].joules(0.5, 3.0)
     assert found["resources/cloud_energy_j"] == bed.head_fleet.joules(0.2)
-    assert found["cost/generated_s"] == round(1.0 * 0.5 / PF, 6)
+    price = bed.head_fleet.chip.price
+    assert price is not None
+    assert found["cost/usd_per_million_tokens"] == pytest.approx(1e6 * price.usd_per_hour * 0.2 / 3600 / 4)
     assert found["resources/cloud_busy_s"] == 0.2
 
 
@@ -33,15 +37,13 @@ def test_unknown_metrics_are_none_and_described_as_unknown() -> None:
         return {key for key, value in which.read(record(), 14.0).items() if value is None}
 
     assert unknown(meter()) == set()
-    assert unknown(meter(hardware_paced=False)) == {"resources/device_energy_j", "resources/cloud_energy_j"}
-    assert unknown(meter(remote_cloud=True)) == {"resources/cloud_energy_j", "resources/cloud_busy_s"}
-    assert unknown(meter(packing_factor=None)) == {"cost/generated_s"}
+    cost = "cost/usd_per_million_tokens"
+    assert unknown(meter(hardware_paced=False)) == {"resources/device_energy_j", "resources/cloud_energy_j", cost}
+    assert unknown(meter(remote_cloud=True)) == {"resources/cloud_energy_j", "resources/cloud_busy_s", cost}
     early = meter().read(SessionRecord("s", "device-0", 5, arrived_s=1.0), 1.0)
     assert early["latency/ttft_s"] is early["latency/tbt_s"] is early["cost/w_generated"] is None
-    words = {
-        each["key"]: each["description"]
-        for each in meter(hardware_paced=False, remote_cloud=True, packing_factor=None).metrics
-    }
+    words = {each["key"]: each["description"] for each in meter(hardware_paced=False, remote_cloud=True).metrics}
     assert "pace=wall" in words["resources/device_energy_j"]
     assert "another process" in words["resources/cloud_busy_s"]
-    assert "not known" in words["cost/generated_s"]
+    assert "another process" in words[cost]
+    assert "USD an hour" in words[cost]

@@ -18,7 +18,6 @@ from serving.frontend.ui.config import PolicyCard, UiConfig
 from serving.frontend.ui.run_metrics import RunMeter
 from serving.frontend.ui.server import UiServer
 from serving.frontend.ui.ui_deployment import UiDeployment, open_shared_models
-from serving.hardware.replica_packing import REPORTED_FACTORS, PackingEstimate
 from serving.learned.router import TokenRouter
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import WindowDraft
@@ -31,7 +30,6 @@ from tests.support.tiny_models import save_checkpoints
 PROMPT = "where is the red key"
 WIDTH = 16
 """Width of the tiny checkpoints' hidden states."""
-PF = REPORTED_FACTORS["llama2_13b"]
 
 Event = tuple[str, dict[str, Any]]
 
@@ -151,10 +149,9 @@ def named(events: list[Event], name: str) -> list[dict[str, Any]]:
 def meter(
     hardware_paced: bool = True,
     remote_cloud: bool = False,
-    packing_factor: PackingEstimate | None = PackingEstimate(PF, "Synera, Table 3"),  # noqa: B008
 ) -> RunMeter:
     bed = setup().hardware
-    return RunMeter(bed.device_fleets[0], bed.head_fleet, packing_factor, hardware_paced, remote_cloud)
+    return RunMeter(bed.device_fleets[0], bed.head_fleet, hardware_paced, remote_cloud)
 
 
 def card(policy: Policy) -> PolicyCard:
