@@ -1,5 +1,6 @@
 """The conf files of chips, architectures, links and testbeds, built by hand: serving is tested without the pipeline."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,19 @@ def names(folder: str) -> list[str]:
 
 
 def fields(folder: str, name: str) -> dict[str, Any]:
-    node = _merged(folder, name)
+    node: dict[str, Any] = _with_defaults(_merged(folder, name))
     node.pop("_target_")
     return node
+
+
+def _with_defaults(node: Any) -> Any:
+    """The node with the default in place of each `${oc.select:KEY,DEFAULT}`."""
+    if isinstance(node, dict):
+        return {key: _with_defaults(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with_defaults(value) for value in node]
+    found = re.fullmatch(r"\$\{oc\.select:\w+,(.*)\}", node) if isinstance(node, str) else None
+    return yaml.safe_load(found[1]) if found else node
 
 
 def _merged(folder: str, name: str) -> dict[str, Any]:

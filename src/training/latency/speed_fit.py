@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.hardware.chip import SoftwareEfficiency
-from serving.hardware.roofline import OVERLAP
 from training.latency.published_speeds import PublishedSpeed
 
 Array: TypeAlias = NDArray[np.float64]
@@ -64,15 +63,11 @@ class SpeedTerms:
         read_s = np.maximum(self.linear_read_s / share, self.unpack_s / per_tflops)
         head_read_s = np.maximum(self.head_read_s / share, self.head_unpack_s / per_tflops)
         return np.asarray(
-            _larger(self.linear_s / compute, read_s)
-            + _larger(self.attention_s / compute, self.attention_read_s / bandwidth)
-            + _larger(self.head_s / compute, head_read_s)
+            np.hypot(self.linear_s / compute, read_s)
+            + np.hypot(self.attention_s / compute, self.attention_read_s / bandwidth)
+            + np.hypot(self.head_s / compute, head_read_s)
             + self.per_overhead * overhead_s
         )
-
-
-def _larger(compute_s: Array, read_s: Array) -> Array:
-    return np.asarray((compute_s**OVERLAP + read_s**OVERLAP) ** (1 / OVERLAP))
 
 
 def _terms(speed: PublishedSpeed) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency, roofline
 from serving.hardware.latency import ForwardLoad, batch_load
-from serving.hardware.roofline import OVERLAP, linear_fit
+from serving.hardware.roofline import linear_fit
 from tests.support.conf_files import architecture, chip
 
 LLAMA = architecture("tinyllama_1_1b")
@@ -42,7 +42,7 @@ def test_a_group_takes_about_the_larger_of_computing_and_reading():
         assert linear_s == pytest.approx(max(compute_s, read_s), rel=0.02)
     equal = latency.linear_read_s / latency.linear_token_s
     linear_s = latency.seconds(ForwardLoad(22, equal, 0, 0)) - 3e-3
-    assert linear_s == pytest.approx(2 ** (1 / OVERLAP) * latency.linear_read_s)
+    assert linear_s == pytest.approx(2**0.5 * latency.linear_read_s)
 
 
 def test_a_forward_of_sixty_tokens_costs_nearly_what_one_costs():
@@ -52,9 +52,9 @@ def test_a_forward_of_sixty_tokens_costs_nearly_what_one_costs():
     def body_s(num_tokens: int) -> float:
         return latency.seconds(ForwardLoad(32, num_tokens, 0, 0)) - latency.forward_s
 
-    assert body_s(64) / body_s(1) < 1.1
-    assert 1.15 < body_s(128) / body_s(1) < 1.5
-    assert 1.7 < body_s(256) / body_s(1) < 2.4
+    assert body_s(64) / body_s(1) < 1.2
+    assert 1.2 < body_s(128) / body_s(1) < 1.7
+    assert 1.7 < body_s(256) / body_s(1) < 2.7
 
 
 def test_each_started_forward_pays_its_constant_and_each_layer_its_launches():
