@@ -94,6 +94,7 @@ LESS = {
         "seed=0",
         "policy/scheduler=verification_aware,continuous",
         "workload.max_prompt_tokens=64",
+        "workload.arrivals.rate_per_s=1",
         "model=qwen3",
     ),
     "synera/fig15": ("policy.offload.budget=0.3", "workload.arrivals.rate_per_s=1,80"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency
@@ -92,9 +93,14 @@ def fleet(chip_name: str, **node: Any) -> Fleet:
 def bed(name: str) -> Testbed:
     node = fields("hardware", name)
     cloud, device = (_alone(node.get(side)) for side in ("cloud", "device"))
-    fleets = tuple(_alone(each) for each in node.get("fleets", ()))
+    fleets = tuple(_alone(each) for each in _selected(node.get("fleets", [])))
     tiers = {name: Tier(_alone(each["nodes"])) for name, each in node.get("tiers", {}).items()}
     return Testbed(cloud, device, fleets, tiers)
+
+
+def _selected(nodes: list[Any]) -> Any:
+    """With the default of each `${oc.select:...}`, since no variant is composed."""
+    return OmegaConf.to_container(OmegaConf.create({"nodes": nodes}), resolve=True)["nodes"]  # type: ignore[call-overload,index]
 
 
 def _alone(node: dict[str, Any] | None) -> Any:

@@ -30,7 +30,7 @@ def test_every_group_shows_its_choices_in_one_line_each(group: str) -> None:
 
 
 def test_help_of_a_group_lists_its_subgroups() -> None:
-    assert "groups below: variant/hat/ablation, variant/hat/dataset, variant/hat/method" in show_group(["variant/hat"])
+    assert "groups below: variant/hat/ablation, variant/hat/dataset, variant/hat/devices" in show_group(["variant/hat"])
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_show_metrics_names_every_metric_with_unit_meaning_and_formula() -> None
     assert "latency/ttft_s/{mean,median,p90,p99}  (s, lower is better)" in text
     assert "    Accepted drafts over verified drafts. Formula: drafts_accepted / drafts_verified" in text
     assert all(metric.key in text for metric in METRICS)
-    assert [line.split()[0] for line in show_group(["metrics", "slo"]).splitlines() if line[0] != " "] == [
+    assert [line.split()[0] for line in show_group(["metrics", "slo", "class"]).splitlines() if line[0] != " "] == [
         "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "slo/*/requests", "slo/*/violation_rate",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="no metric has latency and qality"):

@@ -78,8 +78,9 @@ def test_every_metric_has_a_key_of_its_own_a_unit_and_a_meaning():
     assert [key for key in definitions.PAGE if not definitions.metric(key).label] == []
 
 
-UNITS_IN_KEYS = {"s": ("_s", "_s_per_token"), "share": ("_share", "_rate"), "tokens/s": "tokens_per_s", "J/token": "_j_per_token",
-                 "B": "_nbytes", "score": "", "USD/M tokens": "usd_per_million_tokens"}  # fmt: skip
+UNITS_IN_KEYS = {"s": ("_s", "_s_per_token"), "share": ("_share", "_rate"), "tokens/s": "tokens_per_s",
+                 "J/token": "_j_per_token", "B": "_nbytes", "score": "",
+                 "USD/M tokens": "usd_per_million_tokens"}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", definitions.HEADLINE)
