@@ -7,6 +7,7 @@ from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.latency import ForwardLoad, batch_load
+from serving.hardware.testbed import Testbed
 from serving.messages import DraftWork, GenerationRequest, Outcome, Work
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
 from serving.workload.prompt import Prompt
@@ -61,7 +62,7 @@ def pair(device: str = "tinyllama_1_1b", cloud: str = "llama2_13b") -> ModelPair
     )
 
 
-def setup(name: str = "synera", hardware: str = "jetson_orin", devices: int | None = 2, **how: Any) -> Setup:
+def setup(name: str = "synera", hardware: str | Testbed = "jetson_orin", devices: int | None = 2, **how: Any) -> Setup:
     limits = {"max_prompt_tokens": 16, "max_new_tokens": 24} | how.pop("limits", {})
     override = how.pop("override", {})
     how.setdefault("pair", pair())

@@ -13,6 +13,7 @@ from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, SoftwareEfficiency
 from serving.hardware.fleet import Fleet
+from serving.hardware.latency import ForwardLoad
 from serving.hardware.testbed import Testbed, Tier
 from serving.messages import Span
 from serving.metrics.recorder import SessionRecord
@@ -215,10 +216,17 @@ class Episode:
         """(token_s, step_s) of each node of each tier."""
         topology = Topology(self.setup, self._opened.cloud_layers)
         spans: dict[str, Span] = {hop.node: hop.span for hop in topology.hops}
-        estimators = {tier: [topology.estimator(node) for node in nodes] for tier, nodes in topology.tiers.items()}
         return [
-            [(e.per_token_s(spans[tier]), e.pass_s(spans[tier])) for e in each] for tier, each in estimators.items()
+            [self._node_times(topology, node, spans[tier]) for node in nodes] for tier, nodes in topology.tiers.items()
         ]
+
+    def _node_times(self, topology: Topology, node: str, span: Span) -> tuple[float, float]:
+        """Seconds that a further token of a prompt takes on average, and a pass with one token."""
+        latency, further = topology.cloud_latency(node), self.prompt_tokens - 1
+        step = ForwardLoad(topology.scale.layers_for(span), 1, 1, 0, int(span.lm_head))
+        prefill = step._replace(num_tokens=further + 1, interactions=(further + 1) ** 2)
+        step_s = latency.seconds(step)
+        return (latency.seconds(prefill) - step_s) / max(1, further), step_s
 
     @cached_property
     def _outcomes(self) -> ConstantAcceptance:

@@ -43,10 +43,10 @@ def test_open_arrivals_do_not_wait_for_earlier_requests() -> None:
 
 
 def test_emulated_time_is_that_of_the_named_hardware() -> None:
-    """A decode of TinyLlama-1.1B reads its weights once: 2.2 GB at 60 % of the Orin's bandwidth, and the launch."""
+    """TinyLlama-1.1B: 2.1 GB read at 69 % of the Orin's bandwidth, and 22 layers launched in 2 ms each."""
     record = serve("edge_centric", n=1, devices=1)["r00000"]
     tbt = [b - a for a, b in zip(record.token_times_s, record.token_times_s[1:], strict=False)]
-    assert min(tbt) == pytest.approx(0.0219, rel=0.1)
+    assert min(tbt) == pytest.approx(0.059, rel=0.02)
     slower = simulate(setup("edge_centric", hardware="jetson_orin_nano", devices=1), models(), queries(1, 1))
     assert slower["r00000"].device_busy_s > 1.3 * record.device_busy_s
 

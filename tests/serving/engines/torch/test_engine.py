@@ -118,12 +118,12 @@ def test_sampling_through_two_engines_writes_the_targets_distribution(causal):
 def test_loads_count_rows_pairs_cache_and_head(llama_copy):
     engine = TorchEngine(decompose(llama_copy))
     _, loads = engine.execute(DraftWork("a", 0, (5, 6, 7), DraftStopRule(2)))
-    assert loads == ((4, 3, 9, 0, 1, 1, 0), (4, 1, 4, 3, 1, 1, 0))
+    assert loads == ((4, 3, 9, 0, 1, 1, 0, 0), (4, 1, 4, 3, 1, 1, 0, 0))
     _, loads = engine.execute(DraftWork("b", 0, (5, 6, 7), DraftStopRule(0)))
-    assert loads == ((4, 3, 9, 0, 0, 1, 0),)
+    assert loads == ((4, 3, 9, 0, 0, 1, 0, 0),)
     rows = (SequenceSlice("a", 0, 3, (5, 6, 7), 2, "greedy"), SequenceSlice("b", 0, 2, (5, 6)))
     _, loads = engine.execute(ForwardWork(WHOLE, rows, ("last", "last")))
-    assert loads == ((4, 5, 13, 0, 3, 1, 1),)
+    assert loads == ((4, 5, 13, 0, 3, 1, 1, 0),)
 
 
 def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_copy):
