@@ -6,7 +6,7 @@ An estimate is printed and changes no run. Sizes are read from the stage's plain
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,6 @@ from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import CONTENT, Stage
 
 SPEED_FILE = ".speed.json"
-REMEASURE_S = 3600.0
 BASE_NBYTES = 6e8
 """Memory of a process that has imported torch."""
 STEP_S, FORWARD_S, EVENT_S, OTHER_S = 0.02, 1.5e-3, 3e-5, 2.0
@@ -36,14 +35,17 @@ class BuildEstimate:
     learned: bool
 
 
-def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: float) -> BuildEstimate:
-    """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's measured speed."""
+def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: Callable[[], float]) -> BuildEstimate:
+    """`earlier` are builds of the same target, the latest first; `flops_per_s` measures this machine's speed.
+
+    The speed is measured only where there is no earlier build.
+    """
     known = nearest(stage, earlier)
     work = _tokens(stage.args)
     if known is None:
-        return _from_sizes(stage, work, flops_per_s)
+        return _from_sizes(stage, work, flops_per_s())
     scale = work / before if work and (before := _tokens(known.args)) else 1.0
-    memory_nbytes = known.peak_memory_nbytes or _from_sizes(stage, work, flops_per_s).memory_nbytes
+    memory_nbytes = known.peak_memory_nbytes or _from_sizes(stage, work, math.inf).memory_nbytes
     return BuildEstimate(max(known.seconds * scale, 0.1), memory_nbytes, True)
 
 
@@ -115,19 +117,16 @@ def _value(args: Mapping[str, Any], key: str) -> float:
 def measured_flops_per_s(root: Path) -> float:
     """Floating-point operations a second of a matrix product: the most that was ever measured for the store at `root`.
 
-    A measurement on a busy machine is too low, so it is repeated, once in `REMEASURE_S`.
+    A measurement on a busy machine is too low.
     """
-    file = root / SPEED_FILE
+    file, speed = root / SPEED_FILE, _measure_flops_per_s()
     try:
         known = float(json.loads(file.read_text(encoding="utf-8"))["flops_per_s"])
-        if time.time() - file.stat().st_mtime < REMEASURE_S:
-            return known
     except (OSError, ValueError, KeyError, TypeError):
         known = 0.0
-    fastest = max(known, _measure_flops_per_s())
-    if root.is_dir():
-        fingerprint.write_atomic(file, json.dumps({"flops_per_s": fastest}) + "\n")
-    return fastest
+    if speed > known and root.is_dir():
+        fingerprint.write_atomic(file, json.dumps({"flops_per_s": speed}) + "\n")
+    return max(speed, known)
 
 
 @cache
