@@ -220,6 +220,7 @@ SAID = {
     "wisp/embedded_pair": ("with the embedded pair",),
     "wisp/matched_recall": ("WISP, Table 4, at one recall", "XGBoost"),
     "wisp/theorem1": ("WISP, Theorem 1", "one token at least"),
+    "clock": ("The clock against published speeds", "another source"),
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
     "synera/table3": ("Synera, Table 3", "llama_160m"),
     "validate": ("simulated against local", "6 of 6 requests have the same text"),
