@@ -64,7 +64,7 @@ class Fleet:
             raise ValueError(f"fleet of {self.chip.name}: unknown precision {self.precision!r}; use one of {known}.")
         for mode in (self.mode, *(self.schedule.modes if self.schedule else ())):
             self.chip.mode(mode)
-        if self.software is not None:
+        if self.software is not None and self.timing == "roofline":
             self.chip.software_name(self.software)
         self._check_fitted()
         if self.timing not in ("roofline", "profile", *self.chip.fitted):

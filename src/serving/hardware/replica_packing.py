@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import Fleet
 from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load
+from serving.hardware.roofline import RooflineLatency
 
 REPORTED_FACTORS = {
     "llama2_70b": 1.0, "llama2_13b": 6.0, "llama2_7b": 13.0, "tinyllama_1_1b": 86.0, "llama_160m": 558.0, "yi_34b": 2.0,
@@ -146,9 +147,11 @@ class ReplicaPacking:
 
     def _replicas_in_time(self, architecture: Architecture, group: Fleet) -> int:
         """Replicas on one group of chips that stay within `max_slowdown`; see latency in the module docstring."""
-        alone_s = self.demand.seconds(group.latency(architecture))
-        reached = group.chip.reached_by(group.software)
-        overhead_s = reached.forward_overhead_s + architecture.layers * reached.layer_overhead_s
+        latency = group.latency(architecture)
+        alone_s = self.demand.seconds(latency)
+        overhead_s = 0.0  # fitted coefficients do not tell the process's part
+        if isinstance(latency, RooflineLatency):
+            overhead_s = latency.forward_s + latency.layers * latency.layer_s
         shared_s = alone_s - self.demand.new_tokens * overhead_s
         others = 1 - 1 / (1 + self.max_slowdown * alone_s / shared_s)
         return 1 + int(others // (shared_s / self.demand.request_interval_s))
