@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from serving.core.provenance import check_sources, evidence_class
+from serving.core.provenance import check_sources
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.latency import FittedLatencies
 from serving.hardware.price import Price
@@ -77,11 +77,6 @@ class SoftwareEfficiency:
 
     def source(self, figure: str) -> str | None:
         return self.sources.get(figure) or self.sources.get("all")
-
-    @property
-    def is_verified(self) -> bool:
-        """True if no figure is an assumption."""
-        return not any(evidence_class(source) == "unverified" for source in self.sources.values())
 
     def read_gbps(self, mode: PowerMode, precision: Precision) -> float:
         """GB/s at which weights of this precision are read. The mode has a bandwidth."""

@@ -44,10 +44,15 @@ class HeldOut:
         return self.speed.phase if self.speed.batch == 1 else "batch"
 
 
-def hold_out(speeds: Sequence[PublishedSpeed], progress: Callable[[int, int], object]) -> list[HeldOut]:
-    """Each row, predicted by fits on the other folds: once within its group, and once without its processor."""
+def hold_out(
+    whole: SpeedFit, speeds: Sequence[PublishedSpeed], progress: Callable[[int, int], object]
+) -> list[HeldOut]:
+    """Each row, predicted by fits on the other folds: once within its group, and once without its processor.
+
+    `whole` is the fit to all of them: software without a row in a fold is not fitted again.
+    """
     folds = [(split, rows) for split in SPLIT_NAMES for rows in _folds(speeds, split)]
-    whole, found = SpeedFit(speeds), []
+    found: list[HeldOut] = []
     for done, (split, rows) in enumerate(folds, 1):
         held = [speeds[i] for i in sorted(rows)]
         fit = whole.refitted([speed for i, speed in enumerate(speeds) if i not in rows], {s.software for s in held})
@@ -97,11 +102,16 @@ def error_rows(found: Sequence[HeldOut]) -> dict[str, dict[str, Cells]]:
     for split, title in SPLIT_NAMES.items():
         own = [one for one in found if one.split == split]
         tables[title] = {kind: _errors(rows) for kind, rows in _by(own, lambda one: one.kind).items()}
-    near = [one for one in found if one.split != "processor" and one.speed.software != KERNELS]
+    near = _within_groups(found)
     tables["by processor and software"] = {
         label: _errors(rows) for label, rows in _by(near, lambda one: f"{' '.join(one.speed.group)} {one.kind}").items()
     }
     return tables
+
+
+def _within_groups(found: Sequence[HeldOut]) -> list[HeldOut]:
+    """The rows that a fit with others of their own chip and software predicted; without sums of kernels."""
+    return [one for one in found if one.split != "processor" and one.speed.software != KERNELS]
 
 
 def _by(found: Sequence[HeldOut], label: Callable[[HeldOut], str]) -> dict[str, list[HeldOut]]:
@@ -127,7 +137,7 @@ def ordering_rows(found: Sequence[HeldOut]) -> dict[str, Cells]:
 
     A configuration is chip, mode, software and precision; of several measurements of one the first counts.
     """
-    near = [one for one in found if one.split != "processor" and one.speed.software != KERNELS]
+    near = _within_groups(found)
     rows = {kind: _ordering(own) for kind, own in _by(near, lambda one: one.kind).items()}
     return {kind: cells for kind, cells in rows.items() if cells["pairs"]}
 
@@ -156,7 +166,7 @@ def _context_class(cached_tokens: int) -> int:
 
 def worst_rows(found: Sequence[HeldOut], count: int = 12) -> dict[str, Cells]:
     """The rows with the largest factor between predicted and measured, within their groups."""
-    near = [one for one in found if one.split != "processor" and one.speed.software != KERNELS]
+    near = _within_groups(found)
     ranked = sorted(near, key=lambda one: -abs(np.log1p(one.error)))[:count]
     return {
         f"{rank}. {_describe(one.speed)}": {
@@ -178,7 +188,7 @@ def evidence(speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut], group: 
     rows = [speed for speed in speeds if speed.group == group]
     batches, sources = sorted({row.batch for row in rows}), len({row.source for row in rows})
     span = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
-    own = [one for one in found if one.speed.group == group and one.split != "processor" and one.kind == "decode"]
+    own = [one for one in _within_groups(found) if one.speed.group == group and one.kind == "decode"]
     error = f", {100 * float(np.median([abs(one.error) for one in own])):.0f} % off on held-out decodes" if own else ""
     return f"{len(rows)} rows of {sources} source{'s' * (sources > 1)}, {span}{error}"
 
@@ -200,11 +210,12 @@ STAND_INS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Processor -> the one whose shares and overheads stand in for what was not measured on it, and for which software."""
 
 
-def software_yaml(speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut], chips: Sequence[Chip]) -> str:
+def software_yaml(
+    fit: SpeedFit, speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut], chips: Sequence[Chip]
+) -> str:
     """`software` of each chip, as in its file in conf/hardware/chip."""
     import yaml
 
-    fit = SpeedFit([speed for speed in speeds if speed.software != KERNELS])
     text = {chip.name: _software_of(chip, fit, speeds, found) for chip in chips if chip.has_peaks}
     return str(yaml.safe_dump(text, sort_keys=False, width=200))
 
@@ -217,7 +228,7 @@ def _software_of(
     measured = {
         name: fit.efficiency(silicon, name, f"measured: fitted to {evidence(speeds, found, (silicon, name))}")
         for name in fit.software
-        if fit.knows(silicon, name)
+        if fit.knows(silicon, name) and name != KERNELS
     }
     others = {
         name: fit.efficiency(stand_in, name, f"unverified: no measurement here, as on {stand_in}")
@@ -250,9 +261,3 @@ def draw_scatter(found: Sequence[HeldOut], path: Path) -> None:
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     return (min(values), max(values)) if values else (1.0, 1.0)
-
-
-def residuals(found: Sequence[HeldOut]) -> dict[str, list[float]]:
-    """Logarithms of measured over predicted, by phase: what a drawn clock differs by."""
-    near = [one for one in found if one.split == "source" and one.speed.software != KERNELS]
-    return {kind: [float(-np.log1p(one.error)) for one in rows] for kind, rows in _by(near, lambda x: x.kind).items()}

@@ -18,6 +18,7 @@ from training.latency.model_profile import ModelProfile
 from training.latency.profile import ProfilingTarget, check_names, write_measured_profile
 from training.latency.published import check_layers, check_memory, published_engine
 from training.latency.published_speeds import read_speeds
+from training.latency.speed_fit import SpeedFit
 from training.latency.timing import Accelerator
 from training.latency.timings_file import read_timings
 from training.latency.work import DRAFT_GRID, FORWARD_GRID, WorkBuilder, draft_work, forward_work_builder
@@ -184,16 +185,16 @@ def score_clock(
 ) -> None:
     """Fits what software reaches of these chips to published speeds, and scores the fit on rows that it has not seen.
 
-    Writes rows.json (errors by split, by processor and software; order of pairs; worst rows), residuals.json,
-    software.yaml (the figures for conf/hardware/chip, by chip) and a scatter plot. Raises ValueError that names a
-    line of `speeds` that cannot be read.
+    Writes rows.json (errors by split, by processor and software; order of pairs; worst rows), software.yaml (the
+    figures for conf/hardware/chip, by chip) and a scatter plot. Raises ValueError that names a line of `speeds` that
+    cannot be read.
     """
     rows = read_speeds(speeds, {chip.name: chip for chip in chips}, {each.name: each for each in architectures})
-    held_out = clock.hold_out(rows, lambda done, total: progress(done, total, "fits"))
+    fit = SpeedFit(rows)
+    held_out = clock.hold_out(fit, rows, lambda done, total: progress(done, total, "fits"))
     groups = clock.error_rows(held_out) | {"which is faster": clock.ordering_rows(held_out)}
     _write(out, groups | {"worst rows": clock.worst_rows(held_out)})
-    (out / "residuals.json").write_text(json.dumps(clock.residuals(held_out)), encoding="utf-8")
-    (out / "software.yaml").write_text(clock.software_yaml(rows, held_out, chips), encoding="utf-8")
+    (out / "software.yaml").write_text(clock.software_yaml(fit, rows, held_out, chips), encoding="utf-8")
     (out / "figures").mkdir(exist_ok=True)
     clock.draw_scatter(held_out, out / "figures" / "scatter.png")
 

@@ -57,11 +57,15 @@ def profile_thresholds(
             "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
         )
     num_fully_accepted = sum(c.accepted == len(c.tokens) for c in decisions)
+
+    def by_name(score: str) -> tuple[float, ...]:
+        return tuple(mean_score(each, score) for each in decisions)
+
     Thresholds(
         c_th=best_threshold(decisions, k) if c_quantile is None else quantile_threshold(decisions, c_quantile),
         alpha=acceptance_rate(decisions),
-        confidence=tuple(mean_score(each, "confidence") for each in decisions),
-        importance=tuple(mean_score(each, IMPORTANCE) for each in decisions),
+        confidence=by_name("confidence"),
+        importance=by_name(IMPORTANCE),
         first_chunk_perplexities=tuple(
             perplexity(r.draft_decisions[0].scores["confidence"]) for r in records.values() if r.draft_decisions
         ),
@@ -74,11 +78,7 @@ def profile_thresholds(
             "fully accepted": f"{num_fully_accepted} of {len(decisions)} drafts",
         },
         num_fully_accepted=num_fully_accepted,
-        importance_readings={
-            name: tuple(mean_score(each, name) for each in decisions)
-            for name in readings(decisions)
-            if name != IMPORTANCE
-        },
+        importance_readings={name: by_name(name) for name in readings(decisions) if name != IMPORTANCE},
         importance_auc=importance_aucs(decisions),
         importance_auc_of_full_chunks=importance_aucs(full_drafts(decisions)),
     ).save(out)

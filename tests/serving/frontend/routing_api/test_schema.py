@@ -126,7 +126,7 @@ def test_hidden_states_must_be_finite(number: str) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"slm_state":' + b"[" * 20])
 def test_malformed_bodies_are_refused(raw: bytes) -> None:
-    refused(raw)
+    assert refused(raw).message
 
 
 def test_a_long_or_unprintable_field_name_is_not_repeated() -> None:
@@ -166,7 +166,7 @@ def test_any_json_is_parsed_or_refused_with_an_api_error(changes: dict[str, Any]
 @settings(max_examples=100)
 @given(raw=st.binary(max_size=200))
 def test_bytes_are_refused(raw: bytes) -> None:
-    refused(raw)
+    assert refused(raw).message
 
 
 def test_the_response_as_json() -> None:
