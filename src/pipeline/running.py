@@ -18,6 +18,7 @@ from pipeline.config import preflight
 from pipeline.config.build import ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, group_choices, resolve, written_overrides
 from pipeline.config.plan import Plan, build_arguments, make_plan
+from pipeline.config.sources import composed_files
 from pipeline.errors import ConfigError
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.mlflow_store import Tracking
@@ -177,7 +178,9 @@ def _build_stage(job: Job, name: str) -> None:
     for file in sorted(folder.glob("*.txt")):
         print(f"\n{file.read_text(encoding='utf-8').rstrip()}")
     if plan.kinds[name] == "report" or (name == job.config["goal"] and context.sweep):
-        report.report_stage(replace(context, digest=plan.stages[name].digest, stages=_stage_runs(job, plan, built)))
+        context = replace(context, files=_files(job, context), revision=_built_revision(job, plan.stages[name]))
+        stages = _stage_runs(job, plan, built)
+        report.report_stage(replace(context, digest=plan.stages[name].digest, stages=stages), folder)
 
 
 def _print_plan(job: Job, plan: Plan) -> None:
@@ -210,7 +213,7 @@ def _run_and_report(job: Job) -> "JobReport":
     context = _job_context(job)
     try:
         plan = job.plan()
-        context = replace(context, digest=plan.serve.digest)
+        context = replace(context, digest=plan.serve.digest, files=_files(job, context))
         report.report_started(context)
         served, built = job.run([plan.serve])
         return report.report_job(
@@ -248,6 +251,18 @@ def _job_context(job: Job) -> JobContext:
         number=int(hydra.job.num) if swept else None,
         sweep=Path(hydra.sweep.dir).absolute() if swept else None,
     )
+
+
+def _files(job: Job, context: JobContext) -> dict[str, str]:
+    """After planning: that finds the nodes given by name. Empty for a configuration composed from Python."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return composed_files(job.library, context.overrides) if HydraConfig.initialized() else {}
+
+
+def _built_revision(job: Job, stage: Stage) -> str | None:
+    manifest = job.store.manifest(stage)
+    return manifest.revision if manifest else None
 
 
 def _tracking(job: Job) -> Tracking:

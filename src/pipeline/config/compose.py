@@ -195,5 +195,9 @@ class ConfigLibrary:
         found = self.loader.repository.load_config(f"{group}/{name}")
         return OmegaConf.to_container(found.config, resolve=True) if found else None
 
+    def loaded_names(self) -> list[str]:
+        """`GROUP/NAME` of every node that was asked for by its name."""
+        return [f"{group}/{name}" for group, name in self._loaded]
+
     def names(self, group: str) -> list[str]:
         return sorted(self.loader.get_group_options(group, ObjectType.CONFIG))

@@ -42,6 +42,8 @@ class JobContext:
     choices: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[StageRun, ...] = ()
     digest: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The files of conf/ that the configuration was composed of, with their digests."""
     revision: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str | int | float] = field(default_factory=dict)

@@ -1,7 +1,9 @@
 """A number of a row with its uncertainty: its value in each replicate, and bootstrap resamples.
 
-Replicates (seeds) are strata: prompts are resampled within each, and the mean over replicates is shown. All rows share
-the resamples of a replicate's prompts, so that the difference of two rows, resample by resample, is a paired bootstrap
+The mean over replicates (seeds) is shown. A resample draws replicates with replacement, then prompts, so that an
+interval covers both. The variance between R replicates comes out too small by R / (R - 1), which is put right (Davison
+and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8). All rows share the resamples, and replicates
+with the same prompts share theirs, so that the difference of two rows, resample by resample, is a paired bootstrap
 (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
 """
 
@@ -11,6 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -56,14 +59,37 @@ class Estimate:
         """95 % percentile interval of the mean over replicates; None if one has no resamples."""
         import numpy as np
 
-        if not self.resamples or self.resamples.keys() != self.values.keys():
-            return None
-        pooled = np.mean([draws.values for draws in self.resamples.values()], axis=0)
-        known = pooled[np.isfinite(pooled)]
+        known = self._resampled_means()
         if not known.size:
             return None
         low, high = np.quantile(known, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
         return ConfidenceInterval(self.value, float(low), float(high))
+
+    @property
+    def standard_error(self) -> float | None:
+        """The standard deviation of the resampled means; None if a replicate has no resamples."""
+        known = self._resampled_means()
+        return float(known.std(ddof=1)) if known.size > 1 else None
+
+    @property
+    def num_prompts(self) -> int:
+        """The number of prompts that are resampled in the replicate with the most; 0 without resamples."""
+        return max((len(draws.prompts) for draws in self.resamples.values()), default=0)
+
+    def _resampled_means(self) -> NDArray[np.float64]:
+        """The finite means of resampled replicates with resampled prompts; empty if a replicate has no resamples."""
+        import numpy as np
+
+        if not self.resamples or self.resamples.keys() != self.values.keys():
+            return np.empty(0)
+        values = np.array(list(self.values.values()))
+        shares = _replicate_counts(len(values)) / len(values)
+        draws = np.stack([self.resamples[key].values for key in self.values], axis=1)
+        within = (shares * (draws - values)).sum(axis=1)
+        between = shares @ values - values.mean()
+        widened = between * sqrt(len(values) / (len(values) - 1)) if len(values) > 1 else between
+        means = values.mean() + within + widened
+        return np.asarray(means[np.isfinite(means)])
 
     def scaled(self, factor: float) -> Estimate:
         return self._map(lambda values: values * factor)
@@ -122,7 +148,7 @@ def estimate(value: float, replicate: str, sums: PromptSums | None) -> Estimate:
     if sums is None:
         return Estimate({replicate: value})
     with np.errstate(all="ignore"):
-        values = sums.combine(*resampled_sums(sums.sums, replicate).T)
+        values = sums.combine(*_resampled_sums(sums.sums, sums.prompts).T)
     return Estimate({replicate: value}, {replicate: Resamples(values, sums.prompts)})
 
 
@@ -133,21 +159,31 @@ def estimate_mean(values: Sequence[float], replicate: str = "") -> Estimate:
     if not values:
         raise ValueError("a mean needs one value at least")
     sums = np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))])
-    resampled = resampled_sums(sums, replicate)
     prompts = tuple(map(str, range(len(values))))
+    resampled = _resampled_sums(sums, prompts)
     return Estimate(
         {replicate: float(sums[:, 0].mean())}, {replicate: Resamples(resampled[:, 0] / resampled[:, 1], prompts)}
     )
 
 
-def resampled_sums(sums: NDArray[np.float64], replicate: str) -> NDArray[np.float64]:
-    """`[prompts, k]` -> `[RESAMPLES, k]`: sums over prompts drawn with replacement, the same for every row."""
-    return _resample_counts(replicate, len(sums)) @ sums
+def _resampled_sums(sums: NDArray[np.float64], prompts: tuple[str, ...]) -> NDArray[np.float64]:
+    """`[groups, k]` -> `[RESAMPLES, k]`: sums over groups drawn with replacement, the same for the same prompts."""
+    return _prompt_counts(len(sums), prompts) @ sums
 
 
 @lru_cache(maxsize=8)
-def _resample_counts(replicate: str, n: int) -> NDArray[np.float64]:
+def _prompt_counts(n: int, prompts: tuple[str, ...]) -> NDArray[np.float64]:
+    return _resample_counts(n, "\n".join(prompts))
+
+
+@lru_cache(maxsize=8)
+def _replicate_counts(n: int) -> NDArray[np.float64]:
+    return _resample_counts(n, "replicates")
+
+
+def _resample_counts(n: int, purpose: str) -> NDArray[np.float64]:
+    """`[RESAMPLES, n]`: how often each of `n` is drawn in `n` draws with replacement."""
     import numpy as np
 
-    rng = np.random.default_rng([BOOTSTRAP_SEED, crc32(replicate.encode())])
+    rng = np.random.default_rng([BOOTSTRAP_SEED, crc32(purpose.encode())])
     return rng.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES).astype(np.float64)

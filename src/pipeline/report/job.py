@@ -115,12 +115,11 @@ def _brief_value(key: str, label: str, value: float | None) -> str:
     return f"{label} {format_with_unit(metric, value)}".strip() if metric and value is not None else ""
 
 
-def report_stage(context: JobContext, file: TextIO | None = None) -> None:
-    """Logs a job whose last stage is a report itself: numbers, figures and inputs; its sweep gets the numbers."""
+def report_stage(context: JobContext, artifact: Path, file: TextIO | None = None) -> None:
+    """Logs a job that ends with another stage than serve, and writes its job.json: numbers, figures and inputs."""
     file = file or sys.stdout
-    if context.sweep:
-        found = _stage_metrics(context)
-        replace(job_result.running_result(context), status="complete", metrics=found).write(context.folder)
+    result = replace(job_result.running_result(context), status="complete", artifact=str(artifact))
+    replace(result, metrics=_stage_metrics(context)).write(context.folder)
     _, link = _log_to_mlflow(context, file)
     if link:
         print(f"\n{link}", file=file, flush=True)

@@ -29,6 +29,10 @@ class JobResult:
     """By the keys of `serving.metrics.definitions`."""
     run_id: str | None = None
     """The MLflow run."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The files of conf/ that the configuration was composed of, with their digests."""
+    revision: str | None = None
+    """The code that built the result, which for a cached one may be older than the report's."""
     error: str | None = None
 
     def write(self, folder: Path) -> None:
@@ -38,7 +42,10 @@ class JobResult:
 def running_result(context: JobContext) -> JobResult:
     """The result of a job that has just started."""
     overrides = tuple(map(mask_override, context.overrides))
-    return JobResult("running", context.number, context.policy, overrides, context.digest)
+    return JobResult(
+        "running", context.number, context.policy, overrides, context.digest, files=context.files,
+        revision=context.revision,
+    )  # fmt: skip
 
 
 def read_result(folder: Path) -> JobResult | None:

@@ -23,12 +23,32 @@ def test_a_difference_is_paired_value_by_value():
     assert interval.low == pytest.approx(expected.low, abs=0.025)
 
 
-def test_seeds_are_strata_and_their_spread_is_reported():
+def test_an_interval_knows_what_the_seeds_make_and_says_their_range():
     three = pool([estimate_mean([value + seed for value in OURS], str(seed)) for seed in (0, 3, 4)])
     assert three.value == pytest.approx(1 / 3 + 7 / 3)
     assert three.seed_range == (pytest.approx(1 / 3), pytest.approx(4 + 1 / 3))
-    one = estimate_mean(OURS).interval
-    assert three.interval.high - three.interval.low < 0.75 * (one.high - one.low)
+    assert three.interval.low < three.seed_range[0] + 0.2
+    assert three.interval.high > three.seed_range[1] - 0.2
+
+
+def test_equal_seeds_with_the_same_prompts_are_no_narrower_than_one():
+    one = estimate_mean(OURS)
+    three = pool([estimate_mean(OURS, str(seed)) for seed in (0, 3, 4)])
+    assert three.interval == one.interval
+    assert three.num_prompts == 90
+
+
+def test_the_spread_between_two_seeds_is_widened_by_what_two_seeds_hide():
+    """Two constants, 0 and 2: the mean of two draws has the variance 1/2, the unbiased one is 2 / 2 = 1."""
+    two = pool([estimate_mean([value] * 40, str(value)) for value in (0.0, 2.0)])
+    assert two.standard_error == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_difference_that_every_seed_shares_stays_sure_though_the_seeds_differ():
+    ours = pool([estimate_mean([value + seed + 0.5 for value in OURS], str(seed)) for seed in (0, 3, 4)])
+    theirs = pool([estimate_mean([value + seed for value in OURS], str(seed)) for seed in (0, 3, 4)])
+    interval = ours.paired_difference(theirs).interval
+    assert (interval.low, interval.high) == (pytest.approx(0.5), pytest.approx(0.5))
 
 
 def test_rows_meet_in_the_seeds_that_both_have():

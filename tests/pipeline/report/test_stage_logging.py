@@ -73,7 +73,7 @@ def test_jobs_at_once_log_a_stage_once(tmp_path, tracking):
 
 def test_a_job_that_ends_with_a_report_logs_its_numbers_and_figures(tmp_path, tracking):
     stage = shown(tmp_path / "stage", json.dumps({"cloud/held_out/mape": 0.05}))
-    report.report_stage(JobContext(tmp_path / "job", tracking, {}, stages=(stage,)), io.StringIO())
+    report.report_stage(JobContext(tmp_path / "job", tracking, {}, stages=(stage,)), stage.path, io.StringIO())
     client, experiment_id = tracking.connect()
     (job,) = client.search_runs([experiment_id])
     assert job.data.metrics["local_latency/cloud/held_out/mape"] == 0.05

@@ -13,6 +13,7 @@ from pipeline.report.prompt_sums import prompt_sums, requests_by_prompt
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonRow
+    from pipeline.report.records import RequestRecord
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,16 @@ def _row(
 ) -> ExhibitRow:
     where, first = members[0]
     complete = [(one.replicate, job) for one, job in members if job.problem is None]
-    estimates = [_estimates(job, replicate, metrics) for replicate, job in complete]
+    by_prompt = [requests_by_prompt(job.result.artifact) for _, job in complete]
+    estimates = [
+        _estimates(job, replicate, metrics, found) for (replicate, job), found in zip(complete, by_prompt, strict=True)
+    ]
     measured: dict[str, Cell] = {
         metric: pool([found[metric] for found in estimates if metric in found]) for metric in metrics
     }
     choices = {**choices_of(first.result.overrides, base), "row": where.label, "group": where.group}
-    return ExhibitRow(where.group, where.label, measured, choices, _problem([job for _, job in members]))
+    num_requests = sum(len(requests) for found in by_prompt for requests in found.values())
+    return ExhibitRow(where.group, where.label, measured, choices, _problem([job for _, job in members]), num_requests)
 
 
 def _problem(jobs: Sequence[ComparisonRow]) -> str | None:
@@ -70,9 +75,10 @@ def _problem(jobs: Sequence[ComparisonRow]) -> str | None:
     return "; ".join(lost) or None
 
 
-def _estimates(job: ComparisonRow, replicate: str, metrics: Sequence[str]) -> dict[str, Estimate]:
+def _estimates(
+    job: ComparisonRow, replicate: str, metrics: Sequence[str], by_prompt: Mapping[str, Sequence[RequestRecord]]
+) -> dict[str, Estimate]:
     known = {metric: job.result.metrics[metric] for metric in metrics if metric in job.result.metrics}
-    by_prompt = requests_by_prompt(job.result.artifact)
     return {
         metric: estimate(value, replicate, prompt_sums(metric, value, by_prompt)) for metric, value in known.items()
     }

@@ -17,7 +17,7 @@ from pipeline.report.mlflow_store import FORBIDDEN_CHARS
 from pipeline.report.table import LabelledTexts, ReportPart, Table, csv_text, shared_decimals
 
 _LEGEND = (
-    ("ours", "value [95 % interval, prompts resampled] (least to greatest seed); what is not known is a dash"),
+    ("ours", "value [95 % interval, seeds and prompts resampled] (least to greatest seed); a dash: not known"),
     ("claims", "difference, paired prompt by prompt where both rows served the same prompts"),
 )
 
@@ -33,8 +33,24 @@ def exhibit_parts(
         *(("differs", text) for text in exhibit.deviations),
         *(("note", text) for text in (*notes, *_missing_jobs(shown))),
     ]
-    found: list[ReportPart] = [exhibit.title, _table(shown), LabelledTexts(_LEGEND[: 2 if said else 1])]
+    legend = (*_LEGEND[: 2 if said else 1], *_sample_sizes(shown))
+    found: list[ReportPart] = [exhibit.title, _table(shown), LabelledTexts(legend)]
     return [*found, *(LabelledTexts(tuple(pairs)) for pairs in (said, rest) if pairs)]
+
+
+def _sample_sizes(shown: RenderedExhibit) -> Iterator[tuple[str, str]]:
+    """What the rows rest on; a prompt that a simulation repeats is one prompt."""
+    requests = [row.num_requests for row in shown.rows if row.num_requests]
+    prompts = [row.num_prompts for row in shown.rows if row.num_prompts]
+    if requests and prompts:
+        seeds = max((row.replicates for row in shown.rows), key=len)
+        named = f" in seeds {', '.join(seeds)}" if any(seeds) else ""
+        yield "sample", f"{_range(requests)} requests a row{named}, of {_range(prompts)} different prompts a seed"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _missing_jobs(shown: RenderedExhibit) -> Iterator[str]:
@@ -123,6 +139,7 @@ def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: 
         "rows": [_row_json(shown, row) for row in shown.rows],
         "claims": [_claim_json(result) for result in results],
         "deviations": list(shown.exhibit.deviations),
+        "assumptions": list(shown.exhibit.assumptions),
     }
     as_json, as_csv = folder / "exhibit.json", folder / "exhibit.csv"
     fingerprint.write_atomic(as_json, json.dumps(node, indent=1, ensure_ascii=False) + "\n")
@@ -149,7 +166,10 @@ def _row_json(shown: RenderedExhibit, row: ExhibitRow) -> dict[str, Any]:
         }
         for column in shown.exhibit.columns
     }
-    return {"group": row.group, "row": row.label, "problem": row.problem, "columns": columns}
+    return {
+        "group": row.group, "row": row.label, "problem": row.problem, "requests": row.num_requests,
+        "prompts": row.num_prompts, "columns": columns,
+    }  # fmt: skip
 
 
 def _cell_json(cell: Cell) -> Any:
@@ -162,10 +182,12 @@ def _cell_json(cell: Cell) -> Any:
 
 def _claim_json(result: ClaimResult) -> dict[str, Any]:
     low, high = result.bounds or (None, None)
+    claim, difference = result.claim, result.difference
     return {
-        "statement": result.claim.statement, "group": result.group, "row": result.claim.row,
-        "baseline": result.claim.baseline, "metric": result.claim.metric, "status": result.status,
-        "difference": result.difference.value if result.difference else None, "low": low, "high": high,
+        "statement": claim.statement, "group": result.group, "row": claim.row, "baseline": claim.baseline,
+        "value": claim.value, "metric": claim.metric, "relation": claim.relation, "margin": claim.margin,
+        "reported": claim.reported, "status": result.status, "difference": difference.value if difference else None,
+        "low": low, "high": high, "standard_error": difference.standard_error if difference else None,
         "basis": result.basis,
     }  # fmt: skip
 

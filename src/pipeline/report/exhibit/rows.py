@@ -20,6 +20,18 @@ class ExhibitRow:
     measured: Mapping[str, Cell] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
+    num_requests: int = 0
+
+    @property
+    def num_prompts(self) -> int:
+        """The prompts that an interval resamples, in the replicate with the most; repeated ones count once."""
+        return max((cell.num_prompts for cell in self.measured.values() if isinstance(cell, Estimate)), default=0)
+
+    @property
+    def replicates(self) -> tuple[str, ...]:
+        """The replicates (seeds) that the row's cells have."""
+        known = [key for cell in self.measured.values() if isinstance(cell, Estimate) for key in cell.values]
+        return tuple(dict.fromkeys(known))
 
 
 @dataclass(frozen=True)

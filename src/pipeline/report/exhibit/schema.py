@@ -96,6 +96,7 @@ class Claim:
     metric    a column's name (in its unit, and relative if the column is), or a metric's
     relation  above | below: by more than `margin`; at_most | at_least: not worse by more than it; equal: within it
     group     the group of the claim; by default each
+    reported  what the paper says of it, as short text: the claim then stands in docs/claims.md
     """
 
     statement: str
@@ -106,6 +107,7 @@ class Claim:
     value: float | None = None
     margin: float = 0.0
     group: str = ""
+    reported: str = ""
 
     def __post_init__(self) -> None:
         if (self.baseline is None) == (self.value is None):
@@ -125,6 +127,7 @@ class Exhibit:
     rows        needed for the exhibit of a sweep; a stage brings its own rows
     reported    row label -> column name -> number or short text, or group -> that; a dash stands for the rest
     deviations  sentences on what differs from the paper
+    assumptions the two or three of them that decide the claims, as short texts
     """
 
     title: str
@@ -134,6 +137,7 @@ class Exhibit:
     figure: ExhibitFigure | None = None
     claims: tuple[Claim, ...] = ()
     deviations: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]

@@ -29,10 +29,14 @@ CONFIG_KEY = "exhibit"
 
 @dataclass(frozen=True)
 class SweepExhibit:
-    """A sweep's exhibit; `base_choices` are the choices of the configuration that a job may override."""
+    """A sweep's exhibit; `base_choices` are the choices of the configuration that a job may override.
+
+    num_jobs    of the experiment as it is written
+    """
 
     exhibit: Exhibit
     base_choices: Mapping[str, str] = field(default_factory=dict)
+    num_jobs: int = 0
 
     def write(self, jobs: Sequence[ComparisonRow], folder: Path) -> ExhibitOutput:
         """Writes exhibit.json, exhibit.csv and exhibit.png into the sweep's folder."""
@@ -58,7 +62,7 @@ def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
     _check_unique_rows(places[1], exhibit.rows)
     if asked:
         _check_rows(exhibit, [one for own in places for one in own])
-    return SweepExhibit(exhibit, base)
+    return SweepExhibit(exhibit, base, len(written))
 
 
 def prepare_baseline(config: DictConfig) -> str | None:

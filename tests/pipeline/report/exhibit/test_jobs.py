@@ -20,7 +20,8 @@ def reported(tmp_path, number: int, alpha: float) -> None:
         JobContext(
             folder, Tracking(uri="none"), {}, (f"seed={number}",), stages=(stage,), number=number,
             sweep=tmp_path / "sweep",
-        )
+        ),
+        artifact,
     )  # fmt: skip
 
 

@@ -1,0 +1,214 @@
+"""The kept result of an experiment: `docs/results/EXPERIMENT.json`, small and committed.
+
+It has the exhibit's rows, intervals and claims, the seeds, the command, the revision and the date, and digests of the
+configuration that it was composed of. `python -m pipeline results keep FOLDER` writes it from a finished sweep or run.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import fingerprint
+from pipeline.config import sources
+from pipeline.config.arguments import conf_dir
+from pipeline.errors import UserError
+from pipeline.report import job_result
+from pipeline.report.choices import split_override
+from pipeline.report.comparison import ComparisonRow
+from pipeline.report.exhibit.sweep import prepare_exhibit
+from pipeline.report.job_result import JobResult
+from pipeline.report.mlflow_store import changes_result
+
+FORMAT = 1
+EXPERIMENT = "experiment"
+_SIGNIFICANT_DIGITS = 6
+_EXHIBIT_FILE = "exhibit.json"
+
+
+class KeptResultError(UserError):
+    """A folder has no result that can be kept, or a kept file cannot be read."""
+
+
+@dataclass(frozen=True)
+class KeptResult:
+    """`exhibit` is what exhibit.json says; `files` are digests by name below conf/."""
+
+    experiment: str
+    exhibit: Mapping[str, Any]
+    files: Mapping[str, str]
+    exhibit_digest: str
+    revisions: tuple[str, ...]
+    date: str
+    num_jobs: int
+    format: int = FORMAT
+
+    @property
+    def command(self) -> str:
+        return f"python -m pipeline +experiment={self.experiment}"
+
+    def changes(self) -> list[str]:
+        """What has changed in conf/ since: one short text a file."""
+        found = [str(change) for change in sources.changed_files(self.files)]
+        if not found and sources.exhibit_digest(list(self.files)) != self.exhibit_digest:
+            found = ["the exhibit's columns, rows or claims have changed"]
+        return found
+
+    def write(self, folder: Path) -> Path:
+        """One row, claim or file a line. Returns the path."""
+        path = result_path(folder, self.experiment)
+        fingerprint.write_atomic(path, _lines(_rounded(asdict(self))) + "\n")
+        return path
+
+
+def results_folder() -> Path:
+    """docs/results of the checkout."""
+    return conf_dir().parent / "docs" / "results"
+
+
+def result_path(folder: Path, experiment: str) -> Path:
+    return folder / f"{experiment}.json"
+
+
+def read_results(folder: Path) -> Iterator[KeptResult]:
+    """Every kept result below `folder`, by the name of its experiment. Raises KeptResultError."""
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            result = KeptResult(**found | {"revisions": tuple(found["revisions"])})
+        except (OSError, ValueError, TypeError, KeyError) as problem:
+            raise KeptResultError(f"{path} is no kept result: {problem}. Keep it again, or remove it.") from problem
+        if result.format != FORMAT:
+            raise KeptResultError(f"{path} has format {result.format}, this code reads {FORMAT}. Keep it again.")
+        yield result
+
+
+def keep(folder: Path, into: Path) -> Path:
+    """Writes the kept result of a finished sweep or run below `into`; returns its path.
+
+    The exhibit of a sweep is made anew from its jobs, with the claims and columns of today. Raises KeptResultError for
+    a folder without a complete experiment, a narrowed one, and one whose configuration has changed since.
+    """
+    jobs = _jobs(folder)
+    experiment = _experiment(folder, jobs)
+    files = _common_files(folder, jobs)
+    changed = [str(change) for change in sources.changed_files(files)]
+    if changed or not files:
+        reason = "; ".join(changed) or "it does not say of which files it was composed"
+        raise KeptResultError(f"{folder}: {reason}. Run it again: `python -m pipeline +experiment={experiment}`.")
+    exhibit = _sweep_exhibit(folder, experiment, jobs) if jobs[0].number is not None else _run_exhibit(folder, jobs[0])
+    revisions = tuple(sorted({one.revision for one in jobs if one.revision}))
+    date = datetime.fromtimestamp(max(path.stat().st_mtime for path in folder.rglob(job_result.JOB_FILE)), UTC)
+    digest = sources.exhibit_digest(list(files))
+    return KeptResult(experiment, exhibit, files, digest, revisions, f"{date:%Y-%m-%d}", len(jobs)).write(into)
+
+
+def _jobs(folder: Path) -> list[JobResult]:
+    folders = [folder, *(one for one in sorted(folder.iterdir()) if one.is_dir())] if folder.is_dir() else []
+    found = [
+        result for one in folders if (one / job_result.JOB_FILE).exists() and (result := job_result.read_result(one))
+    ]
+    if not found:
+        raise KeptResultError(f"{folder} is no folder of a finished sweep or run: it has no {job_result.JOB_FILE}.")
+    found.sort(key=lambda one: one.number or 0)
+    missing = [one for one in found if one.status != "complete"]
+    if missing:
+        numbers = ", ".join(str(one.number) for one in missing)
+        raise KeptResultError(f"{folder}: {len(missing)} of {len(found)} jobs have no result ({numbers}).")
+    return found
+
+
+def _experiment(folder: Path, jobs: Sequence[JobResult]) -> str:
+    """The name of the experiment that all jobs are of, as it is written: a narrowed sweep is refused."""
+    chosen = [dict(map(split_override, one.overrides)) for one in jobs]
+    names = {one.get(EXPERIMENT) for one in chosen}
+    name = next(iter(names))
+    if len(names) != 1 or name is None:
+        raise KeptResultError(f"{folder} is no experiment's: its jobs name {sorted(map(str, names))} as +experiment.")
+    swept = _swept_keys(name)
+    foreign = sorted({key for one in chosen for key in one if changes_result(key)} - swept - {EXPERIMENT})
+    if foreign:
+        raise KeptResultError(
+            f"{folder} differs from +experiment={name} by {', '.join(foreign)}. A kept result is of the experiment as "
+            "it is written: run it without these overrides, or write them into conf/experiment."
+        )
+    return name
+
+
+def _swept_keys(experiment: str) -> set[str]:
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
+    return {str(key).lstrip("+") for key in config.hydra.sweeper.get("params") or {}}
+
+
+def _common_files(folder: Path, jobs: Sequence[JobResult]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in jobs:
+        for name, digest in one.files.items():
+            if found.setdefault(name, digest) != digest:
+                raise KeptResultError(f"{folder}: conf/{name}.yaml changed between its jobs. Run it again.")
+    return found
+
+
+def _sweep_exhibit(folder: Path, experiment: str, jobs: Sequence[JobResult]) -> Mapping[str, Any]:
+    from hydra import compose, initialize_config_dir
+
+    from pipeline.config.compose import register_resolvers
+
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
+        exhibit = prepare_exhibit(config)
+    if exhibit is None:
+        raise KeptResultError(f"{folder}: +experiment={experiment} declares no exhibit.")
+    expected, found = exhibit.num_jobs, len(jobs)
+    if found < expected:
+        raise KeptResultError(f"{folder} has {found} of the {expected} jobs of +experiment={experiment}.")
+    exhibit.write([ComparisonRow(one, {}) for one in jobs], folder)
+    return _read_exhibit(folder)
+
+
+def _run_exhibit(folder: Path, job: JobResult) -> Mapping[str, Any]:
+    if not job.artifact:
+        raise KeptResultError(f"{folder}: the job ended without an artifact.")
+    return _read_exhibit(Path(job.artifact))
+
+
+def _read_exhibit(folder: Path) -> Mapping[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / _EXHIBIT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise KeptResultError(f"{folder} has no readable {_EXHIBIT_FILE}: {problem}.") from problem
+    return found
+
+
+def _rounded(node: Any) -> Any:
+    """Numbers with six digits that count, and nothing that is empty."""
+    if isinstance(node, Mapping):
+        return {key: _rounded(value) for key, value in node.items() if value not in (None, "", {}, [])}
+    if isinstance(node, list | tuple):
+        return [_rounded(value) for value in node]
+    return float(f"{node:.{_SIGNIFICANT_DIGITS}g}") if isinstance(node, float) else node
+
+
+def _lines(node: Mapping[str, Any]) -> str:
+    """JSON with a line for each element of the lists and mappings of the first two levels."""
+    parts = [f"{json.dumps(key)}: {_block(value, 1)}" for key, value in node.items()]
+    return "{\n " + ",\n ".join(parts) + "\n}"
+
+
+def _block(value: Any, depth: int) -> str:
+    indent = " " * (depth + 1)
+    if isinstance(value, dict) and depth < 2:
+        inner = [
+            f"{indent}{json.dumps(key, ensure_ascii=False)}: {_block(own, depth + 1)}" for key, own in value.items()
+        ]
+        return "{\n" + ",\n".join(inner) + f"\n{' ' * depth}}}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        inner = [f"{indent}{json.dumps(own, ensure_ascii=False)}" for own in value]
+        return "[\n" + ",\n".join(inner) + f"\n{' ' * depth}]"
+    return json.dumps(value, ensure_ascii=False)
