@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.report import job_result
 from pipeline.report.choices import split_override
 from pipeline.report.comparison import ComparisonRow
-from pipeline.report.exhibit.sweep import prepare_exhibit
+from pipeline.report.exhibit.sweep import SweepExhibit, prepare_exhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import changes_result
 
@@ -91,8 +91,9 @@ def keep(folder: Path, into: Path) -> Path:
     The exhibit of a sweep is made anew from its jobs, with the claims and columns of today. Raises KeptResultError for
     a folder without a complete experiment, a narrowed one, and one whose configuration has changed since.
     """
-    jobs = _jobs(folder)
-    experiment = _experiment(folder, jobs)
+    jobs = finished_jobs(folder)
+    experiment = experiment_of(folder, jobs)
+    _check_overrides(folder, experiment, jobs)
     files = _common_files(folder, jobs)
     changed = [str(change) for change in sources.changed_files(files)]
     if changed or not files:
@@ -105,7 +106,23 @@ def keep(folder: Path, into: Path) -> Path:
     return KeptResult(experiment, exhibit, files, digest, revisions, f"{date:%Y-%m-%d}", len(jobs)).write(into)
 
 
-def _jobs(folder: Path) -> list[JobResult]:
+def prepared_exhibit(experiment: str) -> SweepExhibit:
+    """The exhibit of a sweep as conf/ declares it. Raises KeptResultError if it declares none."""
+    from hydra import compose, initialize_config_dir
+
+    from pipeline.config.compose import register_resolvers
+
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
+        exhibit = prepare_exhibit(config)
+    if exhibit is None:
+        raise KeptResultError(f"+experiment={experiment} is no sweep with an exhibit.")
+    return exhibit
+
+
+def finished_jobs(folder: Path) -> list[JobResult]:
+    """The jobs of a sweep's or a run's folder. Raises KeptResultError without any, or if one has no result."""
     folders = [folder, *(one for one in sorted(folder.iterdir()) if one.is_dir())] if folder.is_dir() else []
     found = [
         result for one in folders if (one / job_result.JOB_FILE).exists() and (result := job_result.read_result(one))
@@ -120,21 +137,23 @@ def _jobs(folder: Path) -> list[JobResult]:
     return found
 
 
-def _experiment(folder: Path, jobs: Sequence[JobResult]) -> str:
-    """The name of the experiment that all jobs are of, as it is written: a narrowed sweep is refused."""
-    chosen = [dict(map(split_override, one.overrides)) for one in jobs]
-    names = {one.get(EXPERIMENT) for one in chosen}
+def experiment_of(folder: Path, jobs: Sequence[JobResult]) -> str:
+    """The experiment that all jobs are of. Raises KeptResultError if there is none, or several."""
+    names = {dict(map(split_override, one.overrides)).get(EXPERIMENT) for one in jobs}
     name = next(iter(names))
     if len(names) != 1 or name is None:
         raise KeptResultError(f"{folder} is no experiment's: its jobs name {sorted(map(str, names))} as +experiment.")
-    swept = _swept_keys(name)
-    foreign = sorted({key for one in chosen for key in one if changes_result(key)} - swept - {EXPERIMENT})
+    return name
+
+
+def _check_overrides(folder: Path, experiment: str, jobs: Sequence[JobResult]) -> None:
+    chosen = {key for one in jobs for key, _ in map(split_override, one.overrides) if changes_result(key)}
+    foreign = sorted(chosen - _swept_keys(experiment) - {EXPERIMENT})
     if foreign:
         raise KeptResultError(
-            f"{folder} differs from +experiment={name} by {', '.join(foreign)}. A kept result is of the experiment as "
-            "it is written: run it without these overrides, or write them into conf/experiment."
+            f"{folder} differs from +experiment={experiment} by {', '.join(foreign)}. A kept result is of the "
+            "experiment as it is written: run it without these overrides, or write them into conf/experiment."
         )
-    return name
 
 
 def _swept_keys(experiment: str) -> set[str]:
@@ -155,19 +174,9 @@ def _common_files(folder: Path, jobs: Sequence[JobResult]) -> dict[str, str]:
 
 
 def _sweep_exhibit(folder: Path, experiment: str, jobs: Sequence[JobResult]) -> Mapping[str, Any]:
-    from hydra import compose, initialize_config_dir
-
-    from pipeline.config.compose import register_resolvers
-
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
-        exhibit = prepare_exhibit(config)
-    if exhibit is None:
-        raise KeptResultError(f"{folder}: +experiment={experiment} declares no exhibit.")
-    expected, found = exhibit.num_jobs, len(jobs)
-    if found < expected:
-        raise KeptResultError(f"{folder} has {found} of the {expected} jobs of +experiment={experiment}.")
+    exhibit = prepared_exhibit(experiment)
+    if len(jobs) < exhibit.num_jobs:
+        raise KeptResultError(f"{folder} has {len(jobs)} of the {exhibit.num_jobs} jobs of +experiment={experiment}.")
     exhibit.write([ComparisonRow(one, {}) for one in jobs], folder)
     return _read_exhibit(folder)
 

@@ -1,0 +1,99 @@
+"""`python -m pipeline results`: keeps the results of experiments, and writes the tables of docs from them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pipeline.artifacts import fingerprint
+from pipeline.config.arguments import conf_dir
+from pipeline.errors import UserError
+from pipeline.report.results import draws, kept, pages, verdicts
+
+USAGE = """\
+python -m pipeline results list             what is kept, and what has changed in conf/ since
+python -m pipeline results keep FOLDER ...  keep the exhibits of finished sweeps or runs below docs/results
+python -m pipeline results draws FOLDER ... keep how often the claims hold in sweeps with +draws=clock
+python -m pipeline results write            write docs/claims.md and the marked tables of docs
+python -m pipeline results check            name every page that `write` would change, and change nothing"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one of the commands. Raises UserError."""
+    commands: Mapping[str, Callable[[Sequence[str]], int]] = {
+        "list": _list, "keep": _keep, "draws": _keep_draws, "write": _write, "check": _check
+    }  # fmt: skip
+    name, words = (argv[0], argv[1:]) if argv else ("", ())
+    if name not in commands or (words and name not in ("keep", "draws")):
+        raise UserError(f"results: {' '.join(argv) or 'nothing'} was asked for; there are\n{USAGE}")
+    return commands[name](words)
+
+
+def _list(_words: Sequence[str]) -> int:
+    for result in kept.read_results(kept.results_folder()):
+        changes = "; ".join(result.changes())
+        print(f"{result.experiment:<34} {result.date}  {changes or 'up to date'}")
+    for name in experiments_without_result(_kept()):
+        print(f"{name:<34} not kept")
+    return 0
+
+
+def _keep(words: Sequence[str]) -> int:
+    if not words:
+        raise UserError("results keep: name the folders of finished sweeps or runs, such as outputs/sweeps/DATE/TIME.")
+    for word in words:
+        print(kept.keep(Path(word).absolute(), kept.results_folder()))
+    return 0
+
+
+def _keep_draws(words: Sequence[str]) -> int:
+    if not words:
+        raise UserError("results draws: name the folders of finished sweeps with +draws=clock.")
+    for folder in (Path(word).absolute() for word in words):
+        jobs = kept.finished_jobs(folder)
+        experiment = kept.experiment_of(folder, jobs)
+        print(draws.keep_shares(kept.prepared_exhibit(experiment), experiment, jobs, kept.results_folder()))
+    return 0
+
+
+def _write(_words: Sequence[str]) -> int:
+    for path, text in written_pages():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            fingerprint.write_atomic(path, text)
+            print(f"written: {path}")
+    return 0
+
+
+def _check(_words: Sequence[str]) -> int:
+    different = [
+        path for path, text in written_pages() if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in different:
+        print(f"{path} is not what docs/results says: `python -m pipeline results write`")
+    return 1 if different else 0
+
+
+def written_pages() -> Iterator[tuple[Path, str]]:
+    """Every page of docs with tables of results, as it should be, and docs/claims.md."""
+    results = _kept()
+    docs = kept.results_folder().parent
+    for path in sorted(docs.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if pages.marked_results(text):
+            yield path, pages.written_page(text, results, path.name)
+    claims = verdicts.decide(list(results.values()), draws.read_shares(kept.results_folder()))
+    yield docs / pages.CLAIMS_PAGE, pages.claims_page(claims, results, experiments_without_result(results))
+
+
+def _kept() -> dict[str, kept.KeptResult]:
+    return {result.experiment: result for result in kept.read_results(kept.results_folder())}
+
+
+def experiments_without_result(results: Mapping[str, kept.KeptResult]) -> list[str]:
+    """The papers' experiments that show an exhibit and have no kept result."""
+    folder = conf_dir() / "experiment"
+    names = sorted(
+        path.relative_to(folder).with_suffix("").as_posix()
+        for paper in pages.PAPERS
+        for path in (folder / paper).glob("[!_]*.yaml")
+        if "\nexhibit:" in path.read_text(encoding="utf-8")
+    )
+    return [name for name in names if name not in results]

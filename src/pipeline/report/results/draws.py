@@ -1,0 +1,122 @@
+"""How often a claim holds when the clock is drawn: `docs/results/EXPERIMENT.draws`, kept from a sweep `+draws=clock`.
+
+Each job of such a sweep leaves draws.json: metric -> its value in every draw, the same draws of the clock in all jobs.
+A claim is decided in each draw from the jobs' values alone: the mean over seeds of the row, against its baseline's.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import fingerprint
+from pipeline.report.exhibit.claims import claim_status
+from pipeline.report.exhibit.jobs import choices_of, row_key
+from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn
+from pipeline.report.exhibit.sweep import SweepExhibit
+from pipeline.report.job_result import JobResult
+from pipeline.report.results.kept import KeptResultError
+from pipeline.report.results.verdicts import claim_key
+
+DRAWS_FILE = "draws.json"
+SUFFIX = ".draws"
+
+Series = Mapping[str, Sequence[float]]
+"""Metric -> its value in every draw."""
+
+
+def draws_path(folder: Path, experiment: str) -> Path:
+    return folder / f"{experiment}{SUFFIX}"
+
+
+def read_shares(folder: Path) -> dict[str, dict[str, float]]:
+    """Experiment -> claim -> share of the draws in which it holds."""
+    found = {}
+    for path in sorted(folder.rglob(f"*{SUFFIX}")):
+        name = path.relative_to(folder).as_posix().removesuffix(SUFFIX)
+        found[name] = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    return found
+
+
+def keep_shares(prepared: SweepExhibit, experiment: str, jobs: Sequence[JobResult], into: Path) -> Path:
+    """Writes the shares of the claims that these jobs decide; returns the path. Raises KeptResultError without any."""
+    series = _series_by_row(prepared, jobs)
+    shares = dict(_shares(prepared.exhibit, series))
+    if not shares:
+        raise KeptResultError(f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}.")
+    num_draws = max(len(values) for metrics in series.values() for values in metrics.values())
+    path = draws_path(into, experiment)
+    text = json.dumps({"draws": num_draws, "jobs": len(jobs), "claims": shares}, indent=1, ensure_ascii=False)
+    fingerprint.write_atomic(path, text + "\n")
+    return path
+
+
+def _series_by_row(prepared: SweepExhibit, jobs: Sequence[JobResult]) -> dict[tuple[str, str], Series]:
+    """(group, row) -> the mean over its jobs of every metric, draw by draw."""
+    assert prepared.exhibit.rows is not None
+    members: dict[tuple[str, str], list[Series]] = {}
+    for job in jobs:
+        place = row_key(prepared.exhibit.rows, choices_of(job.overrides, prepared.base_choices))
+        members.setdefault((place.group, place.label), []).append(_read_series(job))
+    return {place: _mean_series(own) for place, own in members.items()}
+
+
+def _read_series(job: JobResult) -> Series:
+    try:
+        found: dict[str, list[float]] = json.loads((Path(str(job.artifact)) / DRAWS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise KeptResultError(
+            f"job {job.number} has no draws of the clock ({problem}). Run the sweep with +draws=clock."
+        ) from problem
+    return found
+
+
+def _mean_series(members: Sequence[Series]) -> Series:
+    common = set.intersection(*(set(one) for one in members))
+    return {
+        metric: [sum(values) / len(members) for values in zip(*(one[metric] for one in members), strict=True)]
+        for metric in sorted(common)
+    }
+
+
+def _shares(exhibit: Exhibit, series: Mapping[tuple[str, str], Series]) -> Iterator[tuple[str, float]]:
+    """Claims whose rows and metric the draws have, each with its share."""
+    groups = list(dict.fromkeys(group for group, _ in series))
+    for claim in exhibit.claims:
+        for group in groups:
+            if claim.group in ("", group):
+                differences = _differences(exhibit, claim, group, series)
+                if differences:
+                    held = [claim_status(claim, value, value) == "holds" for value in differences]
+                    yield claim_key(_node(claim, group)), round(sum(held) / len(held), 4)
+
+
+def _node(claim: Claim, group: str) -> dict[str, Any]:
+    return {
+        "group": group, "statement": claim.statement, "row": claim.row, "baseline": claim.baseline,
+        "metric": claim.metric,
+    }  # fmt: skip
+
+
+def _differences(exhibit: Exhibit, claim: Claim, group: str, series: Mapping[tuple[str, str], Series]) -> list[float]:
+    """The claim's difference in every draw; empty if a row or the metric is missing."""
+    column = exhibit.column(claim.metric)
+    own = _values(column, group, claim.row, series)
+    if claim.baseline is None:
+        assert claim.value is not None
+        return [value - claim.value for value in own]
+    other = _values(column, group, claim.baseline, series)
+    return [mine - its for mine, its in zip(own, other, strict=True)] if own and other else []
+
+
+def _values(column: ExhibitColumn, group: str, row: str, series: Mapping[tuple[str, str], Series]) -> list[float]:
+    """The column's value of a row in every draw, in its unit and relative where the column is."""
+    own = series.get((group, row), {}).get(column.metric_name, ())
+    if column.relative is None:
+        return [column.scale * value for value in own]
+    other = series.get((group, column.relative.row), {}).get(column.metric_name, ())
+    if len(own) != len(other):
+        return []
+    if column.relative.comparison == "ratio":
+        return [column.scale * mine / its for mine, its in zip(own, other, strict=True) if its]
+    return [column.scale * (mine - its) for mine, its in zip(own, other, strict=True)]

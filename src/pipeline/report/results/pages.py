@@ -1,0 +1,226 @@
+"""Writes the tables of docs and docs/claims.md from kept results.
+
+A page of docs marks the place of a table:
+
+    <!-- result: synera/table4
+    columns: quality; TBT, ms
+    rows: edge_centric; synera
+    groups: 7b_70b
+    -->
+    ...what is written here...
+    <!-- end of result -->
+
+Without `columns`, `rows` or `groups` all are shown. Nothing between the marks is written by hand.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.report.results.kept import KeptResult
+from pipeline.report.results.verdicts import SIGNIFICANCE, PaperClaim, count_verdicts
+from pipeline.report.table import shared_decimals
+
+CLAIMS_PAGE = "claims.md"
+PAPERS = {
+    "synera": "Synera",
+    "wisp": "WISP",
+    "hat": "HAT",
+    "hyperion": "Hyperion",
+    "token_routing": "Token-level routing (CITER, Co-LLM)",
+}
+"""Folder of conf/experiment -> the paper's name."""
+_MARK = re.compile(r"(<!-- result: (?P<name>\S+)\s*\n?(?P<options>.*?)-->\n).*?(<!-- end of result -->)", re.DOTALL)
+_OPTIONS = ("columns", "rows", "groups")
+_MOST_GROUPS_SHOWN = 3
+_CLAIMS_HEAD = """\
+# Claims of the five papers, and what holds here
+
+Written by `python -m pipeline results write` from docs/results; do not edit.
+
+{number} claims: {counts}.
+
+- **ours**: the row's value minus its baseline's (or minus the named number), with its 95 % interval; seeds are resampled
+  first, then prompts.
+- **verdict**: *holds* or *does not hold* where the difference is beyond the claim's margin, which stands in the
+  experiment's file, at p < {significance} after Holm's correction over all tests of this page; else *undecided*. *Depends*
+  names the groups in which the claim holds and those in which it does not. Without an interval (one value, or a
+  percentile) the values alone decide, and "no interval" is said.
+- **clock**: the share of the draws of the clock, from its held-out errors, in which the claim holds. A verdict that
+  more than 5 % of the draws turn is undecided. A dash: not drawn.
+"""
+
+
+class MarkError(UserError):
+    """A mark in docs names something that the kept result does not have."""
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """What a mark shows; empty: all."""
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "_Selection":
+        given = dict(line.split(":", 1) for line in text.strip().splitlines() if ":" in line)
+        values = {key.strip(): tuple(word.strip() for word in value.split(";")) for key, value in given.items()}
+        if values.keys() - set(_OPTIONS):
+            raise MarkError(f"a result's mark in docs has {sorted(values)}; allowed are {', '.join(_OPTIONS)}.")
+        return cls(**values)
+
+
+def written_page(text: str, results: Mapping[str, KeptResult], where: str) -> str:
+    """The page's text with every marked table written anew. Raises MarkError."""
+
+    def table(found: re.Match[str]) -> str:
+        name = found["name"]
+        lines = result_lines(name, results.get(name), _Selection.parse(found["options"]), where)
+        return found[1] + "\n".join(lines) + "\n" + found[4]
+
+    return _MARK.sub(table, text)
+
+
+def marked_results(text: str) -> list[str]:
+    """The experiments whose tables the page shows."""
+    return [found["name"] for found in _MARK.finditer(text)]
+
+
+def result_lines(name: str, result: KeptResult | None, selection: _Selection, where: str) -> list[str]:
+    """The Markdown table of a kept result and what it rests on."""
+    if result is None:
+        return [f"No result is kept: `python -m pipeline +experiment={name}`."]
+    rows = result.exhibit["rows"]
+    columns = list(selection.columns or rows[0]["columns"])
+    missing = [one for one in columns if one not in rows[0]["columns"]]
+    if missing:
+        raise MarkError(f"{where}: {name} has no column {missing[0]!r}; it has {', '.join(rows[0]['columns'])}.")
+    shown = [row for row in rows if _is_selected(row, selection)]
+    if not shown:
+        raise MarkError(f"{where}: {name} has none of the rows or groups that its mark names.")
+    grouped = any(row.get("group") for row in shown)
+    heads = [*(["group"] if grouped else []), "", *map(_escaped, columns)]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * (len(heads) - len(columns)) + "---:|" * len(columns)]
+    for row in shown:
+        labels = [*([row.get("group", "")] if grouped else []), row["row"]]
+        cells = [format_measured(row["columns"].get(column, {})) for column in columns]
+        lines.append(f"| {' | '.join(map(_escaped, [*labels, *cells]))} |")
+    return [*lines, "", basis_line(result)]
+
+
+def _is_selected(row: Mapping[str, Any], selection: _Selection) -> bool:
+    return (not selection.rows or row["row"] in selection.rows) and (
+        not selection.groups or row.get("group", "") in selection.groups
+    )
+
+
+def format_measured(column: Mapping[str, Any]) -> str:
+    """`ours [low, high]`, and what is reported in parentheses."""
+    cell, reported = column.get("measured"), column.get("reported")
+    said = f" (reported {reported})" if reported is not None else ""
+    if not isinstance(cell, Mapping):
+        return f"{'-' if cell is None else cell}{said}"
+    known = [cell["value"], *(cell[end] for end in ("low", "high") if end in cell)]
+    decimals = shared_decimals(known)
+    bounds = f" [{cell['low']:,.{decimals}f}, {cell['high']:,.{decimals}f}]" if "low" in cell and "high" in cell else ""
+    return f"{cell['value']:,.{decimals}f}{bounds}{said}"
+
+
+def basis_line(result: KeptResult) -> str:
+    """What the table rests on: sample, seeds, command, date, revision, and what has changed since."""
+    rows = result.exhibit["rows"]
+    requests, prompts = (max((row.get(key, 0) for row in rows), default=0) for key in ("requests", "prompts"))
+    sample = f"{requests:,} requests a row, {prompts:,} different prompts a seed; " if requests and prompts else ""
+    seeds = _seeds(rows)
+    named = f"seeds {', '.join(seeds)}; " if len(seeds) > 1 else ""
+    revision = ", ".join(one[:7] for one in result.revisions) or "unknown"
+    changes = result.changes()
+    stale = f" **Not run again since: {'; '.join(changes)}.**" if changes else ""
+    return f"Intervals: 95 %. {sample}{named}`{result.command}`, {result.date}, revision {revision}.{stale}"
+
+
+def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    known: dict[str, None] = {}
+    for row in rows:
+        for column in row["columns"].values():
+            cell = column.get("measured")
+            known |= dict.fromkeys(cell.get("by_replicate", ()) if isinstance(cell, Mapping) else ())
+    return list(known)
+
+
+def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], waiting: Sequence[str]) -> str:
+    """docs/claims.md. `waiting` are the experiments with claims of a paper that have no kept result."""
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in count_verdicts(claims))
+    lines = [_CLAIMS_HEAD.format(number=len(claims), counts=counts, significance=SIGNIFICANCE)]
+    for folder, title in PAPERS.items():
+        own = [claim for claim in claims if claim.experiment.startswith(f"{folder}/")]
+        absent = [name for name in waiting if name.startswith(f"{folder}/")]
+        if own or absent:
+            lines += [f"## {title}", "", *_paper_lines(own, results), *_waiting_lines(absent)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _paper_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]) -> Iterator[str]:
+    for name in dict.fromkeys(claim.experiment for claim in claims):
+        result = results[name]
+        yield from (f"### {result.exhibit['title']}", "")
+        yield from ("| claim | reported | ours | clock | verdict |", "|---|---|---|---|---|")
+        for claim in (one for one in claims if one.experiment == name):
+            cells = (claim.statement, claim.reported, _ours(claim), _clock(claim), _verdict(claim))
+            yield f"| {' | '.join(map(_escaped, cells))} |"
+        decided = "; ".join(result.exhibit.get("assumptions", ()))
+        yield from ("", *([f"Decided by: {decided}."] if decided else []), basis_line(result), "")
+
+
+def _ours(claim: PaperClaim) -> str:
+    """Each group's difference where they are few, else their range."""
+    known = [test for test in claim.tests if test.difference is not None]
+    if not known:
+        return "-"
+    if len(known) > _MOST_GROUPS_SHOWN:
+        values = sorted(test.difference for test in known if test.difference is not None)
+        return f"{_signed(values[0], values)} to {_signed(values[-1], values)} in {len(known)} groups"
+    return "; ".join(f"{test.group}: {_interval(test)}" if test.group else _interval(test) for test in known)
+
+
+def _interval(test: Any) -> str:
+    values = [value for value in (test.difference, test.low, test.high) if value is not None]
+    own = _signed(test.difference, values)
+    if test.p_value is None:
+        return f"{own} (no interval)"
+    return f"{own} [{_signed(test.low, values)}, {_signed(test.high, values)}]"
+
+
+def _signed(value: float, among: Sequence[float]) -> str:
+    return f"{value:+,.{shared_decimals(list(among))}f}"
+
+
+def _clock(claim: PaperClaim) -> str:
+    shares = [test.clock_share for test in claim.tests if test.clock_share is not None]
+    return "-" if not shares else " to ".join(dict.fromkeys(f"{100 * one:.0f} %" for one in (min(shares), max(shares))))
+
+
+def _verdict(claim: PaperClaim) -> str:
+    if claim.verdict != "depends":
+        seeds = min(test.num_seeds for test in claim.tests)
+        return f"**{claim.verdict}**" + (" (one seed)" if seeds == 1 and claim.verdict != "not run" else "")
+    parts = [f"{verdict} for {_named(claim.groups(verdict))}" for verdict in ("holds", "does not hold", "undecided")
+             if claim.groups(verdict)]  # fmt: skip
+    return f"**depends**: {'; '.join(parts)}"
+
+
+def _named(groups: Sequence[str]) -> str:
+    return ", ".join(groups) if len(groups) <= _MOST_GROUPS_SHOWN else f"{len(groups)} groups"
+
+
+def _waiting_lines(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        yield from (f"Not run on today's clock: {', '.join(f'`+experiment={name}`' for name in names)}.", "")
+
+
+def _escaped(text: str) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")

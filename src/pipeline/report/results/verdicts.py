@@ -1,0 +1,170 @@
+"""Decides the papers' claims over all kept results together.
+
+Every claim in every group is one test: the distance of its difference from what is allowed, over the bootstrap's
+standard error. The p-values of the page are adjusted by Holm's method. The margins stand in the experiments' files.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.report.results.kept import KeptResult
+from pipeline.report.statistics import holm
+
+Verdict = Literal["holds", "does not hold", "undecided", "depends", "not run"]
+SIGNIFICANCE = 0.05
+DRAWS_NEEDED = 0.95
+"""The share of the clock's draws in which a claim must hold."""
+
+
+@dataclass(frozen=True)
+class ClaimTest:
+    """A claim in one group. `p_value` None: there is no interval, and the values alone decide.
+
+    p_value        adjusted over the page
+    num_seeds      of the row
+    clock_share    share of the clock's draws in which the claim holds; None if it was not drawn
+    """
+
+    group: str
+    verdict: Verdict
+    difference: float | None
+    low: float | None
+    high: float | None
+    p_value: float | None
+    num_seeds: int = 1
+    clock_share: float | None = None
+
+
+@dataclass(frozen=True)
+class PaperClaim:
+    """A claim of a paper, in all groups that it is about."""
+
+    experiment: str
+    statement: str
+    reported: str
+    node: Mapping[str, Any]
+    tests: tuple[ClaimTest, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of all groups; `depends` if it holds in some and does not in others."""
+        found = {test.verdict for test in self.tests}
+        if len(found) == 1:
+            return next(iter(found))
+        return "depends" if "holds" in found or "does not hold" in found else "undecided"
+
+    def groups(self, verdict: Verdict) -> list[str]:
+        return [test.group for test in self.tests if test.verdict == verdict]
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """One-sided p-values of a claim: that it does not hold (`against`), and that it does (`in_favour`)."""
+
+    against: float
+    in_favour: float
+
+    @property
+    def two_sided(self) -> float:
+        return min(1.0, 2 * min(self.against, self.in_favour))
+
+
+def decide(results: Sequence[KeptResult], draws: Mapping[str, Mapping[str, float]]) -> list[PaperClaim]:
+    """Every claim with a reported value, in the order of the results.
+
+    draws    experiment -> claim's key (`claim_key`) -> share of the clock's draws in which it holds
+    """
+    nodes = [(result, node) for result in results for node in result.exhibit["claims"] if node.get("reported")]
+    sides = [_sides(node) for _, node in nodes]
+    tested = [place for place, own in enumerate(sides) if own is not None]
+    adjusted = dict(zip(tested, holm([_two_sided(sides[place]) for place in tested]), strict=True))
+    found: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], ClaimTest]]] = {}
+    for place, (result, node) in enumerate(nodes):
+        share = draws.get(result.experiment, {}).get(claim_key(node))
+        test = _test(result, node, sides[place], adjusted.get(place), share)
+        key = (result.experiment, node["statement"], _rows(node))
+        found.setdefault(key, []).append((node, test))
+    return [
+        PaperClaim(experiment, statement, own[0][0]["reported"], own[0][0], tuple(test for _, test in own))
+        for (experiment, statement, _), own in found.items()
+    ]
+
+
+def claim_key(node: Mapping[str, Any]) -> str:
+    """The name of a claim in its group, within its exhibit."""
+    return " / ".join(str(node.get(key) or "") for key in ("group", "statement", "row", "baseline", "metric"))
+
+
+def _rows(node: Mapping[str, Any]) -> str:
+    return " / ".join(str(node.get(key) or "") for key in ("row", "baseline", "metric"))
+
+
+def _two_sided(sides: _Sides | None) -> float:
+    assert sides is not None
+    return sides.two_sided
+
+
+def _test(
+    result: KeptResult, node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None
+) -> ClaimTest:
+    difference, low, high = (node.get(key) for key in ("difference", "low", "high"))
+    verdict = _verdict(node, sides, p_value, share)
+    return ClaimTest(node.get("group", ""), verdict, difference, low, high, p_value, _num_seeds(result, node), share)
+
+
+def _verdict(node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None) -> Verdict:
+    if node["status"] == "not evaluated":
+        return "not run"
+    if sides is None or p_value is None:
+        found: Verdict = node["status"] if node["status"] in ("holds", "does not hold") else "undecided"
+    elif p_value >= SIGNIFICANCE:
+        found = "undecided"
+    else:
+        found = "holds" if sides.against < sides.in_favour else "does not hold"
+    return found if share is None or _is_sure(found, share) else "undecided"
+
+
+def _is_sure(verdict: Verdict, share: float) -> bool:
+    """True if the clock's error does not turn the verdict in more than 5 % of its draws."""
+    return share >= DRAWS_NEEDED if verdict == "holds" else share <= 1 - DRAWS_NEEDED
+
+
+def _num_seeds(result: KeptResult, node: Mapping[str, Any]) -> int:
+    for row in result.exhibit["rows"]:
+        if row.get("group", "") == node.get("group", "") and row["row"] == node["row"]:
+            cells = [column.get("measured") for column in row["columns"].values()]
+            return max((len(cell.get("by_replicate", ())) for cell in cells if isinstance(cell, dict)), default=1)
+    return 1
+
+
+def _sides(node: Mapping[str, Any]) -> _Sides | None:
+    """None without a standard error."""
+    difference, error = node.get("difference"), node.get("standard_error")
+    if difference is None or error is None:
+        return None
+    if error == 0:
+        return {"holds": _Sides(0.0, 1.0), "does not hold": _Sides(1.0, 0.0)}.get(node["status"], _Sides(0.5, 0.5))
+    margin = node.get("margin", 0.0)
+    above = {bound: _above(difference, bound, error) for bound in (margin, -margin)}
+    relation = node["relation"]
+    if relation == "equal":  # two one-sided tests
+        return _Sides(max(1 - above[-margin], above[margin]), min(above[-margin], 1 - above[margin]))
+    bound = margin if relation in ("above", "at_most") else -margin
+    if relation in ("above", "at_least"):
+        return _Sides(1 - above[bound], above[bound])
+    return _Sides(above[bound], 1 - above[bound])
+
+
+def _above(difference: float, bound: float, error: float) -> float:
+    """The normal probability that the true difference is above the bound."""
+    return 0.5 * math.erfc((bound - difference) / error / math.sqrt(2))
+
+
+def count_verdicts(claims: Sequence[PaperClaim]) -> Iterator[tuple[Verdict, int]]:
+    """The verdicts that occur, with their number."""
+    for verdict in ("holds", "depends", "undecided", "does not hold", "not run"):
+        number = sum(claim.verdict == verdict for claim in claims)
+        if number:
+            yield verdict, number
