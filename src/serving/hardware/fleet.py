@@ -7,7 +7,7 @@ from serving.core.keyed_random import uniform
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip, PowerMode, roofline
 from serving.hardware.latency import FittedLatencies, LatencyModel, load_fitted_latencies
-from serving.hardware.roofline import RooflineLatency
+from serving.hardware.roofline import RooflineLatency, TimeFactors
 from serving.network.link import Link
 
 GB = 2**30
@@ -54,6 +54,8 @@ class Fleet:
     """roofline, profile, or a name in the chip's `fitted`."""
     software: str | None = None
     """The inference engine whose measured figures the roofline uses; None: the chip's default."""
+    time_factors: TimeFactors | None = None
+    """What the roofline's times are multiplied by: a draw of the clock (`serving.hardware.clock_draw`)."""
 
     def __post_init__(self) -> None:
         for name in ("count", "tensor_parallel"):
@@ -124,9 +126,10 @@ class Fleet:
         return self.chip.price.usd(busy_s * self.tensor_parallel) if self.chip.price else None
 
     def _roofline(self, architecture: Architecture, mode: str | None) -> RooflineLatency:
-        return roofline(
+        found = roofline(
             self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel, self.software
         )
+        return found.scaled(self.time_factors) if self.time_factors else found
 
     def _fitted_latencies(self) -> FittedLatencies:
         if self.timing != "profile":

@@ -8,11 +8,23 @@ one for each layer that runs, as measured for the software that runs the model.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import hypot, isfinite
 
 from serving.hardware.latency import ForwardLoad, LinearLatency, batch_load
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFactors:
+    """What a roofline's times are multiplied by: `read` also what the process takes."""
+
+    read: float = 1.0
+    compute: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not all(isfinite(factor) and factor > 0 for factor in (self.read, self.compute)):
+            raise ValueError(f"time factors must be finite and above 0, got read={self.read}, compute={self.compute}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,14 @@ class RooflineLatency:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"latency from {self.source}: {name}={value} must be a finite number, 0 or more.")
+
+    def scaled(self, factors: TimeFactors) -> "RooflineLatency":
+        """The latency of a chip that is slower by these factors."""
+        computing = ("linear_token_s", "attention_pair_s", "head_token_s")
+        scaled = {
+            name: getattr(self, name) * (factors.compute if name in computing else factors.read) for name in _SECONDS
+        }
+        return replace(self, **scaled)
 
     def seconds(self, load: ForwardLoad) -> float:
         """Seconds of a single forward."""

@@ -164,6 +164,29 @@ def _context_class(cached_tokens: int) -> int:
     return 0 if cached_tokens <= 1024 else cached_tokens.bit_length()
 
 
+def clock_errors(found: Sequence[HeldOut]) -> dict[str, list[float]]:
+    """What `serving.hardware.clock_draw` draws from: log(measured / predicted), a median by source and processor.
+
+    What was measured on a processor is off as its other sources are, what was not, as other processors are.
+    """
+    known = [one for one in found if one.speed.software != KERNELS]
+    splits: Mapping[str, Split] = {"": "source", "_unmeasured": "processor"}
+    return {
+        f"{kind}{suffix}": [
+            -float(np.median([np.log1p(one.error) for one in rows]))
+            for rows in _by(
+                [one for one in known if (one.split, one.kind) == (split, kind)], _source_and_group
+            ).values()
+        ]
+        for suffix, split in splits.items()
+        for kind in ("decode", "prefill")
+    }
+
+
+def _source_and_group(one: HeldOut) -> str:
+    return " ".join((one.speed.source, *one.speed.group))
+
+
 def worst_rows(found: Sequence[HeldOut], count: int = 12) -> dict[str, Cells]:
     """The rows with the largest factor between predicted and measured, within their groups."""
     near = _within_groups(found)

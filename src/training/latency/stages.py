@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from serving.engines.models import Dtype, ModelPair
+from serving.hardware import clock_draw
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fleet import Fleet
@@ -186,8 +187,8 @@ def score_clock(
     """Fits what software reaches of these chips to published speeds, and scores the fit on rows that it has not seen.
 
     Writes rows.json (errors by split, by processor and software; order of pairs; worst rows), software.yaml (the
-    figures for conf/hardware/chip, by chip) and a scatter plot. Raises ValueError that names a line of `speeds` that
-    cannot be read.
+    figures for conf/hardware/chip, by chip), errors.json (for draws of the clock) and a scatter plot. Raises ValueError
+    that names a line of `speeds` that cannot be read.
     """
     rows = read_speeds(speeds, {chip.name: chip for chip in chips}, {each.name: each for each in architectures})
     fit = SpeedFit(rows)
@@ -195,6 +196,7 @@ def score_clock(
     groups = clock.error_rows(held_out) | {"which is faster": clock.ordering_rows(held_out)}
     _write(out, groups | {"worst rows": clock.worst_rows(held_out)})
     (out / "software.yaml").write_text(clock.software_yaml(fit, rows, held_out, chips), encoding="utf-8")
+    (out / "errors.json").write_text(clock_draw.as_json(clock.clock_errors(held_out)), encoding="utf-8")
     (out / "figures").mkdir(exist_ok=True)
     clock.draw_scatter(held_out, out / "figures" / "scatter.png")
 

@@ -42,12 +42,12 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 
 {number} claims: {counts}.
 
-- **ours**: the row's value minus its baseline's (or minus the named number), with its 95 % interval; seeds are resampled
-  first, then prompts.
+- **ours**: the row's value minus its baseline's (or minus the named number), with its 95 % interval; seeds are
+  resampled first, then prompts.
 - **verdict**: *holds* or *does not hold* where the difference is beyond the claim's margin, which stands in the
-  experiment's file, at p < {significance} after Holm's correction over all tests of this page; else *undecided*. *Depends*
-  names the groups in which the claim holds and those in which it does not. Without an interval (one value, or a
-  percentile) the values alone decide, and "no interval" is said.
+  experiment's file, at p < {significance} after Holm's correction over all tests of this page; else *undecided*.
+  *Depends* names the groups in which the claim holds and those in which it does not. Without an interval (one value,
+  or a percentile) the values alone decide, and "no interval" is said.
 - **clock**: the share of the draws of the clock, from its held-out errors, in which the claim holds. A verdict that
   more than 5 % of the draws turn is undecided. A dash: not drawn.
 """
