@@ -128,7 +128,7 @@ LESS = {
     "wisp/fig7": FEW,
     "wisp/fig8": FEW,
     "wisp/table2": (*SHORT, "capacity_search.seeds=[0]", "capacity_search.answers=1"),
-    "wisp/sensitivity": (*SHORT, "~stages.capacity.variants"),
+    "wisp/sensitivity": (*SHORT, "stages.capacity.search.seeds=[0]", "~stages.capacity.variants"),
     "wisp/embedded_pair": (*FEW[1:], "workload.profiling.num_prompts=24"),
     "wisp/table5": ("training.seed=0", "+variant/shared/model_pair=1b_13b"),
     "wisp/table7": SMALL,
@@ -153,7 +153,7 @@ LESS = {
     "token_routing/kv_cache": (*ROUTED, "+variant/token_routing/router=citer,no_cache"),
     "token_routing/spans": (*ROUTED, "+variant/token_routing/router=citer,span_2", "routed_share=0.2"),
     "token_routing/commonsense_qa": (
-        *FIRST[1:],
+        *FIRST,
         "policy.offload.threshold=0,0.9",
         f"workload.path={Path(__file__).with_name('questions.jsonl')}",
         "workload.max_prompt_tokens=160",
