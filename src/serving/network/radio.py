@@ -27,9 +27,10 @@ class Radio:
     wake_j: float = 0.0
     """Waking up: the power of a promotion times its time."""
     sources: dict[str, str] = field(default_factory=dict)
+    """Sources of these figures; the key `all` stands for each without its own."""
 
     def __post_init__(self) -> None:
-        check_sources("network.radio", self.sources, _FIGURES)
+        check_sources("network.radio", self.sources, _FIGURES | {"all"})
         for name in sorted(_FIGURES):
             value = getattr(self, name)
             if not (value >= 0 and isfinite(value)):

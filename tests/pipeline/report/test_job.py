@@ -308,7 +308,8 @@ def test_the_report_names_radio_and_sustained_speed_or_says_that_they_are_unknow
     report.report_job(write(tmp_path / "x", rows, **said), context(tmp_path, OFF), file)
     text = " ".join(file.getvalue().split())
     for part in (
-        "radio 3.51 J a MB up", "radio unknown", "2.00 J a token on the device, 0.500 J in its radio, 2.50 J together; ",
+        "radio 3.51 J a MB up", "radio unknown",
+        "2.00 J a token on the device, 0.500 J in its radio, 2.50 J together; ",
         "pixel_7: tinyllama_1_1b decodes a token behind 512 in 100.0 ms cold, 125.0 ms sustained: 80% of the cold "
         "speed after 600 s of load (measured: by us); this run: cold",
         "rtx_a6000: llama2_13b decodes a token behind 512 in 40.5 ms cold; sustained: unknown",
