@@ -34,11 +34,11 @@ OVERRIDES = ("slo", *(name for name in FOLDERS if name.startswith("variant/")))
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",
-    "policy/artifacts", "page", "policy/placement/partition", *OVERRIDES,
+    "policy/artifacts", "page", "policy/placement/partition", "network/radio", *OVERRIDES,
 )  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
-"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, policies
-beside each other the page's, partitions come with placements, and artifacts with the slots that need them.
+"""Experiments have tests of their own; chips, architectures and radios are named in nodes; outcomes are one runtime's,
+policies beside each other the page's, partitions come with placements, and artifacts with the slots that need them.
 """
 
 

@@ -10,10 +10,12 @@ from omegaconf import OmegaConf
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency
 from serving.hardware.fleet import Fleet, PowerModeSchedule
+from serving.hardware.heat import SustainedSpeed
 from serving.hardware.latency import FittedLatencies, LinearLatency
 from serving.hardware.price import Price
 from serving.hardware.testbed import Testbed, Tier
 from serving.network.link import Link
+from serving.network.radio import Radio
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -71,7 +73,15 @@ def chip(name: str) -> Chip:
     node.pop("profile", None)  # a stage's artifact, which only the pipeline knows
     price = node.pop("price", None)
     fitted = {key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}
-    return Chip(modes=modes, software=software, fitted=fitted, price=Price(**price) if price else None, **node)
+    sustained = node.pop("sustained", None)
+    return Chip(
+        modes=modes, software=software, fitted=fitted, price=Price(**price) if price else None,
+        sustained=sustained_speed(**sustained) if sustained else None, **node,
+    )  # fmt: skip
+
+
+def sustained_speed(points: list[list[float]], source: str) -> SustainedSpeed:
+    return SustainedSpeed(tuple((load_s, share) for load_s, share in points), source)
 
 
 def fits(source: str, latencies: dict[str, dict[str, Any]]) -> FittedLatencies:
@@ -79,14 +89,22 @@ def fits(source: str, latencies: dict[str, dict[str, Any]]) -> FittedLatencies:
 
 
 def link(name: str) -> Link:
-    return Link(**fields("network", name))
+    return _link(**fields("network", name))
+
+
+def _link(radio: str | None = None, **node: Any) -> Link:
+    return Link(radio=radio_named(radio) if radio else None, **node)
+
+
+def radio_named(name: str) -> Radio:
+    return Radio(**fields("network/radio", name))
 
 
 def fleet(chip_name: str, **node: Any) -> Fleet:
     if schedule := node.pop("schedule", None):
         node["schedule"] = PowerModeSchedule(**{**schedule, "modes": tuple(schedule["modes"])})
     if network := node.pop("network", None):
-        node["network"] = Link(**network)
+        node["network"] = _link(**network)
     return Fleet(chip(chip_name), **node)
 
 

@@ -49,6 +49,10 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
         yield side, _side_facts(records, context, side)
     for link in records.meta.raw.get("links", []):
         yield "link", str(link)
+    for radio in meta.radios:
+        yield "radio", radio
+    for chip, figures in meta.heat.items():
+        yield "heat", _heat(chip, figures)
     if workload := _format_numbers(context.config_value("workload"), _WORKLOAD_PHRASES):
         yield "workload", workload
     yield "policy", _policy_slots(context) or meta.policy
@@ -80,6 +84,16 @@ def _device_chips(records: Records) -> str:
     return ", ".join(
         f"{n} x {chip} {'/'.join(sorted(modes[chip]))}".strip() for chip, n in sorted(Counter(chips.values()).items())
     )
+
+
+def _heat(chip: str, figures: Mapping[str, Any]) -> str:
+    """A decoded token cold and after minutes of load, and which of them the run was timed with."""
+    behind = f"{figures['architecture']} decodes a token behind {figures['cached_tokens']}"
+    cold = f"{chip}: {behind} in {1e3 * figures['cold_s']:.1f} ms cold"
+    if figures["sustained_s"] is None:
+        return f"{cold}; sustained: unknown"
+    hot = f"{1e3 * figures['sustained_s']:.1f} ms sustained"
+    return f"{cold}, {hot}: {figures['curve']}; this run: {figures['run']}"
 
 
 def _name(node: Any) -> str:
@@ -165,7 +179,6 @@ _BUSY = (
     "devices {resources/device_busy_s} s, cloud {resources/cloud_busy_s} s for {resources/cloud_forward_tokens} rows, "
     "requests queued there for {resources/cloud_queue_s} s in all"
 )
-_ENERGY = "{resources/device_j_per_token} J a token on the device, {resources/cloud_j_per_token} J in the cloud"
 _ESTIMATOR = (
     "{estimator/batches} batches of the cloud differ from what its scheduler expects by {estimator/mape} on average"
 )
@@ -192,7 +205,7 @@ def _result_facts(records: Records, summary: JobSummary, context: JobContext) ->
     yield "busy", _text(summary, _BUSY)
     if records.meta.tiers:
         yield "tiers", "; ".join(f"{name}: {_tier(figures)}" for name, figures in records.meta.tiers.items())
-    yield "energy", _text(summary, _ENERGY)
+    yield "energy", _energy(summary)
     yield "cloud cost", _price(records, summary)
     yield "Synera's cost", _cost(records, summary)
     if summary["estimator/mape"] is not None:
@@ -276,6 +289,18 @@ def _link(summary: JobSummary) -> str:
     names = ("uplink_nbytes", "downlink_nbytes", "uplink_messages")
     up, down, messages = (summary.values[f"resources/{name}"] / summary.values["requests"] for name in names)
     return f"{format_nbytes(up)} up, {format_nbytes(down)} down and {format_number(messages)} messages up a request"
+
+
+def _energy(summary: JobSummary) -> str:
+    """The device's chip, its radio and both together, and the cloud."""
+    radio = "its radio unknown"
+    if summary["resources/radio_j_per_token"] is not None:
+        radio = "{resources/radio_j_per_token} J in its radio, {resources/device_total_j_per_token} J together"
+    chip, cloud = (
+        "{resources/device_j_per_token} J a token on the device",
+        "{resources/cloud_j_per_token} J in the cloud",
+    )
+    return _text(summary, f"{chip}, {radio}; {cloud}")
 
 
 def _price(records: Records, summary: JobSummary) -> str:

@@ -84,6 +84,9 @@ class RequestRecord:
     cloud_forward_tokens: int
     cloud_queue_s: float
     device_energy_j: float | None
+    """The chip's: busy and idle. The radio's is `radio_energy_j`."""
+    radio_energy_j: float | None
+    """0 without messages; None where the link's radio is not known."""
     cloud_energy_j: float | None
     cloud_chip_s: float
     """Busy seconds of the cloud's chips: `cloud_busy_s`, times the chips of each node."""
@@ -189,6 +192,13 @@ class RequestRecord:
         return self.drafts_verified + self.num_cloud_tokens
 
     @property
+    def device_total_energy_j(self) -> float | None:
+        """Chip and radio together; None if one of them is not known."""
+        if self.device_energy_j is None or self.radio_energy_j is None:
+            return None
+        return self.device_energy_j + self.radio_energy_j
+
+    @property
     def cloud_micro_usd(self) -> float | None:
         """Millionths of a US dollar."""
         return None if self.cloud_usd is None else 1e6 * self.cloud_usd
@@ -264,6 +274,10 @@ class RunMetadata:
     """Nodes of the cloud; 0 for a policy that does not use them."""
     prices: Mapping[str, str] = field(default_factory=dict)
     """The price of each chip of the cloud, with source and date."""
+    radios: tuple[str, ...] = ()
+    """What the radio of each kind of link draws, with its source; `unknown` for one without figures."""
+    heat: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Seconds of a decoded token on each chip, cold and after minutes of load; empty if no chip was timed."""
     seed: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""
@@ -326,7 +340,7 @@ def _read_metadata(artifact: Path) -> RunMetadata:
         raise _unreadable(path, f"it lacks {', '.join(lacking)}")
     factor = chosen.get("packing_factor")
     chosen["packing_factor"] = PackingFactor(factor["value"], factor["source"]) if factor else None
-    return RunMetadata(**chosen | {"notes": tuple(chosen.get("notes", ())), "raw": found})
+    return RunMetadata(**chosen | {name: tuple(chosen.get(name, ())) for name in ("notes", "radios")} | {"raw": found})
 
 
 def _is_needed(one: Any) -> bool:

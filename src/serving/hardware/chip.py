@@ -5,6 +5,7 @@ from pathlib import Path
 
 from serving.core.provenance import check_sources
 from serving.hardware.architecture import Architecture, Precision
+from serving.hardware.heat import SustainedSpeed
 from serving.hardware.latency import FittedLatencies
 from serving.hardware.price import Price
 from serving.hardware.roofline import RooflineLatency
@@ -117,6 +118,8 @@ class Chip:
     """Latency coefficients fitted on this chip, by name; a fleet's `timing` chooses one."""
     profile: Path | None = None
     """Artifact of the profile stage, for `timing: profile`."""
+    sustained: SustainedSpeed | None = None
+    """What it keeps of its speed under load that lasts; None: not known."""
     price: Price | None = None
     """What an hour of it costs; None: not known, and then neither is the cost of what it computes."""
 
@@ -187,7 +190,8 @@ class Chip:
     def joules(self, mode: str | None, busy_s: float, idle_s: float = 0.0) -> float | None:
         """Energy: the mode's power budget while busy, `idle_w` otherwise; None if either power is unknown.
 
-        The budget is an upper bound: a memory-bound forward draws less. A link's radio is not counted.
+        The budget is an upper bound: a memory-bound forward draws less, and so does a hot chip that has slowed down.
+        The radio is the link's (`serving.network.radio`).
         """
         power_w = self.mode(mode).power_w
         if power_w is None or self.idle_w is None:
@@ -203,6 +207,7 @@ _NOT_FIGURES = {
     "fitted",
     "profile",
     "price",
+    "sustained",
     "software",
     "default_software",
 }

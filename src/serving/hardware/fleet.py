@@ -6,7 +6,8 @@ from typing import Literal, get_args
 from serving.core.keyed_random import uniform
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip, PowerMode, roofline
-from serving.hardware.latency import FittedLatencies, LatencyModel, load_fitted_latencies
+from serving.hardware.heat import Heat, slowed
+from serving.hardware.latency import FittedLatencies, LatencyModel, LinearLatency, load_fitted_latencies
 from serving.hardware.roofline import RooflineLatency, TimeFactors
 from serving.network.link import Link
 
@@ -56,6 +57,8 @@ class Fleet:
     """The inference engine whose measured figures the roofline uses; None: the chip's default."""
     time_factors: TimeFactors | None = None
     """What the roofline's times are multiplied by: a draw of the clock (`serving.hardware.clock_draw`)."""
+    heat: Heat = "cold"
+    """cold: the chip's full speed; sustained: what its curve says of load that lasts."""
 
     def __post_init__(self) -> None:
         for name in ("count", "tensor_parallel"):
@@ -69,6 +72,7 @@ class Fleet:
         if self.software is not None and self.timing == "roofline":
             self.chip.software_name(self.software)
         self._check_fitted()
+        self._check_heat()
         if self.timing not in ("roofline", "profile", *self.chip.fitted):
             known = ", ".join(("roofline", "profile", *self.chip.fitted))
             raise ValueError(f"fleet of {self.chip.name}: unknown timing {self.timing!r}; use one of {known}.")
@@ -80,6 +84,16 @@ class Fleet:
             raise ValueError(
                 f"fleet of {self.chip.name}: timing={self.timing} was measured on one chip in mode "
                 f"{self.chip.default_mode}; tensor_parallel, a schedule and other modes need timing=roofline."
+            )
+
+    def _check_heat(self) -> None:
+        if self.heat not in get_args(Heat):
+            known = ", ".join(get_args(Heat))
+            raise ValueError(f"fleet of {self.chip.name}: unknown heat {self.heat!r}; use one of {known}.")
+        if self.heat == "sustained" and self.chip.sustained is None:
+            raise ValueError(
+                f"fleet of {self.chip.name}: heat=sustained needs the chip's curve of sustained speed, and none is "
+                "known; set heat=cold, or give the chip `sustained` (docs/clock.md)."
             )
 
     @property
@@ -100,11 +114,15 @@ class Fleet:
         return self.schedule.mode(stream, request) if self.schedule else self.mode_name
 
     def latency(self, architecture: Architecture, mode: str | None = None) -> LatencyModel:
-        """Latency coefficients of this architecture, in the fleet's mode or in `mode`.
+        """Latency coefficients of this architecture, in the fleet's mode or in `mode`; slower if the chip is hot.
 
         If the fitted coefficients lack this architecture, the roofline is used and its `source` says so. Raises
         ValueError if there is neither.
         """
+        cold = self._cold_latency(architecture, mode)
+        return slowed(cold, self.chip.sustained.share) if self.heat == "sustained" and self.chip.sustained else cold
+
+    def _cold_latency(self, architecture: Architecture, mode: str | None) -> RooflineLatency | LinearLatency:
         if self.timing == "roofline":
             return self._roofline(architecture, mode)
         fits = self._fitted_latencies()

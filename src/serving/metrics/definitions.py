@@ -326,13 +326,24 @@ METRICS: tuple[MetricSpec, ...] = (
                "lower", printed="number"),
     MetricSpec("resources/cloud_forward_tokens", "tokens", "Tokens that the cloud ran: prompts, uncached tokens, "
                "drafts.", Total("cloud_forward_tokens"), "lower", printed="count"),
-    MetricSpec("resources/device_j_per_token", "J/token", "The device's energy over the tokens of the text; unknown "
-               "where a chip's power is.", Ratio("device_energy_j", "num_tokens", all_known=True), "lower",
-               heading="J/token\ndevice"),
+    MetricSpec("resources/device_j_per_token", "J/token", "The device's energy, without its radio, over the tokens of "
+               "the text; unknown where a chip's power is.", Ratio("device_energy_j", "num_tokens", all_known=True),
+               "lower", heading="J/token\ndevice"),
+    MetricSpec("resources/radio_j_per_token", "J/token", "The energy of the device's radio over the tokens of the "
+               "text; unknown where a link's radio is, 0 without messages.",
+               Ratio("radio_energy_j", "num_tokens", all_known=True), "lower", heading="J/token\nradio"),
+    MetricSpec("resources/device_total_j_per_token", "J/token", "The energy of the device's chip and radio together "
+               "over the tokens of the text.", Ratio("device_total_energy_j", "num_tokens", all_known=True), "lower",
+               heading="J/token\nchip+radio"),
     MetricSpec("resources/cloud_j_per_token", "J/token", "The cloud's energy over the tokens of the text.",
                Ratio("cloud_energy_j", "num_tokens", all_known=True), "lower", heading="J/token\ncloud"),
     MetricSpec("resources/device_energy_j", "J", "The chip's whole power budget while it computes and its idle power "
                "while it waits; no radio.", Total("device_energy_j", all_known=True), "lower", label="device energy"),
+    MetricSpec("resources/radio_energy_j", "J", "The radio of the devices: what each byte takes, the time with a "
+               "message in the air, the tail after it, and waking up.", Total("radio_energy_j", all_known=True),
+               "lower", label="radio energy"),
+    MetricSpec("resources/device_total_energy_j", "J", "Chip and radio of the devices together.",
+               Total("device_total_energy_j", all_known=True), "lower"),
     MetricSpec("resources/cloud_energy_j", "J", "The power budget of the cloud's chips for the time that they computed "
                "for the requests; idle time does not count.", Total("cloud_energy_j", all_known=True), "lower",
                label="cloud energy"),
@@ -401,8 +412,9 @@ METRICS: tuple[MetricSpec, ...] = (
 COMPARED = (
     "quality/rouge_1", "latency/ttft_s/median", "latency/tbt_s/mean", "latency/service_s_per_token/mean",
     "latency/end_to_end_s/mean", "cost/usd_per_million_tokens", "offloading/token_share", "offloading/chunk_share",
-    "resources/device_j_per_token", "resources/cloud_j_per_token",
-    "speculation/acceptance_rate", "speculation/acceptance_length", "speculation/acceptance_length_with_bonus",
+    "resources/device_j_per_token", "resources/radio_j_per_token", "resources/device_total_j_per_token",
+    "resources/cloud_j_per_token", "speculation/acceptance_rate", "speculation/acceptance_length",
+    "speculation/acceptance_length_with_bonus",
     "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "latency/tbt_s/p99",
 )  # fmt: skip
 """The columns of a sweep's table; one that no job has a value for is left out."""
@@ -410,8 +422,8 @@ HEADLINE = (
     "quality/mean", "quality/rouge_1", "latency/ttft_s/median", "latency/tbt_s/mean", "latency/tbt_s/p99",
     "latency/service_s_per_token/mean", "latency/end_to_end_s/median", "cost/usd_per_million_tokens",
     "throughput/goodput_tokens_per_s", "throughput/slo_violation_rate", "offloading/token_share",
-    "speculation/acceptance_rate", "resources/device_j_per_token", "resources/cloud_j_per_token",
-    "resources/uplink_nbytes",
+    "speculation/acceptance_rate", "resources/device_j_per_token", "resources/device_total_j_per_token",
+    "resources/cloud_j_per_token", "resources/uplink_nbytes",
 )  # fmt: skip
 """The metrics of a run in MLflow, what matters most first; each has its unit in its key or is a score."""
 PAGE = (

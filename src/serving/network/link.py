@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from serving.core.keyed_random import key, substream, uniform, uniform_at
 from serving.core.provenance import check_sources
 from serving.network.outages import OutageCursor, OutageInterval, OutageSchedule, is_disconnection
+from serving.network.radio import Radio
 from serving.network.rate import ConstantRate, LinkCapacity, LinkDelay, TrafficDirection, TransmitRate
 
 _HALF_NORMAL = NormalDist()
@@ -51,6 +52,8 @@ class Link:
     A shorter outage only delays messages. A longer one breaks the connection: messages that have not arrived when it is
     noticed are lost.
     """
+    radio: Radio | None = None
+    """What the device's radio draws; None: not known, and then neither is its energy."""
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

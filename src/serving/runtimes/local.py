@@ -77,6 +77,7 @@ class Local:
             models.tokenizer,
             models.cloud_layers,
             local_timing=local_timing,
+            links_timed=self.shaped,
             notes=notes,
             overhead=overhead,
         )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.engines.tokenizer import Tokenizer
+from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import Fleet
+from serving.hardware.latency import batch_load
 from serving.hardware.replica_packing import ReplicaPacking, reported_factor
 from serving.learned.thresholds import Thresholds
 from serving.messages import INF, DraftDecision
 from serving.metrics import batch_timing
 from serving.metrics.batch_timing import BatchTiming
+from serving.metrics.radio_energy import radio_energies_j
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, stall_times
 from serving.policy.slots.placement import TieredPlacement
@@ -46,10 +49,12 @@ def write_results(
         for name, own in topology.queries_by_device(queries).items()
         for session, mode in topology.power_modes(name, own).items()
     }
+    radio_j = _radio_energies_j(topology, served)
     rows = []
     for query in queries:
         record = records[query.request.session]
         row = _request_row(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
+        row |= {"radio_energy_j": radio_j[record.session]}
         row |= _cloud_spending([(topology.cloud_fleets[node], busy_s) for node, busy_s in record.node_busy_s.items()])
         rows.append(row | (_UNKNOWN_ENERGY if served.local_timing else {}) | ({} if served.is_text else _NO_QUALITY))
     _write_parquet(out / "requests.parquet", rows)
@@ -132,6 +137,19 @@ def _request_row(
     }
 
 
+def _radio_energies_j(topology: Topology, served: RunResult) -> dict[str, float | None]:
+    """The energy of each session's messages on its device's radio; unknown where links or chips took other times."""
+    by_device: dict[str, list[SessionRecord]] = {name: [] for name in topology.devices}
+    for record in served.records.values():
+        by_device[record.device].append(record)
+    known = served.links_timed and not served.local_timing
+    found: dict[str, float | None] = {}
+    for device, records in by_device.items():
+        link = topology.device_link(device)
+        found |= radio_energies_j(records, link if known else replace(link, radio=None))
+    return found
+
+
 def _cloud_spending(busy: Sequence[tuple[Fleet, float]]) -> ResultRow:
     """Energy, chip time and price of a request in the cloud, whose nodes were busy for so many seconds."""
     return {
@@ -187,6 +205,8 @@ def _meta(
         "notes": [*_notes(setup), *served.notes],
         "timing": _local_timing(setup) if served.local_timing else _timing(setup, fleets),
         "links": list(dict.fromkeys(link.described for link in links)),
+        "radios": list(dict.fromkeys(link.radio.described if link.radio else "unknown" for link in links)),
+        "heat": {} if served.local_timing else _heat(setup, fleets),
         "packing_factor": asdict(factor) if factor else None,
         "overhead": dict(served.overhead),
         "horizon_s": max((row["ended_s"] for row in rows), default=0.0),
@@ -226,6 +246,36 @@ def _notes(setup: Setup) -> list[str]:
     return [note for note in found if note]
 
 
+HEAT_CONTEXT_TOKENS = 512
+"""Cached tokens behind which a report says what a decoded token takes, cold and hot."""
+
+
+def _heat(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, dict[str, Any]]:
+    """A decoded token on each chip that the policy uses, cold and after minutes of load (None: not known), by chip."""
+    pair = setup.pair
+    found: dict[str, dict[str, Any]] = {}
+    if setup.policy.draft.source == "model":
+        found |= {fleet.chip.name: _decode_figures(fleet, pair.device.timed_architecture) for fleet in fleets}
+    tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))] if setup.uses_target else []
+    for fleet in (fleet for tier in tiers for fleet in tier.fleets):
+        found.setdefault(fleet.chip.name, _decode_figures(fleet, pair.cloud.timed_architecture))
+    return found
+
+
+def _decode_figures(fleet: Fleet, architecture: Architecture) -> dict[str, Any]:
+    cold = replace(fleet, heat="cold").latency(architecture)
+    cold_s = cold.seconds(batch_load(cold.layers, [(HEAT_CONTEXT_TOKENS, 1)], 1))
+    curve = fleet.chip.sustained
+    return {
+        "architecture": architecture.name,
+        "cached_tokens": HEAT_CONTEXT_TOKENS,
+        "cold_s": cold_s,
+        "sustained_s": cold_s / curve.share if curve else None,
+        "curve": curve.described if curve else None,
+        "run": fleet.heat,
+    }
+
+
 def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
     """The source of the latency coefficients of each side that the policy uses."""
     found = {}
@@ -257,8 +307,8 @@ _LIST_COLUMNS = {"tokens": "int32", "origins": "string", "token_times_s": "doubl
 _NULLABLE_COLUMNS = {
     "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
     "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
-    "device_energy_j": "double", "cloud_energy_j": "double", "cloud_usd": "double", "link_stall_s": "double",
-    "cloud_stall_s": "double", "cloud_residence_s": "double",
+    "device_energy_j": "double", "radio_energy_j": "double", "cloud_energy_j": "double", "cloud_usd": "double",
+    "link_stall_s": "double", "cloud_stall_s": "double", "cloud_residence_s": "double",
 }  # fmt: skip
 """Columns that may be null in every row, with their types."""
 _TABLE_COLUMNS = {

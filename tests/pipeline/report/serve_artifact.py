@@ -46,6 +46,7 @@ _FLOATS = [
     "cloud_queue_s",
     "draft_s",
     "device_energy_j",
+    "radio_energy_j",
     "cloud_energy_j",
     "cloud_chip_s",
     "cloud_usd",

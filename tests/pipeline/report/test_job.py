@@ -292,3 +292,33 @@ def test_unknown_energy_cost_and_quality_are_shown_as_unknown(tmp_path):
         "lossless every",
     ):
         assert part in text
+
+
+HEAT = {
+    "architecture": "tinyllama_1_1b", "cached_tokens": 512, "cold_s": 0.1, "sustained_s": 0.125,
+    "curve": "80% of the cold speed after 600 s of load (measured: by us)", "run": "cold",
+}  # fmt: skip
+
+
+def test_the_report_names_radio_and_sustained_speed_or_says_that_they_are_unknown(tmp_path):
+    rows = [request("a", ["device"] * 4, [0.1, 0.2, 0.3, 0.4], device_energy_j=8.0, radio_energy_j=2.0)]
+    server = HEAT | {"architecture": "llama2_13b", "cold_s": 0.0405, "sustained_s": None, "curve": None}
+    said = {"radios": ["3.51 J a MB up", "unknown"], "heat": {"pixel_7": HEAT, "rtx_a6000": server}}
+    file = io.StringIO()
+    report.report_job(write(tmp_path / "x", rows, **said), context(tmp_path, OFF), file)
+    text = " ".join(file.getvalue().split())
+    for part in (
+        "radio 3.51 J a MB up", "radio unknown",
+        "2.00 J a token on the device, 0.500 J in its radio, 2.50 J together; ",
+        "pixel_7: tinyllama_1_1b decodes a token behind 512 in 100.0 ms cold, 125.0 ms sustained: 80% of the cold "
+        "speed after 600 s of load (measured: by us); this run: cold",
+        "rtx_a6000: llama2_13b decodes a token behind 512 in 40.5 ms cold; sustained: unknown",
+    ):  # fmt: skip
+        assert part in text, text
+
+
+def test_a_radio_that_is_not_known_is_named_so(tmp_path):
+    rows = [request("a", ["device"], [0.1], device_energy_j=8.0)]
+    file = io.StringIO()
+    report.report_job(write(tmp_path / "x", rows), context(tmp_path, OFF), file)
+    assert "8.00 J a token on the device, its radio unknown; " in " ".join(file.getvalue().split())

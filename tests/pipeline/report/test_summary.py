@@ -12,12 +12,13 @@ SPECULATED = request(
     task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, drafts_verified=4, drafts_accepted=2, drafts_unused=2,
     chunks=2, chunks_offloaded=1, chunks_verified=1, uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1,
     cloud_forward_tokens=9, device_busy_s=0.6, cloud_busy_s=0.25,
-    cloud_queue_s=0.125, device_energy_j=6.0, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
+    cloud_queue_s=0.125, device_energy_j=6.0, radio_energy_j=0.5, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
 )  # fmt: skip
 # Arrives at 0.5, and its device writes three tokens alone.
 ALONE = request(
     "b", ["device"] * 3, [0.75, 1.75, 2.5], task="sort", slo="slow", slo_tokens_per_s=1.0, arrived_s=0.5, ttft_s=0.25,
-    drafted=3, chunks=3, device_busy_s=0.75, device_energy_j=2.0, cloud_energy_j=0.0, quality=0.0, rouge_1=0.5,
+    drafted=3, chunks=3, device_busy_s=0.75, device_energy_j=2.0, radio_energy_j=0.0, cloud_energy_j=0.0,
+    quality=0.0, rouge_1=0.5,
 )  # fmt: skip
 
 
@@ -92,6 +93,8 @@ def test_bytes_busy_times_and_energy_are_added_up(summary):
         "uplink_nbytes": 100, "downlink_nbytes": 20, "uplink_messages": 1, "cloud_forward_tokens": 9,
         "device_busy_s": pytest.approx(1.35), "cloud_busy_s": 0.25, "cloud_queue_s": 0.125,
         "device_j_per_token": 1.0, "cloud_j_per_token": 6.25, "device_energy_j": 8.0, "cloud_energy_j": 50.0,
+        "radio_energy_j": 0.5, "radio_j_per_token": 0.0625, "device_total_energy_j": 8.5,
+        "device_total_j_per_token": 1.0625,
         "cloud_busy_share": pytest.approx(0.25 / 2.5),
     }  # fmt: skip
 
@@ -123,6 +126,8 @@ def test_without_drafts_energy_or_scores_their_metrics_are_unknown(tmp_path):
     assert summary["offloading/chunk_share"] is None
     assert summary["offloading/token_share"] == 1.0
     assert summary["resources/device_j_per_token"] is None
+    assert summary["resources/radio_j_per_token"] is None
+    assert summary["resources/device_total_j_per_token"] is None
     assert summary["resources/cloud_j_per_token"] == 3.0
     assert (summary["quality/mean"], summary["cost/verified_s"]) == (None, None)
     assert "speculation/acceptance_rate" not in summary.metrics()

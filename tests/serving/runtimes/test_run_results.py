@@ -7,11 +7,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from serving.deployment.setup import Setup
 from serving.learned.thresholds import Thresholds
 from serving.metrics.recorder import SessionRecord
 from serving.runtimes.emulated import Emulated, simulate
 from serving.runtimes.run_results import write_results
 from serving.runtimes.runtime import RunResult
+from tests.support.conf_files import bed, link, radio_named
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import Words, models, queries, setup
 
@@ -39,6 +41,7 @@ def test_results_have_one_row_per_request(written: tuple[Path, dict[str, Session
         assert row["drafts_unused"] == row["drafted"] - sum(o in ("device", "accepted") for o in record.origins) >= 0
         assert row["quality"] == 0.0
         assert row["device_energy_j"] >= 0
+        assert (row["radio_energy_j"] > 0) == (record.uplink_messages > 0)
 
 
 def test_column_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, SessionRecord]]) -> None:
@@ -74,7 +77,7 @@ def test_without_timelines_stalls_are_unknown(tmp_path: Path) -> None:
     made, asked = setup("synera"), queries(3)
     records = simulate(made, models(), asked, detail=False)
     write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
-    columns = ["link_stall_s", "cloud_stall_s", "cloud_residence_s"]
+    columns = ["link_stall_s", "cloud_stall_s", "cloud_residence_s", "radio_energy_j"]
     rows = pq.read_table(tmp_path / "requests.parquet", columns=columns).to_pylist()
     assert rows == [dict.fromkeys(columns)] * 3
 
@@ -89,3 +92,64 @@ def test_a_report_says_that_no_draft_was_accepted_while_synera_was_profiled(tmp_
     write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
     notes = json.loads((tmp_path / "meta.json").read_text())["notes"]
     assert sum("not one of 1 drafts was accepted as a whole (alpha 0.00; small + large" in note for note in notes) == 1
+
+
+def energies(folder: Path, made: Setup, **run: bool) -> list[dict[str, float | None]]:
+    asked = queries(4)
+    records = simulate(made, models(), asked)
+    write_results(folder, made, Emulated(), RunResult(asked, records, Words(), LAYERS, **run))  # type: ignore[arg-type]
+    return pq.read_table(folder / "requests.parquet", columns=["device_energy_j", "radio_energy_j"]).to_pylist()
+
+
+def test_a_policy_that_never_uses_the_network_pays_no_radio(tmp_path: Path) -> None:
+    for network in ("lte", "mbps_10"):
+        rows = energies(tmp_path, setup("edge_centric", network=link(network)))
+        assert [row["radio_energy_j"] for row in rows] == [0.0] * 4
+        assert all(row["device_energy_j"] for row in rows)
+
+
+def test_a_link_without_a_radio_leaves_that_energy_unknown_and_the_chips_known(tmp_path: Path) -> None:
+    rows = energies(tmp_path, setup("cloud_centric", network=link("mbps_10")))
+    assert [row["radio_energy_j"] for row in rows] == [None] * 4
+    assert all(row["device_energy_j"] for row in rows)
+    assert json.loads((tmp_path / "meta.json").read_text())["radios"] == ["unknown"]
+
+
+def test_lte_costs_more_than_wifi_and_a_cable_nothing(tmp_path: Path) -> None:
+    """The same link, three radios: times, decisions and the chip's energy are the same."""
+    found = {}
+    for name in ("lte", "wifi", "wired"):
+        made = setup("synera", network=replace(link("mbps_10"), radio=radio_named(name)))
+        found[name] = energies(tmp_path, made)
+    assert len({tuple(row["device_energy_j"] for row in rows) for rows in found.values()}) == 1
+    lte, wifi, wired = (sum(row["radio_energy_j"] or 0.0 for row in rows) for rows in found.values())
+    assert lte > 10 * wifi > wired == 0
+
+
+def test_the_radio_is_unknown_where_links_or_chips_took_other_times(tmp_path: Path) -> None:
+    for run in ({"links_timed": False}, {"local_timing": True}):
+        rows = energies(tmp_path, setup("cloud_centric", network=link("wifi")), **run)
+        assert [row["radio_energy_j"] for row in rows] == [None] * 4
+
+
+def test_cold_and_sustained_figures_stand_beside_each_other(tmp_path: Path) -> None:
+    energies(tmp_path, setup("synera", hardware="pixel7"))
+    heat = json.loads((tmp_path / "meta.json").read_text())["heat"]
+    assert set(heat) == {"pixel_7", "rtx_a6000"}
+    phone, server = heat["pixel_7"], heat["rtx_a6000"]
+    assert phone["sustained_s"] == pytest.approx(phone["cold_s"] / 0.82)
+    assert phone["run"] == "cold"
+    assert (server["sustained_s"], server["curve"]) == (None, None)
+    assert server["cold_s"] > 0
+
+
+def test_a_hot_device_takes_longer_by_the_share_and_decides_alike(tmp_path: Path) -> None:
+    def run(heat: str) -> dict[str, SessionRecord]:
+        bed_ = bed("pixel7")
+        hot = replace(bed_, device=replace(bed_.device, heat=heat))  # type: ignore[type-var]
+        return simulate(setup("edge_centric", hardware=hot), models(), queries(4))
+
+    cold, hot = run("cold"), run("sustained")
+    for session, record in cold.items():
+        assert hot[session].tokens == record.tokens
+        assert hot[session].device_busy_s == pytest.approx(record.device_busy_s / 0.82)
