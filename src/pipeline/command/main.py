@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline +policy=synera`, and the commands `show`, `cache`, `doctor` and `ui`."""
+"""The command line: `python -m pipeline +policy=synera`; the commands `show`, `cache`, `speeds`, `doctor` and `ui`."""
 
 import os
 import sys
@@ -26,7 +26,8 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 def main() -> None:
     argv = arguments.normalise(sys.argv[1:])
     commands = {
-        "cache": _run_cache_command, "show": _run_show_command, "doctor": _run_doctor_command, "ui": _run_ui_command
+        "cache": _run_cache_command, "show": _run_show_command, "speeds": _run_speeds_command,
+        "doctor": _run_doctor_command, "ui": _run_ui_command,
     }  # fmt: skip
     command = commands.get(argv[0] if argv else "")
     if command:
@@ -124,6 +125,16 @@ def _run_doctor_command(argv: list[str]) -> int:
         raise UserError(f"doctor takes no arguments, got {' '.join(argv)}.")
     with _closed_pipe_tolerated():
         print(describe())
+    return 0
+
+
+def _run_speeds_command(argv: list[str]) -> int:
+    from pipeline.command.speeds import report
+    from pipeline.report.table import print_parts
+
+    parts = report(argv)
+    with _closed_pipe_tolerated():
+        print_parts(parts, sys.stdout)
     return 0
 
 
