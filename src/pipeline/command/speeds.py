@@ -7,16 +7,14 @@ conf/hardware/measured/speeds.csv; a file of such rows (.csv) is only scored. Th
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.command.hydra_errors import as_config_errors, suggestion
-from pipeline.config.arguments import config_folders, find_missing_folder
+from pipeline.config.arguments import conf_dir, config_folders, find_missing_folder
 from pipeline.config.build import ConfigSchema, construct, load
-from pipeline.config.compose import ConfigLibrary
+from pipeline.config.compose import ConfigLibrary, register_resolvers, select
 from pipeline.errors import ConfigError, UserError
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, format_percent
 
@@ -38,8 +36,8 @@ _CHIP, _ARCHITECTURE = "serving.hardware.chip.Chip", "serving.hardware.architect
 _NEW_CHIP = (
     "A chip of yours is one YAML file, FOLDER/hardware/chip/NAME.yaml, found with --config-dir FOLDER: for each power "
     "mode the peaks fp16_tflops (dense) and memory_gbps from its datasheet, each with its source. It needs no "
-    "`software`: +experiment=clock clock.rows=[ROWS.csv] clock.chips=[NAME] fits that. docs/extending.md has a whole one "
-    "under 'A chip'."
+    "`software`: +experiment=clock clock.rows=[ROWS.csv] clock.chips=[NAME] fits that. docs/extending.md has a whole "
+    "one under 'A chip'."
 )
 
 
@@ -82,76 +80,99 @@ def usage() -> str:
     return "\n".join(["usage: python -m pipeline speeds FILE [FILE ...] [WORD=VALUE ...] [--config-dir DIR]", *lines])
 
 
+class NamedObjects(Mapping[str, Any]):
+    """The objects of a class that have names in conf/ or in the user's own folder, each made when it is asked for."""
+
+    def __init__(self, library: ConfigLibrary, target: str) -> None:
+        self._library, self._target = library, target
+        self._names = library.names(library.groups_by_class[target])
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """Raises ConfigError with the known names for another."""
+        if name not in self._made:
+            schema = ConfigSchema(str, self._library.named_config)
+            data = schema.coerce(name, load(self._target, "speeds"), name)
+            self._made[name] = construct(data, None, name)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True)
 class Library:
-    """Chips and architectures of conf/ and of the user's own folder, by name."""
+    """What the configuration knows by name."""
 
-    names: ConfigLibrary
+    chips: NamedObjects
+    architectures: NamedObjects
+    fitted: Mapping[str, frozenset[str]]
+    """The names in +experiment=clock: of `chips` and of `architectures`."""
 
-    def find(self, target: str, name: str, option: str) -> Any:
-        """The object of a name. Raises ConfigError that says what there is and how to add another."""
-        kind = load(target, "speeds")
-        schema = ConfigSchema(lambda path: str(path), self.names.named_config)
-        try:
-            return construct(schema.coerce(name, kind, option), None, option)
-        except ConfigError as problem:
-            raise ConfigError(f"{problem} {_NEW_CHIP}" if option == "chip" else str(problem)) from problem
+    @classmethod
+    def open(cls, config_dir: Path | None) -> "Library":
+        from hydra._internal.config_loader_impl import ConfigLoaderImpl
+        from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+        from hydra.core.plugins import Plugins
+        from omegaconf import OmegaConf
 
-    def all(self, target: str) -> dict[str, Any]:
-        known = self.names.names(self.names.groups_by_class[target])
-        return {name: self.find(target, name, name) for name in known}
+        register_resolvers()
+        Plugins.instance()  # what reads folders is registered by its first use
+        folders = ConfigSearchPathImpl()
+        for folder in filter(None, (config_dir, conf_dir())):
+            folders.append("main", f"file://{folder.absolute()}")
+        loader = ConfigLoaderImpl(folders)
+        found = [loader.repository.load_config(name) for name in ("config", "experiment/clock")]
+        whole, clock = (OmegaConf.to_container(one.config, resolve=False) if one else None for one in found)
+        names = ConfigLibrary(loader, _section(whole, "named_configs"))
+        scores = _section(clock, "stages.clock_scores")
+        fitted = {key: frozenset(scores[key]) for key in ("chips", "architectures")}
+        return cls(NamedObjects(names, _CHIP), NamedObjects(names, _ARCHITECTURE), fitted)
 
-    @cached_property
-    def chips(self) -> dict[str, Any]:
-        return self.all(_CHIP)
 
-    @cached_property
-    def architectures(self) -> dict[str, Any]:
-        return self.all(_ARCHITECTURE)
-
-
-@contextmanager
-def opened_library(config_dir: Path | None) -> Iterator[Library]:
-    from hydra.core.global_hydra import GlobalHydra
-
-    from pipeline import api
-
-    with as_config_errors(), api.composed("experiment=clock", config_dir=config_dir) as cfg:
-        loader: Any = GlobalHydra.instance().config_loader()
-        yield Library(ConfigLibrary(loader, cfg.named_configs))
+def _section(config: Any, path: str) -> Mapping[str, Any]:
+    found = select(config, path)
+    assert isinstance(found, Mapping), f"conf/ has no {path}"
+    return found
 
 
 def report(argv: Sequence[str]) -> list[ReportPart]:
     """Reads, checks, writes and scores. Raises UserError where no row is left."""
     given = Given.parse(argv)
-    with opened_library(given.config_dir) as library:
-        try:
-            return _report(given, library)
-        except ValueError as problem:
-            raise UserError(str(problem)) from problem
-        except OSError as problem:
-            raise UserError(f"{problem.filename}: {problem.strerror}.") from problem
+    try:
+        with as_config_errors():
+            return _report(given)
+    except ValueError as problem:
+        raise UserError(str(problem)) from problem
+    except OSError as problem:
+        raise UserError(f"{problem.filename}: {problem.strerror}.") from problem
 
 
-def _report(given: Given, library: Library) -> list[ReportPart]:
-    rows_of_csv = load("training.latency.published_speeds.read_speeds", "speeds")
-    tables = [file for file in given.files if file.suffix == ".csv"]
-    if tables and (given.facts or len(tables) < len(given.files)):
-        raise UserError(
-            "a file of rows (.csv) has all that is known, and is only scored: give it alone, without words."
-        )
-    if tables:
-        rows = [row for file in tables for row in rows_of_csv(file, library.chips, library.architectures)]
-        return _score_parts(rows)
-    return _imported_parts(given, library)
+def _report(given: Given) -> list[ReportPart]:
+    if not any(file.suffix == ".csv" for file in given.files):
+        return _imported_parts(given)
+    if given.facts or not all(file.suffix == ".csv" for file in given.files):
+        raise UserError("a file of rows (.csv) says all that is known, and is only scored: give it without words.")
+    library = Library.open(given.config_dir)
+    return _score_parts([row for file in given.files for row in _stored_rows(file, library)])
 
 
-def _imported_parts(given: Given, library: Library) -> list[ReportPart]:
+def _stored_rows(file: Path, library: Library) -> list[Any]:
+    read: Any = load("training.latency.published_speeds.read_speeds", "speeds")
+    return list(read(file, library.chips, library.architectures))
+
+
+def _imported_parts(given: Given) -> list[ReportPart]:
+    _check_needed(given)
+    out, library = _checked_out(given), Library.open(given.config_dir)
     machine = _machine(given, library)
-    out = _checked_out(given)
-    stored = load("training.latency.published_speeds.read_speeds", "speeds")(
-        out, library.chips, library.architectures
-    ) if out and out.exists() else []  # fmt: skip
+    stored = _stored_rows(out, library) if out and out.exists() else []
     found: Any = load("training.latency.own_speeds.read_own_speeds", "speeds")(
         given.files, machine, library.architectures, stored
     )
@@ -163,21 +184,33 @@ def _imported_parts(given: Given, library: Library) -> list[ReportPart]:
         parts += [f"{len(reasons)} refused", LabelledTexts(reasons)]
     if out:
         load("training.latency.published_speeds.append_speeds", "speeds")(out, found.rows)
-        joined = f"python -m pipeline +experiment=clock clock.rows=[{out}]"
-        parts.append(LabelledTexts((("written", f"{len(found.rows)} rows, to {out}"), ("fit with them", joined))))
+        written = f"{len(found.rows)} rows, to {out}"
+        parts.append(LabelledTexts((("written", written), ("fit with them", _fit_command(given, library, found.rows)))))
     return parts
 
 
-def _machine(given: Given, library: Library) -> Any:
-    facts = given.facts
-    needed = ["chip", *(("source", "licence") if "out" in facts else ())]
-    if missing := [name for name in needed if name not in facts]:
+def _check_needed(given: Given) -> None:
+    needed = ["chip", *(("source", "licence") if "out" in given.facts else ())]
+    if missing := [name for name in needed if name not in given.facts]:
         raise UserError(f"the output does not say {missing[0]}: {missing[0]}=, {WORDS[missing[0]]}.\n{usage()}")
-    chip = library.find(_CHIP, facts["chip"], "chip")
-    architecture = facts.get("architecture")
-    return load("training.latency.own_speeds.own_machine", "speeds")(
-        chip, library.find(_ARCHITECTURE, architecture, "architecture") if architecture else None, facts
-    )
+
+
+def _machine(given: Given, library: Library) -> Any:
+    facts, architecture = given.facts, given.facts.get("architecture")
+    try:
+        chip = library.chips[facts["chip"]]
+    except ConfigError as problem:
+        raise ConfigError(f"{problem} {_NEW_CHIP}") from problem
+    model = library.architectures[architecture] if architecture else None
+    return load("training.latency.own_speeds.own_machine", "speeds")(chip, model, facts)
+
+
+def _fit_command(given: Given, library: Library, rows: Sequence[Any]) -> str:
+    named = {"chips": {row.chip.name for row in rows}, "architectures": {row.architecture.name for row in rows}}
+    new = {key: sorted(names - library.fitted[key]) for key, names in named.items()}
+    words = [f"clock.{key}=[{','.join(names)}]" for key, names in new.items() if names]
+    folder = [f"--config-dir {given.config_dir}"] if given.config_dir else []
+    return " ".join(["python -m pipeline +experiment=clock", f"clock.rows=[{given.facts['out']}]", *words, *folder])
 
 
 def _checked_out(given: Given) -> Path | None:

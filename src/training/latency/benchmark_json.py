@@ -23,19 +23,29 @@ MAX_SPREAD = 0.2
 
 def read_records(file: Path) -> list[Record]:
     """The records of a file, in order. Raises ValueError that names the file for what is not JSON or too large."""
+    text = _read_text(file)
     try:
-        if file.stat().st_size > MAX_NBYTES:
-            raise ValueError(f"{file}: {file.stat().st_size} bytes; at most {MAX_NBYTES} are read.")
-        found = _parse(file.read_text(encoding="utf-8-sig"))
-    except OSError as problem:
-        raise ValueError(f"{file} cannot be read: {problem.strerror}.") from problem
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        found = _parse(text)
+    except (ValueError, RecursionError) as problem:
         raise ValueError(
             f"{file} is no whole JSON file ({problem}). Redirect the tool's output alone (2> elsewhere) and let it end."
         ) from problem
     if not 0 < len(found) <= MAX_RECORDS or not all(isinstance(record, dict) for record in found):
         raise ValueError(f"{file}: 1 to {MAX_RECORDS} records, each a JSON object, are wanted; got {len(found)}.")
     return found
+
+
+def _read_text(file: Path) -> str:
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}.")
+    try:
+        if (nbytes := file.stat().st_size) > MAX_NBYTES:
+            raise ValueError(f"{file} has {nbytes} bytes; at most {MAX_NBYTES} are read.")
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as problem:
+        raise ValueError(f"{file} cannot be read: {problem.strerror}.") from problem
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"{file} is no text in UTF-8 ({problem}).") from problem
 
 
 def _parse(text: str) -> list[Any]:

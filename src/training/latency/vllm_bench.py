@@ -82,7 +82,7 @@ def _check_shape(shape: LatencyShape) -> None:
     if shape.batch > 1 and shape.batch * shape.input_len > _MAX_PROMPT_TOKENS:
         raise ValueError(
             f"{shape.batch} prompts of {shape.input_len} tokens are more than {_MAX_PROMPT_TOKENS}, which vLLM takes "
-            "in one forward: some sessions would decode while others still read. Take a smaller batch or shorter prompts"
+            "in one forward: some sessions would decode while others still read. Take fewer or shorter prompts"
         )
 
 
