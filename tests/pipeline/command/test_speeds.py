@@ -1,5 +1,7 @@
 """`python -m pipeline speeds`: from a benchmark's output to rows and their score."""
 
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -8,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.command.main import main
-from pipeline.command.speeds import Library
+from pipeline.command.named_objects import Library
+from pipeline.command.speeds import WORDS, Given
 
-BENCHMARKS = Path(__file__).parents[2] / "training" / "latency" / "benchmarks"
+ROOT = Path(__file__).parents[3]
+BENCHMARKS = ROOT / "tests" / "training" / "latency" / "benchmarks"
 LLAMA, SERVED = str(BENCHMARKS / "llama_bench.json"), str(BENCHMARKS / "vllm_serve.json")
 MINE = (LLAMA, "chip=rtx_3090", "source=made up", "licence=CC0", "out=mine.csv")
 RTX_4080 = """_target_: serving.hardware.chip.Chip
@@ -117,6 +121,15 @@ def test_mistakes_are_said_before_anything_is_written(run: Run, words: tuple[str
     assert err.startswith("error: ")
     assert message in err
     assert not list(Path.cwd().iterdir())
+
+
+def test_the_words_of_the_page_are_those_of_the_command() -> None:
+    page = (ROOT / "docs" / "clock.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^    python -m pipeline speeds ([^#\n]+)", page, re.MULTILINE)
+    assert len(lines) >= 5
+    for line in lines:
+        assert Given.parse(shlex.split(line)).files
+    assert [word for word in WORDS if f"`{word}=`" not in page and f" {word}=" not in page] == []
 
 
 def test_a_file_that_is_no_table_of_rows_is_not_added_to(run: Run) -> None:
