@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The command line: `python -m pipeline +policy=synera`, and commands: `show`, `cache`, `results`, `doctor`, `ui`."""
+=======
+"""The command line: `python -m pipeline +policy=synera`; the commands `show`, `cache`, `speeds`, `doctor` and `ui`."""
+>>>>>>> wt_speeds
 
 import os
 import sys
@@ -26,7 +30,11 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 def main() -> None:
     argv = arguments.normalise(sys.argv[1:])
     commands = {
+<<<<<<< HEAD
         "cache": _run_cache_command, "show": _run_show_command, "results": _run_results_command,
+=======
+        "cache": _run_cache_command, "show": _run_show_command, "speeds": _run_speeds_command,
+>>>>>>> wt_speeds
         "doctor": _run_doctor_command, "ui": _run_ui_command,
     }  # fmt: skip
     command = commands.get(argv[0] if argv else "")
@@ -128,11 +136,21 @@ def _run_doctor_command(argv: list[str]) -> int:
     return 0
 
 
+<<<<<<< HEAD
 def _run_results_command(argv: list[str]) -> int:
     from pipeline.command import results
 
     with _closed_pipe_tolerated():
         return results.main(argv)
+=======
+def _run_speeds_command(argv: list[str]) -> int:
+    from pipeline.command.speeds import report
+    from pipeline.report.table import print_parts
+
+    parts = report(argv)
+    with _closed_pipe_tolerated():
+        print_parts(parts, sys.stdout)
+>>>>>>> wt_speeds
     return 0
 
 

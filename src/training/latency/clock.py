@@ -40,8 +40,7 @@ class HeldOut:
 
     @property
     def kind(self) -> str:
-        """decode, prefill or forward of one session, linear layers alone, or a batch."""
-        return self.speed.phase if self.speed.batch == 1 else "batch"
+        return self.speed.kind
 
 
 def hold_out(
@@ -83,7 +82,7 @@ def _folds(speeds: Sequence[PublishedSpeed], split: Split) -> Iterator[frozenset
 def _grouped(speeds: Sequence[PublishedSpeed]) -> dict[Key, list[int]]:
     found: dict[Key, list[int]] = defaultdict(list)
     for i, speed in enumerate(speeds):
-        found[speed.chip.name, speed.mode or "", speed.software].append(i)
+        found[speed.chip.name, speed.power_mode, speed.software].append(i)
     return found
 
 
@@ -107,6 +106,15 @@ def error_rows(found: Sequence[HeldOut]) -> dict[str, dict[str, Cells]]:
         label: _errors(rows) for label, rows in _by(near, lambda one: f"{' '.join(one.speed.group)} {one.kind}").items()
     }
     return tables
+
+
+def own_rows(found: Sequence[HeldOut], own: Sequence[PublishedSpeed]) -> dict[str, Cells]:
+    """The errors of the rows that a user measured, by phase and by what was held out."""
+    wanted = set(map(id, own))
+    mine = [one for one in found if id(one.speed) in wanted]
+    return {
+        label: _errors(rows) for label, rows in _by(mine, lambda one: f"{one.kind}, {SPLIT_NAMES[one.split]}").items()
+    }
 
 
 def _within_groups(found: Sequence[HeldOut]) -> list[HeldOut]:
@@ -147,7 +155,7 @@ def _ordering(found: Sequence[HeldOut]) -> Cells:
     for one in found:
         speed = one.speed
         work = speed.architecture.name, speed.phase, speed.batch, speed.new_tokens, _context_class(speed.cached_tokens)
-        place = speed.chip.name, speed.mode or "", speed.software, speed.precision
+        place = speed.chip.name, speed.power_mode, speed.software, speed.precision
         same_work[work].setdefault(place, one)
     pairs = [pair for places in same_work.values() for pair in combinations(places.values(), 2)]
     right = [(a.speed.seconds < b.speed.seconds) == (a.predicted_s < b.predicted_s) for a, b in pairs]

@@ -7,7 +7,9 @@ linear layers alone, without attention, head and process).
 """
 
 import csv
-from collections.abc import Mapping
+import io
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args
@@ -18,6 +20,9 @@ from serving.hardware.latency import ForwardLoad, batch_load
 
 Phase = Literal["decode", "prefill", "forward", "linear"]
 T = TypeVar("T")
+
+COLUMNS = ("chip", "mode", "software", "architecture", "precision", "phase", "batch", "cached_tokens", "new_tokens",
+           "seconds", "source", "licence", "note")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,18 @@ class PublishedSpeed:
         return silicon_of(self.chip)
 
     @property
+    def power_mode(self) -> str:
+        return self.mode or self.chip.default_mode
+
+    @property
     def group(self) -> tuple[str, str]:
         """What one set of figures holds for: processor and software."""
         return self.silicon, self.software
+
+    @property
+    def kind(self) -> str:
+        """decode, prefill or forward of one session, linear layers alone, or a batch."""
+        return self.phase if self.batch == 1 else "batch"
 
     @property
     def load(self) -> ForwardLoad:
@@ -59,18 +73,52 @@ def silicon_of(chip: Chip) -> str:
     return "_".join(word for word in words if not word.endswith("gb"))
 
 
+def row_key(speed: PublishedSpeed) -> tuple[object, ...]:
+    """What two rows share that measure the same work on the same machine by the same source."""
+    work = speed.precision, speed.phase, speed.batch, speed.cached_tokens, speed.new_tokens
+    return speed.chip.name, speed.power_mode, speed.software, speed.architecture.name, *work, speed.source
+
+
 def read_speeds(
     file: Path, chips: Mapping[str, Chip], architectures: Mapping[str, Architecture]
 ) -> list[PublishedSpeed]:
     """All rows of the file. Raises ValueError that names the line of a row that is not one."""
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = csv.DictReader(lines)
-        return [_parse(row, f"{file.name}, line {rows.line_num}", chips, architectures) for row in rows]
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = csv.DictReader(lines, strict=True)
+            if tuple(rows.fieldnames or ()) != COLUMNS:
+                raise ValueError(f"{file.name}, line 1: the columns are {','.join(COLUMNS)}")
+            return [_parse(row, f"{file.name}, line {rows.line_num}", chips, architectures) for row in rows]
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise ValueError(f"{file.name} is not a CSV file in UTF-8 ({problem})") from problem
+
+
+def append_speeds(file: Path, speeds: Sequence[PublishedSpeed]) -> None:
+    """Adds rows to a file of them, whole or not at all; a file that does not exist begins with the columns."""
+    before = file.read_text(encoding="utf-8-sig") if file.exists() else f"{','.join(COLUMNS)}\n"
+    added = io.StringIO(newline="")
+    csv.writer(added, lineterminator="\n").writerows(map(_cells, speeds))
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        beside.write_text(before + "\n" * (not before.endswith("\n")) + added.getvalue(), encoding="utf-8")
+        os.replace(beside, file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _cells(speed: PublishedSpeed) -> tuple[object, ...]:
+    return (
+        speed.chip.name, speed.mode or "", speed.software, speed.architecture.name, speed.precision, speed.phase,
+        speed.batch, speed.cached_tokens, speed.new_tokens, f"{speed.seconds:.6g}", speed.source, speed.licence,
+        speed.note,
+    )  # fmt: skip
 
 
 def _parse(
     row: Mapping[str, str], where: str, chips: Mapping[str, Chip], architectures: Mapping[str, Architecture]
 ) -> PublishedSpeed:
+    if None in row or None in row.values():
+        raise ValueError(f"{where}: more or fewer values than the {len(COLUMNS)} columns")
     try:
         found = PublishedSpeed(
             _named(row["chip"], chips), row["mode"] or None, row["software"],
@@ -78,12 +126,22 @@ def _parse(
             cast(Phase, _one_of(row["phase"], get_args(Phase))), int(row["batch"]), int(row["cached_tokens"]),
             int(row["new_tokens"]), float(row["seconds"]), row["source"], row["licence"], row["note"],
         )  # fmt: skip
-        found.chip.mode(found.mode)
-    except (KeyError, ValueError, TypeError) as problem:
+        check_peaks_known(found.chip, found.mode)
+    except ValueError as problem:
         raise ValueError(f"{where}: {problem}") from problem
-    if min(found.batch, found.new_tokens) < 1 or found.cached_tokens < 0 or not found.seconds > 0:
+    if min(found.batch, found.new_tokens) < 1 or found.cached_tokens < 0 or not 0 < found.seconds < float("inf"):
         raise ValueError(f"{where}: batch and new_tokens are 1 or more, cached_tokens 0 or more, seconds above 0")
     return found
+
+
+def check_peaks_known(chip: Chip, name: str | None) -> None:
+    """Raises ValueError for a mode that the chip lacks, or that has no peaks to compare a speed with."""
+    mode = chip.mode(name)
+    if mode.fp16_tflops is None or mode.memory_gbps is None:
+        raise ValueError(
+            f"chip {chip.name} has no fp16_tflops or no memory_gbps in mode {name or chip.default_mode}; the clock "
+            "is a share of these peaks"
+        )
 
 
 def _named(name: str, known: Mapping[str, T]) -> T:

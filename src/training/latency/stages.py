@@ -183,18 +183,32 @@ def score_clock(
     speeds: Path,
     chips: tuple[Chip, ...],
     architectures: tuple[Architecture, ...],
+    own_speeds: tuple[Path, ...] = (),
+    own_chips: tuple[Chip, ...] = (),
+    own_architectures: tuple[Architecture, ...] = (),
 ) -> None:
     """Fits what software reaches of these chips to published speeds, and scores the fit on rows that it has not seen.
 
+    `own_speeds` are files of rows that a user measured, perhaps on `own_chips` or with `own_architectures`: they join
+    the published ones, and have a table of their own.
     Writes rows.json (errors by split, by processor and software; order of pairs; worst rows), software.yaml (the
+<<<<<<< HEAD
     figures for conf/hardware/chip, by chip), errors.json (for draws of the clock) and a scatter plot. Raises ValueError
     that names a line of `speeds` that cannot be read.
+=======
+    figures for conf/hardware/chip, by chip) and a scatter plot. Raises ValueError that names a line of a file that
+    cannot be read.
+>>>>>>> wt_speeds
     """
-    rows = read_speeds(speeds, {chip.name: chip for chip in chips}, {each.name: each for each in architectures})
+    chips, architectures = chips + own_chips, architectures + own_architectures
+    by_name = {chip.name: chip for chip in chips}, {each.name: each for each in architectures}
+    own = [row for file in own_speeds for row in read_speeds(file, *by_name)]
+    rows = read_speeds(speeds, *by_name) + own
     fit = SpeedFit(rows)
     held_out = clock.hold_out(fit, rows, lambda done, total: progress(done, total, "fits"))
     groups = clock.error_rows(held_out) | {"which is faster": clock.ordering_rows(held_out)}
-    _write(out, groups | {"worst rows": clock.worst_rows(held_out)})
+    mine = {"rows of your own": found} if (found := clock.own_rows(held_out, own)) else {}
+    _write(out, groups | mine | {"worst rows": clock.worst_rows(held_out)})
     (out / "software.yaml").write_text(clock.software_yaml(fit, rows, held_out, chips), encoding="utf-8")
     (out / "errors.json").write_text(clock_draw.as_json(clock.clock_errors(held_out)), encoding="utf-8")
     (out / "figures").mkdir(exist_ok=True)
