@@ -1,7 +1,7 @@
 """job.json: status and result of a job, for the sweep that it is part of, which may run in another process."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,8 @@ class JobResult:
     artifact: str | None = None
     lossless: bool = False
     quality_metric: str = ""
+    transport_check: str = ""
+    """What latencies of a paced run are worth; empty for any other run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """By the keys of `serving.metrics.definitions`."""
     run_id: str | None = None
@@ -33,6 +35,11 @@ class JobResult:
 
     def write(self, folder: Path) -> None:
         fingerprint.write_atomic(folder / JOB_FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def transport_checks(results: Iterable[JobResult]) -> list[str]:
+    """What is said of the latencies of the paced runs among these jobs, each text once."""
+    return list(dict.fromkeys(one.transport_check for one in results if one.transport_check))
 
 
 def running_result(context: JobContext) -> JobResult:

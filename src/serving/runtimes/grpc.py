@@ -107,7 +107,14 @@ class Grpc:
         summary = "; ".join(f"{name}: {each.summary}" for name, each in pacing.items())
         local_timing, notes = self.pace == "wall", (f"pace: {summary}", *shaping_notes(links))
         return RunResult(
-            queries, records, tokenizer, layers, timeout_s=self.timeout_s, local_timing=local_timing, notes=notes
+            queries,
+            records,
+            tokenizer,
+            layers,
+            timeout_s=self.timeout_s,
+            local_timing=local_timing,
+            paced=self.pace == "hardware",
+            notes=notes,
         )
 
     def _process_options(self, accelerator: str) -> ProcessOptions:
