@@ -25,13 +25,13 @@ class JobResult:
     artifact: str | None = None
     lossless: bool = False
     quality_metric: str = ""
-    transport_check: str = ""
-    """What latencies of a paced run are worth; empty for any other run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """By the keys of `serving.metrics.definitions`."""
     run_id: str | None = None
     """The MLflow run."""
     error: str | None = None
+    transport_check: str = ""
+    """What latencies of a paced run are worth; empty for any other run."""
 
     def write(self, folder: Path) -> None:
         fingerprint.write_atomic(folder / JOB_FILE, json.dumps(asdict(self), indent=1) + "\n")

@@ -35,10 +35,10 @@ def profile_latency(
 ) -> None:
     """Times both models of a pair on this machine and fits WISP, Eq. 19 (section 4.4 and appendix C).
 
-    Each runs on the threads and in the precision of its configuration. Writes latency.json (coefficients), profile.json
-    (all measurements), profile.txt, metrics.json, figures and chip.yaml, a chip to keep. The device's model drafts, the cloud's verifies, each under its timed architecture's
-    name; raises ValueError if both have the same one. `machine` is part of the artifact's identity only: two machines
-    can share outputs.
+    Each runs on the threads and in the precision of its configuration: the device's model drafts, the cloud's
+    verifies, each under its timed architecture's name; raises ValueError if both have the same one. Writes latency.json
+    (coefficients), profile.json (all measurements), profile.txt, metrics.json, figures and chip.yaml, a chip to keep.
+    `machine` is part of the artifact's identity only: two machines can share outputs.
     """
     from serving.deployment.model_loading import load_models
 

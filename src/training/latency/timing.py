@@ -24,7 +24,7 @@ STEADY_VARIATION = 0.05
 class TimedRun(NamedTuple):
     wall_s: float
     cpu_s: float | None = None
-    """CPU time of this process in the run; None if a GPU computes."""
+    """CPU time of this process in the run; None if a GPU or several threads compute."""
 
     @property
     def cpu_share(self) -> float:
@@ -174,8 +174,8 @@ class WorkTimer:
     clock make a run some 10 % faster than a served one.
     """
     threads: int = 1
-    """CPU threads that compute. With several, the CPU time of a run is that of the thread that starts the others, which
-    waits for them busily: their sum says nothing about disturbances.
+    """CPU threads that compute. With several, wall times count, disturbed or not: threads wait for each other, so that
+    their CPU time is no measure of a run.
     """
     _runs: int = field(default=0, init=False)
 
@@ -230,12 +230,12 @@ class WorkTimer:
         self.accelerator.synchronize()
         if self.pause_s:
             time.sleep(self.pause_s)
-        cpu_clock = time.process_time if self.threads == 1 else time.thread_time
-        began, cpu_began = self.clock(), cpu_clock()
+        began, cpu_began = self.clock(), time.process_time()
         _, timing.loads = self.engine.execute(work)
         self.accelerator.synchronize()
-        wall_s, cpu_s = self.clock() - began, cpu_clock() - cpu_began
-        timing.runs.append(TimedRun(wall_s, None if self.accelerator.is_gpu else cpu_s))
+        wall_s, cpu_s = self.clock() - began, time.process_time() - cpu_began
+        known = self.threads == 1 and not self.accelerator.is_gpu
+        timing.runs.append(TimedRun(wall_s, cpu_s if known else None))
         self._drop_caches(work)
 
     def _random_tokens(self, count: int) -> tuple[int, ...]:
