@@ -71,7 +71,8 @@ def test_exhibits_and_comparisons_of_paced_runs_carry_it_as_a_note(tmp_path: Pat
 
 
 @pytest.mark.parametrize("chips", [CHIPS, []])
-def test_validations_of_paced_runs_carry_it(tmp_path: Path, chips: list[str]) -> None:
+def test_validations_of_paced_runs_carry_it(tmp_path: Path, chips: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.report.validation._draw", lambda *_: None)  # takes seconds
     real, simulated = drawn(tmp_path / "real"), drawn(tmp_path / "simulated")
     if chips:
         meta = (real / "meta.json").read_text()

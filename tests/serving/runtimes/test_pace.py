@@ -71,7 +71,7 @@ def test_an_emulated_run_is_not_paced(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_paced_run_names_the_chips_that_compute(policy: str, paced: bool, chips: list[str], tmp_path: Path) -> None:
     asked = queries(1)
-    records = simulate(setup("synera"), models(), asked)  # whose records they are does not matter here
+    records = simulate(setup("edge_centric"), models(), asked)  # whose records they are does not matter here
     result = RunResult(asked, records, Words(), LAYERS, paced=paced)  # type: ignore[arg-type]
     write_results(tmp_path, setup(policy), Local(), result)
     assert json.loads((tmp_path / "meta.json").read_text())["replayed_chips"] == chips
