@@ -17,8 +17,8 @@ NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglo
 QUANTISED = "synera/table6"
 DISTINCT = (
     "compare", "hat/fig1a", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
-    "hat/table4", "hat/table5", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig13",
-    "synera/fig14", "synera/fig18", "synera/fig4", "synera/table3", "token_routing/frontier",
+    "hat/table4", "hat/table5", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "real_run",
+    "synera/fig13", "synera/fig14", "synera/fig18", "synera/fig4", "synera/table3", "token_routing/frontier",
     "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "wisp/embedded_pair", "wisp/fig1",
     "wisp/fig10", "wisp/fig11", "wisp/fig2", "wisp/fig4", "wisp/fig9", "wisp/matched_recall", "wisp/slo",
     "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table5", "wisp/table7", "wisp/table9", "wisp/theorem1",
@@ -71,6 +71,13 @@ LESS = {
         f"{EFFORT}.repeats=1",
         f"{EFFORT}.bootstraps=100",
         'stages.validate.real={local: ["${stage:local_1}"], grpc: ["${stage:grpc_1}"]}',
+    ),
+    "real_run": (
+        *SMALL,
+        "stages.measured.repeats=1",
+        "~policies.cloud_centric",
+        "~policies.synera",
+        "~policies.wisp",
     ),
     "synera/table4": (
         "training.seed=0",
@@ -228,8 +235,14 @@ SAID = {
     "clock": ("The clock against published speeds", "another source"),
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
     "synera/table3": ("Synera, Table 3", "llama_160m"),
+    "wisp/slo": ("jobs complete", "note     transport check: the run replays the clock of"),
+    "real_run": ("2 policies, 1 repeats of 6 requests", "written down at", "sled 6 of 6"),
     "validate": ("simulated against local", "6 of 6 requests have the same text"),
-    "validate_grpc_pacing": ("simulated against grpc", "6 of 6 requests have the same text"),
+    "validate_grpc_pacing": (
+        "simulated against grpc",
+        "transport check: the run replays the clock of",
+        "6 of 6 requests have the same text",
+    ),
 }
 
 

@@ -1,7 +1,12 @@
 """The stages of serving that configuration may name: serve, record and fit outcomes, and small studies."""
 
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from serving.core.decoding import Decoding
 from serving.core.scores import Scorer, by_name, reading_hidden_states
@@ -21,6 +26,9 @@ from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.workload.workload import Workload
+
+RUNS_FILE = "runs.json"
+"""When the runs of several policies began and ended, in UTC, and the load average as each began."""
 
 
 def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
@@ -61,6 +69,50 @@ def serve(
         served = runtime.serve(setup, accelerator, progress, (*recorded.observers, *own))
         recorded.add_facts(layers=served.target_layers, timeout_s=served.timeout_s)
     run_results.write_results(out, setup, runtime, served, packing, batches.batches, utilisation)
+
+
+def check_serve_policies(*, setup: Setup, policies: Mapping[str, Policy], runtime: Runtime, **_: object) -> None:
+    """Raises ValueError for a policy that cannot serve this setup on this runtime, and as `check_serve`."""
+    for each in _setups(setup, policies).values():
+        check_serve(setup=each, runtime=runtime)
+
+
+def serve_policies(
+    out: Path,
+    *,
+    progress: Progress,
+    setup: Setup,
+    policies: Mapping[str, Policy],
+    runtime: Runtime,
+    repeats: int = 1,
+    after: Path | None = None,  # noqa: ARG001
+    accelerator: str = "cpu",
+) -> None:
+    """Serves the workload under each of `policies` in place of the setup's own, all of them `repeats` times in turn, so
+    that a disturbance of the machine meets few repeats of any one policy.
+
+    POLICY/REPEAT is a folder as `serve` writes it; runs.json has the times. `after` is an artifact that must exist
+    before the first run begins, such as predictions of it.
+    """
+    setups, runs = _setups(setup, policies), list[dict[str, Any]]()
+    for repeat in range(repeats):
+        for name, own in setups.items():
+            label = f"{name}, run {repeat + 1} of {repeats}"
+            folder, began, load = out / name / str(repeat), datetime.now(UTC), os.getloadavg()[0]
+            folder.mkdir(parents=True)
+            serve(folder, progress=_labelled(progress, label), setup=own, runtime=runtime, accelerator=accelerator)
+            ended = datetime.now(UTC)
+            runs.append({"policy": name, "repeat": repeat, "began": began.isoformat(), "ended": ended.isoformat(),
+                         "load": load})  # fmt: skip
+    (out / RUNS_FILE).write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+
+
+def _setups(setup: Setup, policies: Mapping[str, Policy]) -> dict[str, Setup]:
+    return {name: replace(setup, policy=replace(policy, name=name)) for name, policy in policies.items()}
+
+
+def _labelled(progress: Progress, label: str) -> Progress:
+    return lambda done, total, note: progress(done, total, f"{label}: {note}")
 
 
 def record_outcomes(
@@ -128,8 +180,6 @@ def fit_outcomes(out: Path, *, trace: Path, seed: int = 0) -> None:
 
 def pack_replicas(out: Path, *, packing: ReplicaPacking, architectures: tuple[Architecture, ...]) -> None:
     """Packing factors of several models (Synera, Table 3); writes rows.json, a table for an exhibit."""
-    import json
-
     rows = {}
     for architecture in architectures:
         packed = packing.best_packing(architecture)
@@ -154,8 +204,6 @@ def measure_prefill_interference(
     """Measures how prompts of these `prompt_lengths`, or one prompt in these `chunk_sizes`, delay nine decoding
     sessions. Writes rows.json, a table for an exhibit (HAT, Fig. 1c and 1d).
     """
-    import json
-
     from serving.studies.prefill_interference import PrefillInterference
 
     study = PrefillInterference(setup)
@@ -177,8 +225,6 @@ def compare_hidden_precisions(
     """Compares the text of a split target, whose hidden states are sent in each of `precisions`, with the unsplit
     one's. Writes rows.json, a table for an exhibit. `shallow` counts layers of `timing`.
     """
-    import json
-
     from serving.studies.hidden_precision import compare_precisions
 
     rows = compare_precisions(cloud, workload, shallow, timing.layers, precisions, accelerator, progress)

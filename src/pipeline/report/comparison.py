@@ -207,7 +207,7 @@ def comparison_markdown(rows: Sequence[ComparisonRow]) -> str:
 
 
 def _legend(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
-    found = []
+    found = [("note", text) for text in job_result.transport_checks(row.result for row in rows)]
     if any(row.best for row in rows):
         found.append(("*", "best of the column, among the jobs with the same prompts"))
     if any(row.pareto for row in rows):

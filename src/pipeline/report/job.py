@@ -62,11 +62,13 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
         logger.log_files(run, [artifact / name for name in _RECORD_FILES], "records")
         logger.log_files(run, drawn, "figures")
         logger.log_text(run, REPORT_FILE, text)
+        if records.meta.transport_check:
+            logger.set_tag(run, "tandem.transport_check", records.meta.transport_check)
 
     run_id, link = _log_to_mlflow(context, file, log)
     result = replace(
         job_result.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
-        quality_metric=records.meta.quality_metric or "", run_id=run_id,
+        quality_metric=records.meta.quality_metric or "", transport_check=records.meta.transport_check, run_id=run_id,
         metrics=summary.metrics() | _stage_metrics(context),
     )  # fmt: skip
     result.write(context.folder)

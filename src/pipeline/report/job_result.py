@@ -1,7 +1,7 @@
 """job.json: status and result of a job, for the sweep that it is part of, which may run in another process."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,9 +34,16 @@ class JobResult:
     revision: str | None = None
     """The code that built the result, which for a cached one may be older than the report's."""
     error: str | None = None
+    transport_check: str = ""
+    """What latencies of a paced run are worth; empty for any other run."""
 
     def write(self, folder: Path) -> None:
         fingerprint.write_atomic(folder / JOB_FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def transport_checks(results: Iterable[JobResult]) -> list[str]:
+    """What is said of the latencies of the paced runs among these jobs, each text once."""
+    return list(dict.fromkeys(one.transport_check for one in results if one.transport_check))
 
 
 def running_result(context: JobContext) -> JobResult:

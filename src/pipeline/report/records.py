@@ -279,8 +279,20 @@ class RunMetadata:
     heat: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Seconds of a decoded token on each chip, cold and after minutes of load; empty if no chip was timed."""
     seed: int | None = None
+    replayed_chips: tuple[str, ...] = ()
+    """The chips whose clock a run on the wall clock replays (`runtime.pace=hardware`); empty for any other run."""
     raw: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""
+
+    @property
+    def transport_check(self) -> str:
+        """What latencies of a paced run are worth; empty for any other run."""
+        if not self.replayed_chips:
+            return ""
+        return (
+            f"transport check: the run replays the clock of {' and '.join(self.replayed_chips)}; its latencies say "
+            "nothing about real chips"
+        )
 
 
 @dataclass(frozen=True)
@@ -340,7 +352,16 @@ def _read_metadata(artifact: Path) -> RunMetadata:
         raise _unreadable(path, f"it lacks {', '.join(lacking)}")
     factor = chosen.get("packing_factor")
     chosen["packing_factor"] = PackingFactor(factor["value"], factor["source"]) if factor else None
+<<<<<<< HEAD
     return RunMetadata(**chosen | {name: tuple(chosen.get(name, ())) for name in ("notes", "radios")} | {"raw": found})
+=======
+    return RunMetadata(**chosen | _tuples(chosen) | {"raw": found})
+
+
+def _tuples(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The lists of meta.json as the tuples that they are."""
+    return {name: tuple(chosen.get(name, ())) for name in ("notes", "replayed_chips")}
+>>>>>>> wt_realrun
 
 
 def _is_needed(one: Any) -> bool:

@@ -58,8 +58,8 @@ def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mappin
     for name, folders in real.items():
         runs, model = [Records.read(folder) for folder in folders], Records.read(simulated[name])
         lines = list(_error_rows(runs, model))
-        parts += [f"simulated against {name}: {len(runs)} runs of {len(model.requests)} requests", _table(lines)]
-        parts.append(LabelledTexts(tuple(_facts(runs, model))))
+        parts.append(f"simulated against {name}: {len(runs)} runs of {len(model.requests)} requests")
+        parts += [LabelledTexts(tuple(_facts(runs, model))), _table(lines)]
         report[name] = [
             {**vars(line), "relative_error": line.relative_error, "real_spread": line.real_spread} for line in lines
         ]
@@ -104,6 +104,7 @@ def _row(line: ErrorRow) -> tuple[str, ...]:
 
 def _facts(runs: Sequence[Records], model: Records) -> Iterator[tuple[str, str]]:
     same = _same_text(runs[0], model)
+    yield from (("note", text) for text in dict.fromkeys(run.meta.transport_check for run in runs) if text)
     yield "text", f"{same} of {len(model.requests)} requests have the same text in the simulation"
     yield from model.meta.timing.items()
 

@@ -32,7 +32,8 @@ def load_models(
     context_tokens: int | None = None,
     wait_for_server: bool = False,
 ) -> LoadedModels:
-    """Both models on `accelerator` (a torch device), with one tensor store; torch gets one CPU thread.
+    """Both models on `accelerator` (a torch device), with one tensor store; torch gets the threads of the model that
+    has more of them.
 
     A draft model made of the cloud model's layers shares its weights, as does the part of that model that devices run.
     Raises ValueError for a server whose context is shorter than `context_tokens` (prompt and answer). On virtual time,
@@ -42,6 +43,7 @@ def load_models(
 
     tokenizer, vocab_size = load_tokenizer(device, cloud)
     factory = _EngineFactory(TensorStore(), vocab_size, requirements, tokenizer)
+    _use_threads(max(_threads(device), _threads(cloud)))
     if isinstance(cloud, ModelConfig) and cloud.server:
         remote = factory.remote_engine(cloud, tokenizer, context_tokens, wait_for_server)
         drafter = factory.drafter_engine(device, cloud, None, accelerator)
@@ -88,6 +90,7 @@ def load_side(
     tokenizer, vocab_size = load_tokenizer(pair.device, pair.cloud)
     small, layers = num_layers(pair.device), num_layers(pair.cloud)
     factory = _EngineFactory(tensor_store, vocab_size, requirements, tokenizer)
+    _use_threads(pair.cloud.threads if side == "cloud" else pair.device.threads)
     hops = setup.policy.placement.hops(layers, pair.cloud.timed_architecture.layers)
     if side == "cloud" and pair.cloud.server:
         remote = factory.remote_engine(pair.cloud, tokenizer, context_tokens or setup.workload.context_tokens)
@@ -213,7 +216,6 @@ class _EngineFactory:
         from serving.engines.onnx import header
         from serving.engines.onnx.engine import OnnxEngine
 
-        _use_one_thread()
         engine = OnnxEngine(
             folder,
             tensor_store=self.tensor_store,
@@ -274,17 +276,20 @@ def _load_model(checkpoint: Checkpoint, accelerator: str, layers: int | None = N
     """The whole model, or its first `layers` layers."""
     from serving.engines.torch.model import load_model
 
-    _use_one_thread()
     return load_model(
         checkpoint.name_or_path, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization,
         num_layers=layers,
     )  # fmt: skip
 
 
-def _use_one_thread() -> None:
+def _threads(checkpoint: Checkpoint) -> int:
+    return checkpoint.threads if isinstance(checkpoint, ModelConfig) else 1
+
+
+def _use_threads(count: int) -> None:
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
 
 
 def _load_drafter(device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str) -> "TorchModel":

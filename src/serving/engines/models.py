@@ -93,9 +93,13 @@ class ModelConfig(Checkpoint):
     server: RemoteServer | None = None
     tensor_parallel: int = 1
     """How many processes share each block, by DeepSpeed; one GPU each. For the cloud's model only."""
+    threads: int = 1
+    """CPU threads of torch that compute it on this machine, in the process of its side. The named hardware has none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.threads != 1:
+            _check_threads(self)
         if self.tensor_parallel != 1:
             _check_tensor_parallel(self)
         if self.backend == "onnx":
@@ -187,6 +191,16 @@ class ModelPair:
             from serving.engines.tokenizer import check_same_tokenizer
 
             check_same_tokenizer(self.device.path, self.cloud.path)
+
+
+def _check_threads(model: ModelConfig) -> None:
+    """Raises ValueError for a number of threads below 1, and for what computes on one thread only."""
+    found = f"model: threads is {model.threads}"
+    if model.threads < 1:
+        raise ValueError(f"{found}; it is a number of CPU threads, 1 or more")
+    if model.backend == "onnx" or model.tensor_parallel > 1:
+        own = "backend=onnx" if model.backend == "onnx" else f"tensor_parallel={model.tensor_parallel}"
+        raise ValueError(f"{found}, and {own} computes on one thread a process; set threads=1")
 
 
 def _check_tensor_parallel(model: ModelConfig) -> None:

@@ -226,6 +226,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("latency/service_s_per_token", "s", "Time from the device's start on a request to its end, over the "
                "request's tokens: unlike gaps it does not depend on how many tokens arrive at once.",
                Distribution("service_s_per_token"), "lower", name="service over tokens, mean of a request",
+               label="service a token",
                heading="service\nms/token"),
     MetricSpec("latency/itl_s", "s", "Gap between two tokens that follow one another (inter-token latency).",
                Distribution("tbt_s"), "lower", name="gap between two tokens"),
@@ -319,7 +320,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("resources/uplink_messages", "messages", "Messages from devices to the cloud.", Total("uplink_messages"),
                "lower"),
     MetricSpec("resources/device_busy_s", "s", "Time that the devices' chips computed.", Total("device_busy_s"),
-               "lower", printed="number"),
+               "lower", printed="number", label="devices busy"),
     MetricSpec("resources/cloud_busy_s", "s", "Time that the cloud's chips computed: a request's share, by tokens, of "
                "each batch that it was in.", Total("cloud_busy_s"), "lower", printed="number", label="cloud busy"),
     MetricSpec("resources/cloud_queue_s", "s", "Time that requests queued in the cloud.", Total("cloud_queue_s"),
@@ -354,7 +355,7 @@ METRICS: tuple[MetricSpec, ...] = (
                "whole run). Unknown where a chip has no price.", Ratio("cloud_micro_usd", "num_tokens", all_known=True),
                "lower", label="cloud cost", heading="cost USD\n/M tokens"),
     MetricSpec("cost/chip_s_per_token", "s", "Busy seconds of the cloud's chips over the tokens of the text.",
-               Ratio("cloud_chip_s", "num_tokens"), "lower"),
+               Ratio("cloud_chip_s", "num_tokens"), "lower", label="cloud busy a token"),
     MetricSpec("cost/w_verified", "", "Target tokens computed over tokens of the text: W as tokens verified; above 1 "
                "where many drafts are rejected.", Ratio("num_verified_or_cloud_tokens", "num_tokens", empty=0.0),
                "lower"),

@@ -53,6 +53,12 @@ class Local:
                 "hardware.tiers: nodes fail (outages), and runtime=local runs all of them in one process, which does "
                 "not fail; choose runtime=grpc, where they are killed, emulated or simulated"
             )
+        device, cloud = setup.pair.device.threads, setup.pair.cloud.threads
+        if self.pace == "wall" and device != cloud:
+            raise ValueError(
+                f"model.device.threads is {device} and model.cloud.threads {cloud}, and runtime=local runs both in one "
+                "process, which has one number of threads; choose runtime=grpc, or set both alike"
+            )
 
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
@@ -77,7 +83,11 @@ class Local:
             models.tokenizer,
             models.cloud_layers,
             local_timing=local_timing,
+<<<<<<< HEAD
             links_timed=self.shaped,
+=======
+            paced=self.pace == "hardware",
+>>>>>>> wt_realrun
             notes=notes,
             overhead=overhead,
         )

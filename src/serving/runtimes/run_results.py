@@ -23,7 +23,7 @@ from serving.metrics.batch_timing import BatchTiming
 from serving.metrics.radio_energy import radio_energies_j
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, stall_times
-from serving.policy.slots.placement import TieredPlacement
+from serving.policy.slots.placement import DEVICE_TIER, TieredPlacement
 from serving.runtimes.runtime import RunResult, Runtime
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1
@@ -204,6 +204,7 @@ def _meta(
         "models": _models(setup) if served.is_text else {},
         "notes": [*_notes(setup), *served.notes],
         "timing": _local_timing(setup) if served.local_timing else _timing(setup, fleets),
+        "replayed_chips": _computing_chips(setup, fleets) if served.paced else [],
         "links": list(dict.fromkeys(link.described for link in links)),
         "radios": list(dict.fromkeys(link.radio.described if link.radio else "unknown" for link in links)),
         "heat": {} if served.local_timing else _heat(setup, fleets),
@@ -287,6 +288,14 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
         every = [fleet.latency(setup.pair.cloud.timed_architecture).source for tier in tiers for fleet in tier.fleets]
         found["cloud"] = "; ".join(dict.fromkeys(every))
     return found
+
+
+def _computing_chips(setup: Setup, fleets: Sequence[Fleet]) -> list[str]:
+    """The names of the chips that the policy uses, devices first."""
+    on_device = setup.policy.draft.source == "model" or any(hop.node == DEVICE_TIER for hop in setup.hops)
+    tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
+    every = [*(fleets if on_device else ()), *(fleet for tier in tiers for fleet in tier.fleets)]
+    return list(dict.fromkeys(fleet.chip.name for fleet in every))
 
 
 def _prices(fleets: Iterable[Fleet]) -> dict[str, str]:

@@ -113,7 +113,9 @@ def time_batches(pair: ModelPair, options: InterferenceOptions, accelerator: str
     models, shapes = load_models(pair.device, pair.cloud, accelerator), options.shapes()
     vocabulary = min(MAX_TOKEN_IDS, pair.cloud.timed_architecture.vocab_size)
     works, pause_s = forward_work_builder(models.cloud_layers), options.pause_ms / 1e3
-    watch = WorkTimer(models.cloud, works, Accelerator(accelerator), vocabulary, options.seed, pause_s=pause_s)
+    place, threads = Accelerator(accelerator), pair.cloud.threads
+    place.use_threads(threads)
+    watch = WorkTimer(models.cloud, works, place, vocabulary, options.seed, pause_s=pause_s, threads=threads)
     warm = (shapes * options.warmup_runs)[-options.warmup_runs :] if options.warmup_runs else []
     watch.warm_up(warm, 0.1 * options.budget_s)
     runs = options.repeats * len(shapes)

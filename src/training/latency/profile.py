@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from serving.engines.models import Dtype
 from serving.hardware.architecture import Architecture
 from serving.hardware.executor import Engine
 from serving.progress import Progress
@@ -49,10 +48,13 @@ class ProfilingTarget:
 
     name: str
     architecture: Architecture
-    dtype: Dtype
+    number_format: str
+    """In words, for reports."""
     open_engine: Callable[[], Engine]
     build_work: WorkBuilder
     work_grid: WorkGrid
+    threads: int = 1
+    """CPU threads of torch."""
 
 
 def check_names(architectures: Sequence[Architecture]) -> None:
@@ -84,7 +86,8 @@ def write_measured_profile(
         left_s = options.budget_s - (time.perf_counter() - began)
         deadline_s = time.perf_counter() + left_s / (len(targets) - place)
         profiles.append(_profile_model(target, accelerator, options, deadline_s, progress))
-    machine = {**accelerator.machine_info(), "thread_handoff_s": thread_handoff_s()}
+    threads = max(target.threads for target in targets)
+    machine = {**accelerator.machine_info(), "threads": threads, "thread_handoff_s": thread_handoff_s()}
     write_profile(out, f"profile of this machine ({accelerator.name})", profiles, machine, accelerator.memory_nbytes())
 
 
@@ -93,13 +96,17 @@ def _profile_model(
 ) -> ModelProfile:
     shapes = target.work_grid.shapes(options.configurations, options.held_out, options.max_session_tokens, options.seed)
     runs, vocabulary = options.repeats * len(shapes), min(MAX_TOKEN_IDS, target.architecture.vocab_size)
+    engine = target.open_engine()
+    accelerator.use_threads(target.threads)
     timer = WorkTimer(
-        target.open_engine(), target.build_work, accelerator, vocabulary, options.seed, pause_s=options.pause_ms / 1e3
-    )
+        engine, target.build_work, accelerator, vocabulary, options.seed, pause_s=options.pause_ms / 1e3,
+        threads=target.threads,
+    )  # fmt: skip
     warmup_runs = timer.warm_up(shapes[: options.warmup_runs], WARMUP_SHARE * (deadline_s - time.perf_counter()))
     timings = timer.time_shapes(
         shapes, options.repeats, deadline_s - time.perf_counter(), lambda done: progress(done, runs, target.name)
     )
-    threads = "" if accelerator.is_gpu else ", 1 thread"
-    place = f"here ({accelerator.name}{threads}, {target.dtype})"
+    counted = "1 thread" if target.threads == 1 else f"{target.threads} threads"
+    threads = "" if accelerator.is_gpu else f", {counted}"
+    place = f"here ({accelerator.name}{threads}, {target.number_format})"
     return ModelProfile(target.name, target.architecture, place, options, timings, warmup_runs)

@@ -4,8 +4,12 @@ import json
 from functools import partial
 from pathlib import Path
 
+<<<<<<< HEAD
 from serving.engines.models import Dtype, ModelPair
 from serving.hardware import clock_draw
+=======
+from serving.engines.models import Dtype, ModelConfig, ModelPair
+>>>>>>> wt_realrun
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fleet import Fleet
@@ -36,10 +40,10 @@ def profile_latency(
 ) -> None:
     """Times both models of a pair on this machine and fits WISP, Eq. 19 (section 4.4 and appendix C).
 
-    Writes latency.json (coefficients), profile.json (all measurements), profile.txt, metrics.json, figures and
-    chip.yaml, a chip to keep. The device's model drafts, the cloud's verifies, each under its timed architecture's
-    name; raises ValueError if both have the same one. `machine` is part of the artifact's identity only: two machines
-    can share outputs.
+    Each runs on the threads and in the precision of its configuration: the device's model drafts, the cloud's
+    verifies, each under its timed architecture's name; raises ValueError if both have the same one. Writes latency.json
+    (coefficients), profile.json (all measurements), profile.txt, metrics.json, figures and chip.yaml, a chip to keep.
+    `machine` is part of the artifact's identity only: two machines can share outputs.
     """
     from serving.deployment.model_loading import load_models
 
@@ -50,11 +54,29 @@ def profile_latency(
     works = forward_work_builder(models.cloud_layers)
     targets = [
         ProfilingTarget(
-            "device", device.timed_architecture, device.dtype, lambda: models.device, draft_work, DRAFT_GRID
+            "device",
+            device.timed_architecture,
+            _number_format(device),
+            lambda: models.device,
+            draft_work,
+            DRAFT_GRID,
+            device.threads,
         ),
-        ProfilingTarget("cloud", cloud.timed_architecture, cloud.dtype, lambda: models.cloud, works, FORWARD_GRID),
+        ProfilingTarget(
+            "cloud",
+            cloud.timed_architecture,
+            _number_format(cloud),
+            lambda: models.cloud,
+            works,
+            FORWARD_GRID,
+            cloud.threads,
+        ),
     ]
     write_measured_profile(out, progress, targets, place, options)
+
+
+def _number_format(model: ModelConfig) -> str:
+    return model.dtype if model.quantization == "none" else f"{model.quantization} and {model.dtype}"
 
 
 def profile_published(

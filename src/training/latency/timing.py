@@ -24,7 +24,7 @@ STEADY_VARIATION = 0.05
 class TimedRun(NamedTuple):
     wall_s: float
     cpu_s: float | None = None
-    """CPU time of this process in the run; None if a GPU computes."""
+    """CPU time of this process in the run; None if a GPU or several threads compute."""
 
     @property
     def cpu_share(self) -> float:
@@ -113,6 +113,11 @@ class Accelerator:
         found = self.machine_info()
         return str(found.get("gpu", found["processor"]))
 
+    def use_threads(self, count: int) -> None:
+        import torch
+
+        torch.set_num_threads(count)
+
     def synchronize(self) -> None:
         """Waits until a GPU has finished its queued work."""
         import torch
@@ -167,6 +172,10 @@ class WorkTimer:
     pause_s: float = 0.0
     """Idle time before each run, as a served model has between two pieces of work. Without it, warm caches and a high
     clock make a run some 10 % faster than a served one.
+    """
+    threads: int = 1
+    """CPU threads that compute. With several, wall times count, disturbed or not: threads wait for each other, so that
+    their CPU time is no measure of a run.
     """
     _runs: int = field(default=0, init=False)
 
@@ -225,7 +234,8 @@ class WorkTimer:
         _, timing.loads = self.engine.execute(work)
         self.accelerator.synchronize()
         wall_s, cpu_s = self.clock() - began, time.process_time() - cpu_began
-        timing.runs.append(TimedRun(wall_s, None if self.accelerator.is_gpu else cpu_s))
+        known = self.threads == 1 and not self.accelerator.is_gpu
+        timing.runs.append(TimedRun(wall_s, cpu_s if known else None))
         self._drop_caches(work)
 
     def _random_tokens(self, count: int) -> tuple[int, ...]:

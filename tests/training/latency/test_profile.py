@@ -54,6 +54,21 @@ def test_fitted_coefficients_are_loaded_for_serving(profile):
         assert latency.source.startswith("measured: here (")
 
 
+def test_each_model_is_timed_on_its_own_threads_and_says_so(toy_pair, fresh, monkeypatch):
+    used = []
+    monkeypatch.setattr("torch.set_num_threads", used.append)
+    pair = pair_of(toy_pair)
+    unlike = replace(pair, device=replace(pair.device, dtype="bf16"), cloud=replace(pair.cloud, threads=2))
+    folder = fresh("profile")
+    few = replace(QUICK, configurations=12, held_out=6, repeats=1)
+    profile_latency(folder, progress=silent, pair=unlike, options=few)
+    assert used[-2:] == [1, 2]
+    found = load_fitted_latencies(folder).latencies
+    assert ", 1 thread, bf16): device" in found["tinyllama_1_1b"].source
+    assert ", 2 threads, fp32): cloud" in found["llama2_13b"].source
+    assert json.loads((folder / "profile.json").read_text())["cloud"]["undisturbed_share"] is None
+
+
 def test_the_profile_report_holds_all_measurements(profile, told):
     report = json.loads((profile / "profile.json").read_text())
     assert (report["machine"]["threads"], report["machine"]["device"]) == (1, "cpu")

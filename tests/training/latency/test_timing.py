@@ -55,6 +55,14 @@ def test_every_run_has_its_own_sessions_and_tokens_and_leaves_nothing(works, cat
     assert all(a != b for a, b in pairwise(long))
 
 
+def test_the_wall_time_counts_where_several_threads_wait_for_each_other():
+    engine = Listener(1.0)
+    watch = WorkTimer(engine, draft_work, Accelerator("cpu"), 256, 0, clock=lambda: engine.now, threads=2)
+    (timing,) = watch.time_shapes(PROMPTS[:1], 3, 1e9, lambda done: None)
+    assert timing.counted_s == [1.0] * 3
+    assert all(run.cpu_s is None for run in timing.runs)
+
+
 def test_warm_ups_are_not_among_the_runs():
     engine = Listener(1.0)
     timings, _ = timed(engine, PROMPTS, warm_ups=10, repeats=1)

@@ -17,6 +17,7 @@ from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jo
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
 from pipeline.report.exhibit.rows import RenderedExhibit, parse_override, template_fields
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
+from pipeline.report.job_result import transport_checks
 from serving.metrics import definitions
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class SweepExhibit:
     def write(self, jobs: Sequence[ComparisonRow], folder: Path) -> ExhibitOutput:
         """Writes exhibit.json, exhibit.csv and exhibit.png into the sweep's folder."""
         shown = RenderedExhibit.with_reported_rows(self.exhibit, rows_of_jobs(self.exhibit, jobs, self.base_choices))
-        return write_exhibit(shown, folder, folder / "exhibit.png", list(_missing_metric_notes(self.exhibit, jobs)))
+        notes = [*transport_checks(job.result for job in jobs), *_missing_metric_notes(self.exhibit, jobs)]
+        return write_exhibit(shown, folder, folder / "exhibit.png", notes)
 
 
 def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
