@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The command line: `python -m pipeline +policy=synera`, and commands: `show`, `cache`, `results`, `doctor`, `ui`."""
-=======
-"""The command line: `python -m pipeline +policy=synera`; the commands `show`, `cache`, `speeds`, `doctor` and `ui`."""
->>>>>>> wt_speeds
+"""The command line: `python -m pipeline +policy=synera`, and commands such as `show`, `cache`, `results` and `ui`."""
 
 import os
 import sys
@@ -30,11 +26,8 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 def main() -> None:
     argv = arguments.normalise(sys.argv[1:])
     commands = {
-<<<<<<< HEAD
         "cache": _run_cache_command, "show": _run_show_command, "results": _run_results_command,
-=======
-        "cache": _run_cache_command, "show": _run_show_command, "speeds": _run_speeds_command,
->>>>>>> wt_speeds
+        "speeds": _run_speeds_command,
         "doctor": _run_doctor_command, "ui": _run_ui_command,
     }  # fmt: skip
     command = commands.get(argv[0] if argv else "")
@@ -136,13 +129,14 @@ def _run_doctor_command(argv: list[str]) -> int:
     return 0
 
 
-<<<<<<< HEAD
 def _run_results_command(argv: list[str]) -> int:
     from pipeline.command import results
 
     with _closed_pipe_tolerated():
         return results.main(argv)
-=======
+    return 0
+
+
 def _run_speeds_command(argv: list[str]) -> int:
     from pipeline.command.speeds import report
     from pipeline.report.table import print_parts
@@ -150,7 +144,6 @@ def _run_speeds_command(argv: list[str]) -> int:
     parts = report(argv)
     with _closed_pipe_tolerated():
         print_parts(parts, sys.stdout)
->>>>>>> wt_speeds
     return 0
 
 

@@ -352,16 +352,12 @@ def _read_metadata(artifact: Path) -> RunMetadata:
         raise _unreadable(path, f"it lacks {', '.join(lacking)}")
     factor = chosen.get("packing_factor")
     chosen["packing_factor"] = PackingFactor(factor["value"], factor["source"]) if factor else None
-<<<<<<< HEAD
-    return RunMetadata(**chosen | {name: tuple(chosen.get(name, ())) for name in ("notes", "radios")} | {"raw": found})
-=======
     return RunMetadata(**chosen | _tuples(chosen) | {"raw": found})
 
 
 def _tuples(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The lists of meta.json as the tuples that they are."""
-    return {name: tuple(chosen.get(name, ())) for name in ("notes", "replayed_chips")}
->>>>>>> wt_realrun
+    return {name: tuple(chosen.get(name, ())) for name in ("notes", "radios", "replayed_chips")}
 
 
 def _is_needed(one: Any) -> bool:

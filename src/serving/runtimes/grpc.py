@@ -107,21 +107,9 @@ class Grpc:
         summary = "; ".join(f"{name}: {each.summary}" for name, each in pacing.items())
         local_timing, notes = self.pace == "wall", (f"pace: {summary}", *shaping_notes(links))
         return RunResult(
-<<<<<<< HEAD
             queries, records, tokenizer, layers, timeout_s=self.timeout_s, local_timing=local_timing,
-            links_timed=self.shaping == "user", notes=notes,
+            links_timed=self.shaping == "user", paced=self.pace == "hardware", notes=notes,
         )  # fmt: skip
-=======
-            queries,
-            records,
-            tokenizer,
-            layers,
-            timeout_s=self.timeout_s,
-            local_timing=local_timing,
-            paced=self.pace == "hardware",
-            notes=notes,
-        )
->>>>>>> wt_realrun
 
     def _process_options(self, accelerator: str) -> ProcessOptions:
         timeout_s = self.timeout_s or INF

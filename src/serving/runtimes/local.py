@@ -83,11 +83,8 @@ class Local:
             models.tokenizer,
             models.cloud_layers,
             local_timing=local_timing,
-<<<<<<< HEAD
             links_timed=self.shaped,
-=======
             paced=self.pace == "hardware",
->>>>>>> wt_realrun
             notes=notes,
             overhead=overhead,
         )

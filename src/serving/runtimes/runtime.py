@@ -29,13 +29,10 @@ class RunResult:
     """Time without an answer after which devices sent a request again; None: never."""
     local_timing: bool = False
     """True if work took as long as on this machine, whose power is unknown, and not as on the named chips."""
-<<<<<<< HEAD
     links_timed: bool = True
     """True if messages took the time of the named links, and the records say when they arrived."""
-=======
     paced: bool = False
     """True if work was stretched on the wall clock to its time on the named chips: the run replays their clocks."""
->>>>>>> wt_realrun
     notes: tuple[str, ...] = ()
     """Remarks for readers of the results."""
     overhead: Mapping[str, float] = field(default_factory=dict)

@@ -4,12 +4,8 @@ import json
 from functools import partial
 from pathlib import Path
 
-<<<<<<< HEAD
-from serving.engines.models import Dtype, ModelPair
-from serving.hardware import clock_draw
-=======
 from serving.engines.models import Dtype, ModelConfig, ModelPair
->>>>>>> wt_realrun
+from serving.hardware import clock_draw
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fleet import Fleet
@@ -214,13 +210,8 @@ def score_clock(
     `own_speeds` are files of rows that a user measured, perhaps on `own_chips` or with `own_architectures`: they join
     the published ones, and have a table of their own.
     Writes rows.json (errors by split, by processor and software; order of pairs; worst rows), software.yaml (the
-<<<<<<< HEAD
     figures for conf/hardware/chip, by chip), errors.json (for draws of the clock) and a scatter plot. Raises ValueError
-    that names a line of `speeds` that cannot be read.
-=======
-    figures for conf/hardware/chip, by chip) and a scatter plot. Raises ValueError that names a line of a file that
-    cannot be read.
->>>>>>> wt_speeds
+    that names a line of a file that cannot be read.
     """
     chips, architectures = chips + own_chips, architectures + own_architectures
     by_name = {chip.name: chip for chip in chips}, {each.name: each for each in architectures}
