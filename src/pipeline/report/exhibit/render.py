@@ -186,7 +186,8 @@ def _claim_json(result: ClaimResult) -> dict[str, Any]:
     return {
         "statement": claim.statement, "group": result.group, "row": claim.row, "baseline": claim.baseline,
         "value": claim.value, "metric": claim.metric, "relation": claim.relation, "margin": claim.margin,
-        "reported": claim.reported, "status": result.status, "difference": difference.value if difference else None,
+        "reported": claim.reported, "headline": claim.headline, "status": result.status,
+        "difference": difference.value if difference else None,
         "low": low, "high": high, "standard_error": difference.standard_error if difference else None,
         "basis": result.basis,
     }  # fmt: skip

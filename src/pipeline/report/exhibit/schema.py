@@ -97,6 +97,7 @@ class Claim:
     relation  above | below: by more than `margin`; at_most | at_least: not worse by more than it; equal: within it
     group     the group of the claim; by default each
     reported  what the paper says of it, as short text: the claim then stands in docs/claims.md
+    headline  True for what the paper's abstract or conclusion claims: it stands first there
     """
 
     statement: str
@@ -108,6 +109,7 @@ class Claim:
     margin: float = 0.0
     group: str = ""
     reported: str = ""
+    headline: bool = False
 
     def __post_init__(self) -> None:
         if (self.baseline is None) == (self.value is None):

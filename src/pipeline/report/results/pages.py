@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.results.verdicts import SIGNIFICANCE, PaperClaim, count_verdicts
+from pipeline.report.results.verdicts import SIGNIFICANCE, VERDICTS, PaperClaim, count_verdicts
 from pipeline.report.table import shared_decimals
 
 CLAIMS_PAGE = "claims.md"
@@ -156,12 +156,47 @@ def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult],
     """docs/claims.md. `waiting` are the experiments with claims of a paper that have no kept result."""
     counts = ", ".join(f"{number} {verdict}" for verdict, number in count_verdicts(claims))
     lines = [_CLAIMS_HEAD.format(number=len(claims), counts=counts, significance=SIGNIFICANCE)]
+    lines += [*_summary_lines(claims), *_headline_lines(claims)]
     for folder, title in PAPERS.items():
-        own = [claim for claim in claims if claim.experiment.startswith(f"{folder}/")]
+        own = _of_paper(claims, folder)
         absent = [name for name in waiting if name.startswith(f"{folder}/")]
         if own or absent:
             lines += [f"## {title}", "", *_paper_lines(own, results), *_waiting_lines(absent)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _of_paper(claims: Sequence[PaperClaim], folder: str) -> list[PaperClaim]:
+    return [claim for claim in claims if claim.experiment.startswith(f"{folder}/")]
+
+
+def _summary_lines(claims: Sequence[PaperClaim]) -> Iterator[str]:
+    """The number of claims of each paper by verdict."""
+    yield f"| | {' | '.join(VERDICTS)} |"
+    yield "|---|" + "---:|" * len(VERDICTS)
+    for folder, title in PAPERS.items():
+        counts = dict(count_verdicts(_of_paper(claims, folder)))
+        yield f"| {title} | {' | '.join(str(counts.get(verdict, 0)) for verdict in VERDICTS)} |"
+    yield ""
+
+
+def _headline_lines(claims: Sequence[PaperClaim]) -> Iterator[str]:
+    headlines = [claim for claim in claims if claim.node.get("headline")]
+    if headlines:
+        yield from (
+            "## Headlines",
+            "",
+            "What abstracts and conclusions claim. Each stands again below, with its table.",
+            "",
+        )
+        yield from ("| paper | claim | reported | ours | clock | verdict |", "|---|---|---|---|---|---|")
+        for claim in headlines:
+            paper = PAPERS[claim.experiment.partition("/")[0]].partition(" (")[0]
+            yield f"| {paper} | {' | '.join(map(_escaped, _claim_cells(claim)))} |"
+        yield ""
+
+
+def _claim_cells(claim: PaperClaim) -> tuple[str, ...]:
+    return claim.statement, claim.reported, _ours(claim), _clock(claim), _verdict(claim)
 
 
 def _paper_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]) -> Iterator[str]:
@@ -170,8 +205,7 @@ def _paper_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]
         yield from (f"### {result.exhibit['title']}", "")
         yield from ("| claim | reported | ours | clock | verdict |", "|---|---|---|---|---|")
         for claim in (one for one in claims if one.experiment == name):
-            cells = (claim.statement, claim.reported, _ours(claim), _clock(claim), _verdict(claim))
-            yield f"| {' | '.join(map(_escaped, cells))} |"
+            yield f"| {' | '.join(map(_escaped, _claim_cells(claim)))} |"
         decided = "; ".join(result.exhibit.get("assumptions", ()))
         yield from ("", *([f"Decided by: {decided}."] if decided else []), basis_line(result), "")
 

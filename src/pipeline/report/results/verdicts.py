@@ -13,6 +13,7 @@ from pipeline.report.results.kept import KeptResult
 from pipeline.report.statistics import holm
 
 Verdict = Literal["holds", "does not hold", "undecided", "depends", "not run"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "depends", "undecided", "does not hold", "not run")
 SIGNIFICANCE = 0.05
 DRAWS_NEEDED = 0.95
 """The share of the clock's draws in which a claim must hold."""
@@ -164,7 +165,7 @@ def _above(difference: float, bound: float, error: float) -> float:
 
 def count_verdicts(claims: Sequence[PaperClaim]) -> Iterator[tuple[Verdict, int]]:
     """The verdicts that occur, with their number."""
-    for verdict in ("holds", "depends", "undecided", "does not hold", "not run"):
+    for verdict in VERDICTS:
         number = sum(claim.verdict == verdict for claim in claims)
         if number:
             yield verdict, number

@@ -1,0 +1,98 @@
+"""Tables of docs and the page of claims are what the kept results say."""
+
+import pytest
+
+from pipeline.report.results import pages
+from pipeline.report.results.kept import KeptResult
+from pipeline.report.results.pages import MarkError, claims_page, marked_results, written_page
+from pipeline.report.results.verdicts import decide
+from tests.pipeline.report.results.test_verdicts import claim
+
+PAGE = """before
+<!-- result: synera/x
+columns: TBT, ms
+rows: a
+-->
+old text
+<!-- end of result -->
+after
+"""
+
+
+def cell(value, **other):
+    return {
+        "measured": {"value": value, "low": value - 0.5, "high": value + 0.5, "by_replicate": {"0": 1, "3": 2}},
+        **other,
+    }
+
+
+def kept(claims=(), **other):
+    rows = [
+        {
+            "row": name,
+            "requests": 840,
+            "prompts": 420,
+            "columns": {"TBT, ms": cell(20.0, reported=31.5), "q": cell(1.0)},
+        }
+        for name in ("a", "b")
+    ]
+    exhibit = {"title": "Fig. 1: speed", "rows": rows, "claims": list(claims), "assumptions": ["the link", "the pair"]}
+    return KeptResult("synera/x", exhibit, {}, pages_digest(), ("abcdef1234",), "2026-11-23", 4, **other)
+
+
+def pages_digest():
+    from pipeline.config import sources
+
+    return sources.exhibit_digest([])
+
+
+def test_a_marked_table_is_written_anew_and_the_rest_is_left():
+    text = written_page(PAGE, {"synera/x": kept()}, "page.md")
+    assert text.startswith("before\n<!-- result: synera/x\n")
+    assert text.endswith("<!-- end of result -->\nafter\n")
+    assert "old text" not in text
+    assert "|  | TBT, ms |\n|---|---:|\n| a | 20.0 [19.5, 20.5] (reported 31.5) |\n\n" in text
+    assert (
+        "840 requests a row, 420 different prompts a seed; seeds 0, 3; `python -m pipeline +experiment=synera/x`"
+        in text
+    )
+    assert "revision abcdef1." in text
+    assert "Not run again" not in text
+    assert written_page(text, {"synera/x": kept()}, "page.md") == text
+    assert marked_results(text) == ["synera/x"]
+
+
+def test_without_a_result_the_table_says_which_command_makes_it():
+    assert "No result is kept: `python -m pipeline +experiment=synera/x`." in written_page(PAGE, {}, "page.md")
+
+
+@pytest.mark.parametrize(("old", "new"), [("TBT, ms", "speed"), ("rows: a", "rows: z"), ("rows: a", "lines: a")])
+def test_a_mark_that_names_what_is_not_there_is_an_error(old, new):
+    with pytest.raises(MarkError):
+        written_page(PAGE.replace(old, new), {"synera/x": kept()}, "page.md")
+
+
+def test_a_result_of_another_configuration_says_what_has_changed():
+    stale = KeptResult("synera/x", kept().exhibit, {"no/such": "0" * 12}, "", (), "2026-11-23", 4)
+    assert "**Not run again since: conf/no/such.yaml is gone.**" in written_page(PAGE, {"synera/x": stale}, "page.md")
+
+
+def test_the_page_of_claims_has_counts_headlines_tables_and_what_waits():
+    node = claim(statement="Synera is faster", headline=True)
+    result = kept([node, claim(-1.0, statement="and smaller", status="does not hold")])
+    text = claims_page(decide([result], {}), {"synera/x": result}, ["wisp/table2"])
+    assert "2 claims: 1 holds, 1 does not hold." in text
+    assert "| Synera | 1 | 0 | 0 | 1 | 0 |" in text
+    assert "| Synera | Synera is faster | 1.5 times | +1.00 [+0.80, +1.20] | - | **holds** |" in text
+    assert "### Fig. 1: speed" in text
+    assert "Decided by: the link; the pair." in text
+    assert "Not run on today's clock: `+experiment=wisp/table2`." in text
+
+
+def test_many_groups_are_a_range_and_a_verdict_names_few():
+    nodes = [claim(i + 1.0, group=f"g{i}") for i in range(5)] + [claim(-1.0, group="last", status="does not hold")]
+    result = kept(nodes)
+    text = claims_page(decide([result], {}), {"synera/x": result}, [])
+    assert "-1.00 to +5.00 in 6 groups" in text
+    assert "**depends**: holds for 5 groups; does not hold for last" in text
+    assert pages.CLAIMS_PAGE == "claims.md"

@@ -1,0 +1,91 @@
+"""What decides a claim: its distance from the margin, all tests together, and the clock."""
+
+import pytest
+
+from pipeline.report.results.kept import KeptResult
+from pipeline.report.results.verdicts import claim_key, count_verdicts, decide
+
+
+def claim(difference=1.0, error=0.1, relation="above", **other):
+    node = {
+        "statement": "A is better than B", "row": "a", "baseline": "b", "metric": "m", "relation": relation,
+        "margin": 0.0, "reported": "1.5 times", "status": "holds", "difference": difference,
+        "low": difference - 2 * error if error else None, "high": difference + 2 * error if error else None,
+        "standard_error": error,
+    }  # fmt: skip
+    return {key: value for key, value in (node | other).items() if value is not None}
+
+
+def result(*claims, experiment="synera/x"):
+    cell = {"value": 1.0, "by_replicate": {"0": 1.0, "3": 1.1, "4": 0.9}}
+    rows = [{"group": group, "row": "a", "columns": {"m": {"measured": cell}}} for group in ("", "g", "h")]
+    return KeptResult(experiment, {"title": "t", "rows": rows, "claims": list(claims)}, {}, "", (), "2026-11-23", 3)
+
+
+def verdict(*args, draws=None, **other):
+    (found,) = decide([result(claim(*args, **other))], draws or {})
+    return found.verdict
+
+
+@pytest.mark.parametrize(
+    ("difference", "relation", "margin", "expected"),
+    [
+        (1.0, "above", 0.0, "holds"),
+        (1.0, "below", 0.0, "does not hold"),
+        (-1.0, "below", 0.0, "holds"),
+        (1.0, "above", 1.0, "undecided"),
+        (1.0, "above", 2.0, "does not hold"),
+        (0.2, "at_most", 1.0, "holds"),
+        (2.0, "at_most", 1.0, "does not hold"),
+        (-0.2, "at_least", 1.0, "holds"),
+        (-2.0, "at_least", 1.0, "does not hold"),
+        (0.0, "equal", 1.0, "holds"),
+        (1.0, "equal", 1.0, "undecided"),
+        (-2.0, "equal", 1.0, "does not hold"),
+    ],
+)
+def test_a_difference_is_held_against_the_margin(difference, relation, margin, expected):
+    assert verdict(difference, relation=relation, margin=margin) == expected
+
+
+def test_many_tests_need_more_of_each():
+    """z = 2.5 alone has p = 0.012; beside 19 others Holm asks for less than 0.0025."""
+    assert verdict(0.25) == "holds"
+    many = decide([result(*(claim(0.25, statement=f"claim {i}") for i in range(20)))], {})
+    assert {one.verdict for one in many} == {"undecided"}
+
+
+def test_a_claim_of_ours_is_no_claim_of_the_paper():
+    assert decide([result(claim(reported=""))], {}) == []
+
+
+def test_groups_merge_and_say_where_a_claim_holds():
+    (found,) = decide([result(claim(1.0, group="g"), claim(-1.0, group="h", status="does not hold"))], {})
+    assert found.verdict == "depends"
+    assert (found.groups("holds"), found.groups("does not hold")) == (["g"], ["h"])
+    assert dict(count_verdicts([found])) == {"depends": 1}
+
+
+def test_without_an_interval_the_values_decide_and_no_test_is_counted():
+    (found,) = decide([result(claim(error=None, status="holds"))], {})
+    assert (found.verdict, found.tests[0].p_value, found.tests[0].num_seeds) == ("holds", None, 3)
+    assert verdict(error=None, status="inconclusive") == "undecided"
+    assert verdict(error=None, difference=None, status="not evaluated") == "not run"
+
+
+def test_equal_values_in_every_resample_are_decided_by_their_status():
+    assert verdict(0.0, 0.0, relation="at_most", status="holds") == "holds"
+    assert verdict(0.0, 0.0, status="does not hold") == "does not hold"
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.95, "holds"), (0.94, "undecided"), (1.0, "holds")])
+def test_a_claim_holds_only_if_the_clock_s_error_does_not_turn_it(share, expected):
+    draws = {"synera/x": {claim_key(claim()): share}}
+    assert verdict(draws=draws) == expected
+
+
+def test_nor_is_a_claim_refuted_that_the_clock_may_turn():
+    node = {"relation": "below", "status": "does not hold"}
+    key = claim_key(claim(**node))
+    assert verdict(draws={"synera/x": {key: 0.04}}, **node) == "does not hold"
+    assert verdict(draws={"synera/x": {key: 0.3}}, **node) == "undecided"

@@ -1,0 +1,87 @@
+"""Draws of the clock: which chips they change, by how much, and that all policies meet the same ones."""
+
+import json
+from dataclasses import replace
+from math import exp
+
+import pytest
+
+from serving.hardware import testbed
+from serving.hardware.clock_draw import ClockErrors, as_json, drawn_testbed
+from serving.hardware.fleet import Fleet
+from serving.hardware.latency import batch_load
+from serving.hardware.roofline import TimeFactors
+from serving.hardware.testbed import Tier
+from tests.support.conf_files import CONF, architecture, chip
+
+MODEL = architecture("tinyllama_1_1b")
+DECODE, PREFILL = batch_load(MODEL.layers, [(512, 1)], 1), batch_load(MODEL.layers, [(0, 2048)])
+ERRORS = ClockErrors(decode=(0.5,), prefill=(-0.25,), decode_unmeasured=(1.0,), prefill_unmeasured=(2.0,))
+MEASURED, UNMEASURED = Fleet(chip("a100_80gb"), software="vllm"), Fleet(chip("rtx_a6000"), software="vllm")
+
+
+def test_reading_and_what_the_process_takes_are_slowed_apart_from_computing():
+    latency = MEASURED.latency(MODEL)
+    slow_reads, slow_computing = latency.scaled(TimeFactors(read=2.0)), latency.scaled(TimeFactors(compute=2.0))
+    assert slow_reads.seconds(DECODE) == pytest.approx(2 * latency.seconds(DECODE), rel=0.05)
+    assert slow_computing.seconds(DECODE) == pytest.approx(latency.seconds(DECODE), rel=0.05)
+    assert slow_computing.seconds(PREFILL) > 1.5 * latency.seconds(PREFILL)
+    assert slow_reads.forward_s == 2 * latency.forward_s
+
+
+def test_a_chip_that_was_not_measured_is_off_by_more():
+    drawn = drawn_testbed(testbed.Testbed(cloud=MEASURED, device=UNMEASURED), ERRORS, 0)
+    assert drawn.cloud.time_factors == TimeFactors(read=exp(0.5), compute=exp(-0.25))
+    assert drawn.device.time_factors == TimeFactors(read=exp(1.0), compute=exp(2.0))
+    ratio = drawn.cloud.latency(MODEL).linear_read_s / MEASURED.latency(MODEL).linear_read_s
+    assert ratio == pytest.approx(exp(0.5))
+
+
+def test_fitted_coefficients_are_measurements_and_stay():
+    fitted = Fleet(chip("a100_80gb"), timing=next(iter(chip("a100_80gb").fitted)))
+    assert drawn_testbed(testbed.Testbed(cloud=fitted, device=UNMEASURED), ERRORS, 0).cloud == fitted
+
+
+def test_a_draw_has_the_same_chips_in_every_testbed_and_draws_differ():
+    errors = replace(ERRORS, decode=tuple(i / 100 for i in range(50)), decode_unmeasured=tuple(range(50)))
+    tiers = testbed.Testbed(
+        fleets=(UNMEASURED, replace(UNMEASURED, count=2)), tiers={"edge": Tier(MEASURED, (UNMEASURED,))}
+    )
+    for draw in range(5):
+        drawn, other = (
+            drawn_testbed(tiers, errors, draw),
+            drawn_testbed(testbed.Testbed(MEASURED, UNMEASURED), errors, draw),
+        )
+        assert {fleet.time_factors for fleet in drawn.fleets} == {other.device.time_factors}
+        assert [fleet.time_factors for fleet in drawn.tiers["edge"].fleets] == [
+            other.cloud.time_factors, other.device.time_factors
+        ]  # fmt: skip
+    assert len({drawn_testbed(tiers, errors, draw).fleets[0].time_factors for draw in range(20)}) > 10
+
+
+def test_the_errors_of_conf_are_wider_where_nothing_was_measured():
+    errors = ClockErrors.read(CONF / "hardware" / "measured" / "errors.json")
+    assert len(errors.decode) > 50
+    assert spread(errors.decode_unmeasured) > 1.3 * spread(errors.decode)
+
+
+def spread(errors):
+    return (sum(error**2 for error in errors) / len(errors)) ** 0.5
+
+
+def test_what_is_written_is_read(tmp_path):
+    (tmp_path / "errors.json").write_text(as_json({name: list(own) for name, own in vars(ERRORS).items()}))
+    assert ClockErrors.read(tmp_path / "errors.json") == ERRORS
+
+
+@pytest.mark.parametrize("text", ["{}", '{"decode": []}', "[", json.dumps({**vars(ERRORS), "prefill": [float("inf")]})])
+def test_a_file_without_errors_is_refused(tmp_path, text):
+    (tmp_path / "errors.json").write_text(text)
+    with pytest.raises(ValueError, match=r"errors of the clock|Expecting|Infinity"):
+        ClockErrors.read(tmp_path / "errors.json")
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_factors_are_above_zero(factor):
+    with pytest.raises(ValueError, match="above 0"):
+        TimeFactors(read=factor)
