@@ -143,6 +143,11 @@ REPRESENTATIVES = {
     "hat+batches",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
+ON_VIRTUAL_TIME = REPRESENTATIVES | {
+    "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
+    "synera+rejection_predictor", "wisp+tiers",
+}  # fmt: skip
+"""Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""
 
 
 def cases(representatives: set[str]) -> list[Any]:
@@ -370,13 +375,15 @@ def test_the_reference_runs_of_routers_use_both_models(policy: str, outputs: Pat
     assert origins == {"device", "cloud"}
 
 
-@pytest.mark.parametrize("policy", [pytest.param(name, marks=marks(name)) for name in POLICIES])
+@pytest.mark.parametrize(
+    "policy", [pytest.param(name, marks=marks(name, name not in ON_VIRTUAL_TIME)) for name in POLICIES]
+)
 def test_a_simulation_decides_the_same(policy: str, outputs: Path, tmp_path: Path) -> None:
     found = case(policy, 0.0, outputs).simulated(tmp_path)
     assert first_difference(decision_log(found), decision_log(reference(policy, 0.0, outputs))) is None
 
 
-@pytest.mark.parametrize(("policy", "temperature"), cases(set(POLICIES)))
+@pytest.mark.parametrize(("policy", "temperature"), cases(ON_VIRTUAL_TIME))
 def test_logs_replay_through_fresh_nodes(policy: str, temperature: float, outputs: Path) -> None:
     one = case(policy, temperature, outputs)
     assert one.difference(reference(policy, temperature, outputs)) is None
