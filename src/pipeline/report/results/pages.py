@@ -10,7 +10,7 @@ A page of docs marks the place of a table:
     ...what is written here...
     <!-- end of result -->
 
-Without `columns`, `rows` or `groups` all are shown. Nothing between the marks is written by hand.
+The marks begin their lines. Without `columns`, `rows` or `groups` all are shown. Nothing between the marks is written by hand.
 """
 
 import re
@@ -32,7 +32,9 @@ PAPERS = {
     "token_routing": "Token-level routing (CITER, Co-LLM)",
 }
 """Folder of conf/experiment -> the paper's name."""
-_MARK = re.compile(r"(<!-- result: (?P<name>\S+)\s*\n?(?P<options>.*?)-->\n).*?(<!-- end of result -->)", re.DOTALL)
+_MARK = re.compile(
+    r"^(<!-- result: (?P<name>\S+)\s*\n?(?P<options>.*?)-->\n).*?(<!-- end of result -->)", re.DOTALL | re.MULTILINE
+)
 _OPTIONS = ("columns", "rows", "groups")
 _MOST_GROUPS_SHOWN = 3
 _CLAIMS_HEAD = """\
