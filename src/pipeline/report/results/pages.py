@@ -10,7 +10,8 @@ A page of docs marks the place of a table:
     ...what is written here...
     <!-- end of result -->
 
-The marks begin their lines. Without `columns`, `rows` or `groups` all are shown. Nothing between the marks is written by hand.
+The marks begin their lines. Without `columns`, `rows` or `groups` all are shown. What is between the marks is not
+written by hand.
 """
 
 import re
@@ -20,7 +21,7 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.results.verdicts import SIGNIFICANCE, VERDICTS, PaperClaim, count_verdicts
+from pipeline.report.results.verdicts import SIGNIFICANCE, VERDICTS, ClaimTest, PaperClaim, count_verdicts
 from pipeline.report.table import shared_decimals
 
 CLAIMS_PAGE = "claims.md"
@@ -44,8 +45,8 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 
 {number} claims: {counts}.
 
-- **ours**: the row's value minus its baseline's (or minus the named number), with its 95 % interval; seeds are
-  resampled first, then prompts.
+- **ours**: the row's value minus its baseline's, with a sign; or its own value where the claim is about a number. With its
+  95 % interval; seeds are resampled first, then prompts.
 - **verdict**: *holds* or *does not hold* where the difference is beyond the claim's margin, which stands in the
   experiment's file, at p < {significance} after Holm's correction over all tests of this page; else *undecided*.
   *Depends* names the groups in which the claim holds and those in which it does not. Without an interval (one value,
@@ -213,26 +214,29 @@ def _paper_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]
 
 
 def _ours(claim: PaperClaim) -> str:
-    """Each group's difference where they are few, else their range."""
+    """Each group's difference where they are few, else their range; a row's own value if that is what is claimed."""
     known = [test for test in claim.tests if test.difference is not None]
     if not known:
         return "-"
+    value = claim.node.get("value")
     if len(known) > _MOST_GROUPS_SHOWN:
-        values = sorted(test.difference for test in known if test.difference is not None)
-        return f"{_signed(values[0], values)} to {_signed(values[-1], values)} in {len(known)} groups"
-    return "; ".join(f"{test.group}: {_interval(test)}" if test.group else _interval(test) for test in known)
+        found = sorted(test.difference + (value or 0.0) for test in known if test.difference is not None)
+        return f"{_number(found[0], found, value)} to {_number(found[-1], found, value)} in {len(known)} groups"
+    return "; ".join(
+        f"{test.group}: {_interval(test, value)}" if test.group else _interval(test, value) for test in known
+    )
 
 
-def _interval(test: Any) -> str:
-    values = [value for value in (test.difference, test.low, test.high) if value is not None]
-    own = _signed(test.difference, values)
-    if test.p_value is None:
-        return f"{own} (no interval)"
-    return f"{own} [{_signed(test.low, values)}, {_signed(test.high, values)}]"
+def _interval(test: ClaimTest, value: float | None) -> str:
+    known = [one + (value or 0.0) for one in (test.difference, test.low, test.high) if one is not None]
+    own, *bounds = (_number(one, known, value) for one in known)
+    return f"{own} (no interval)" if test.p_value is None or not bounds else f"{own} [{', '.join(bounds)}]"
 
 
-def _signed(value: float, among: Sequence[float]) -> str:
-    return f"{value:+,.{shared_decimals(list(among))}f}"
+def _number(number: float, among: Sequence[float], value: float | None) -> str:
+    """Signed if it is a difference from another row: a claim about a `value` shows the row's own number."""
+    sign = "+" if value is None else ""
+    return f"{number:{sign},.{shared_decimals(list(among))}f}"
 
 
 def _clock(claim: PaperClaim) -> str:

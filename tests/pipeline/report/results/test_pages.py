@@ -89,6 +89,11 @@ def test_the_page_of_claims_has_counts_headlines_tables_and_what_waits():
     assert "Not run on today's clock: `+experiment=wisp/table2`." in text
 
 
+def test_a_claim_about_a_number_shows_the_rows_own():
+    result = kept([claim(-0.25, value=2.0, baseline=None, relation="equal", margin=0.25, low=-0.5, high=0.0)])
+    assert "| 1.75 [1.50, 2.00] |" in claims_page(decide([result], {}), {"synera/x": result}, [])
+
+
 def test_many_groups_are_a_range_and_a_verdict_names_few():
     nodes = [claim(i + 1.0, group=f"g{i}") for i in range(5)] + [claim(-1.0, group="last", status="does not hold")]
     result = kept(nodes)
