@@ -45,8 +45,8 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 
 {number} claims: {counts}.
 
-- **ours**: the row's value minus its baseline's, with a sign; or its own value where the claim is about a number. With its
-  95 % interval; seeds are resampled first, then prompts.
+- **ours**: the row's value minus its baseline's, with a sign; or its own value where the claim is about a number. With
+  its 95 % interval; seeds are resampled first, then prompts.
 - **verdict**: *holds* or *does not hold* where the difference is beyond the claim's margin, which stands in the
   experiment's file, at p < {significance} after Holm's correction over all tests of this page; else *undecided*.
   *Depends* names the groups in which the claim holds and those in which it does not. Without an interval (one value,
