@@ -1,0 +1,50 @@
+"""The stage of `+draws=clock`: one job simulated on many draws of the clock, a folder of records for each."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from serving.deployment.setup import Setup
+from serving.hardware.clock_draw import ClockErrors, drawn_testbed
+from serving.hardware.replica_packing import ReplicaPacking
+from serving.progress import Progress, silent
+from serving.runtimes.run_results import write_results
+from serving.runtimes.runtime import Runtime
+from serving.runtimes.simulated import Simulated
+
+
+def check_draw_clock(*, setup: Setup, runtime: Runtime, draws: int, num_prompts: int, **_: object) -> None:
+    """Raises ValueError for a runtime that runs models, and for numbers below 1."""
+    if not isinstance(runtime, Simulated):
+        raise ValueError(  # noqa: TRY004 - what a person chose
+            f"the clock is drawn {draws} times, and runtime {type(runtime).__name__} would run models each time; add "
+            "runtime=simulated (it records what the models write once)."
+        )
+    if draws < 1 or num_prompts < 1:
+        raise ValueError(f"draws={draws} and num_prompts={num_prompts} must be 1 or more.")
+    runtime.check(setup)
+
+
+def draw_clock(
+    out: Path,
+    *,
+    progress: Progress,
+    setup: Setup,
+    runtime: Runtime,
+    errors: Path,
+    packing: ReplicaPacking | None = None,
+    draws: int = 200,
+    num_prompts: int = 60,
+) -> None:
+    """Simulates the first `num_prompts` prompts on each draw, and writes its records to the folder of its number.
+
+    The same draw has the same chips in all jobs, so that jobs pair. Raises ValueError for a bad file of `errors`.
+    """
+    assert isinstance(runtime, Simulated)
+    known, brief = ClockErrors.read(errors), replace(runtime, detail=False)
+    workload = replace(setup.workload, num_prompts=min(num_prompts, setup.workload.num_prompts))
+    for draw in range(draws):
+        drawn = replace(setup, workload=workload, hardware=drawn_testbed(setup.hardware, known, draw))
+        folder = out / str(draw)
+        folder.mkdir()
+        write_results(folder, drawn, brief, brief.serve(drawn, "cpu", silent), packing)
+        progress(draw + 1, draws, "draws")
