@@ -42,8 +42,10 @@ class PredictedMetric:
 
     @property
     def spread(self) -> float | None:
-        """The greatest distance of a repeat from their median, as a share of it; None where nothing was measured."""
-        return max(abs(value / self.median - 1) for value in self.measured) if self.median else None
+        """The greatest distance of a repeat from their median, as a share of it; None of one repeat, or of nothing."""
+        if len(self.measured) < 2 or not self.median:
+            return None
+        return max(abs(value / self.median - 1) for value in self.measured)
 
     @property
     def exceeds(self) -> bool | None:

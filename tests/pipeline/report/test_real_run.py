@@ -44,6 +44,12 @@ def test_nothing_is_judged_where_nothing_was_measured() -> None:
     assert (zero.error, zero.spread, zero.exceeds) == (None, None, None)
 
 
+def test_one_repeat_has_an_error_and_no_spread() -> None:
+    once = row(0.2, 0.1)
+    assert once.error == pytest.approx(1.0)
+    assert (once.spread, once.exceeds) == (None, None)
+
+
 def runs(folder: Path, ttfts_s: dict[str, list[float]], began: str) -> Path:
     """A folder as `serve_policies` writes it: by policy the first token's time in each repeat, of one request."""
     listed = []
