@@ -30,7 +30,7 @@ SLOTS = [
 ]
 POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if path.stem != "unset")
 FOLDERS = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."})
-OVERRIDES = ("slo", *(name for name in FOLDERS if name.startswith("variant/")))
+OVERRIDES = ("slo", "draws", *(name for name in FOLDERS if name.startswith("variant/")))
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",

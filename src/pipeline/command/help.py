@@ -15,6 +15,7 @@ GROUPS: Mapping[str, str] = {
     "network": "the link between them",
     "workload": "prompts, arrivals and token limits",
     "slo": "promised token speeds (write +slo=NAME)",
+    "draws": "a sweep's claims under the clock's errors (write +draws=clock)",
     "runtime": "real or simulated execution",
     "trainer": "where models are trained",
     "page": "policies beside the first one in the demo (python -m serving.page)",
