@@ -10,8 +10,8 @@ A page of docs marks the place of a table:
     ...what is written here...
     <!-- end of result -->
 
-The marks begin their lines. Without `columns`, `rows` or `groups` all are shown. What is between the marks is not
-written by hand.
+The marks begin their lines. Without `columns`, `rows` or `groups` all are shown; `spread: groups` with one column makes
+a line of each label and a column of each group. What is between the marks is not written by hand.
 """
 
 import re
@@ -36,7 +36,7 @@ PAPERS = {
 _MARK = re.compile(
     r"^(<!-- result: (?P<name>\S+)\s*\n?(?P<options>.*?)-->\n).*?(<!-- end of result -->)", re.DOTALL | re.MULTILINE
 )
-_OPTIONS = ("columns", "rows", "groups")
+_OPTIONS = ("columns", "rows", "groups", "spread")
 _MOST_GROUPS_SHOWN = 3
 _CLAIMS_HEAD = """\
 # Claims of the five papers, and what holds here
@@ -67,6 +67,7 @@ class _Selection:
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    spread: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> "_Selection":
@@ -74,6 +75,8 @@ class _Selection:
         values = {key.strip(): tuple(word.strip() for word in value.split(";")) for key, value in given.items()}
         if values.keys() - set(_OPTIONS):
             raise MarkError(f"a result's mark in docs has {sorted(values)}; allowed are {', '.join(_OPTIONS)}.")
+        if values.get("spread", ()) not in ((), ("groups",)) or ("spread" in values and len(values["columns"]) != 1):
+            raise MarkError("a result's mark in docs can spread groups alone, and one column of them.")
         return cls(**values)
 
 
@@ -105,14 +108,33 @@ def result_lines(name: str, result: KeptResult | None, selection: _Selection, wh
     shown = [row for row in rows if _is_selected(row, selection)]
     if not shown:
         raise MarkError(f"{where}: {name} has none of the rows or groups that its mark names.")
-    grouped = any(row.get("group") for row in shown)
-    heads = [*(["group"] if grouped else []), "", *map(_escaped, columns)]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * (len(heads) - len(columns)) + "---:|" * len(columns)]
-    for row in shown:
-        labels = [*([row.get("group", "")] if grouped else []), row["row"]]
-        cells = [format_measured(row["columns"].get(column, {})) for column in columns]
-        lines.append(f"| {' | '.join(map(_escaped, [*labels, *cells]))} |")
+    lines = _spread_lines(shown, columns[0]) if selection.spread else _row_lines(shown, columns)
     return [*lines, "", basis_line(result)]
+
+
+def _row_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """A line for each row, with its group where there are groups."""
+    grouped = any(row.get("group") for row in rows)
+    labels = [[*([row.get("group", "")] if grouped else []), row["row"]] for row in rows]
+    cells = [[format_measured(row["columns"].get(column, {})) for column in columns] for row in rows]
+    heads = [*(["group"] if grouped else []), "", *columns]
+    return _markdown([heads, *(own + found for own, found in zip(labels, cells, strict=True))], len(columns))
+
+
+def _spread_lines(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+    """A line for each label, with the column's cell in every group."""
+    groups = list(dict.fromkeys(row.get("group", "") for row in rows))
+    cells = {(row["row"], row.get("group", "")): format_measured(row["columns"].get(column, {})) for row in rows}
+    labels = list(dict.fromkeys(row["row"] for row in rows))
+    lines = [[label, *(cells.get((label, group), "-") for group in groups)] for label in labels]
+    return _markdown([[column, *groups], *lines], len(groups))
+
+
+def _markdown(lines: Sequence[Sequence[str]], num_columns: int) -> list[str]:
+    """The first line is the heading; the last `num_columns` are numbers."""
+    rule = "|" + "---|" * (len(lines[0]) - num_columns) + "---:|" * num_columns
+    head, *rest = (f"| {' | '.join(map(_escaped, cells))} |" for cells in lines)
+    return [head, rule, *rest]
 
 
 def _is_selected(row: Mapping[str, Any], selection: _Selection) -> bool:

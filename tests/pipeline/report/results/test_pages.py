@@ -62,11 +62,22 @@ def test_a_marked_table_is_written_anew_and_the_rest_is_left():
     assert marked_results(text) == ["synera/x"]
 
 
+def test_groups_may_be_columns():
+    result = kept()
+    for row, group in zip(result.exhibit["rows"], ("g", "h"), strict=True):
+        row |= {"row": "a", "group": group}
+    text = written_page(PAGE.replace("rows: a", "spread: groups"), {"synera/x": result}, "page.md")
+    cells = "20.0 [19.5, 20.5] (reported 31.5)"
+    assert f"| TBT, ms | g | h |\n|---|---:|---:|\n| a | {cells} | {cells} |\n" in text
+
+
 def test_without_a_result_the_table_says_which_command_makes_it():
     assert "No result is kept: `python -m pipeline +experiment=synera/x`." in written_page(PAGE, {}, "page.md")
 
 
-@pytest.mark.parametrize(("old", "new"), [("TBT, ms", "speed"), ("rows: a", "rows: z"), ("rows: a", "lines: a")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("TBT, ms", "speed"), ("rows: a", "rows: z"), ("rows: a", "lines: a"), ("rows: a", "spread: rows")]
+)
 def test_a_mark_that_names_what_is_not_there_is_an_error(old, new):
     with pytest.raises(MarkError):
         written_page(PAGE.replace(old, new), {"synera/x": kept()}, "page.md")
