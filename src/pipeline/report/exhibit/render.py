@@ -140,6 +140,7 @@ def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: 
         "claims": [_claim_json(result) for result in results],
         "deviations": list(shown.exhibit.deviations),
         "assumptions": list(shown.exhibit.assumptions),
+        "unmeasured_batches": list(shown.exhibit.unmeasured_batches),
     }
     as_json, as_csv = folder / "exhibit.json", folder / "exhibit.csv"
     fingerprint.write_atomic(as_json, json.dumps(node, indent=1, ensure_ascii=False) + "\n")

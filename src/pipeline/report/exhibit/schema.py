@@ -130,6 +130,7 @@ class Exhibit:
     reported    row label -> column name -> number or short text, or group -> that; a dash stands for the rest
     deviations  sentences on what differs from the paper
     assumptions the two or three of them that decide the claims, as short texts
+    unmeasured_batches  groups that rest on batches of a chip of which none was measured: their claims are undecided
     """
 
     title: str
@@ -140,6 +141,7 @@ class Exhibit:
     claims: tuple[Claim, ...] = ()
     deviations: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+    unmeasured_batches: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
