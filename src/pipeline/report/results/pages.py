@@ -52,7 +52,8 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
   *Depends* names the groups in which the claim holds and those in which it does not. Without an interval (one value,
   or a percentile) the values alone decide, and "no interval" is said.
 - **clock**: the share of the draws of the clock, from its held-out errors, in which the claim holds. A verdict that
-  more than 5 % of the draws turn is undecided. A dash: not drawn.
+  more than 5 % of the draws turn is undecided. A dash: not drawn. "Batches unmeasured": no batch of that chip was ever
+  measured, so that a capacity on it is undecided.
 """
 
 
@@ -262,6 +263,8 @@ def _number(number: float, among: Sequence[float], value: float | None) -> str:
 
 
 def _clock(claim: PaperClaim) -> str:
+    if not all(test.has_measured_batches for test in claim.tests):
+        return "batches unmeasured"
     shares = [test.clock_share for test in claim.tests if test.clock_share is not None]
     return "-" if not shares else " to ".join(dict.fromkeys(f"{100 * one:.0f} %" for one in (min(shares), max(shares))))
 

@@ -26,6 +26,7 @@ class ClaimTest:
     p_value        adjusted over the page
     num_seeds      of the row
     clock_share    share of the clock's draws in which the claim holds; None if it was not drawn
+    has_measured_batches   False for a capacity on a chip of which no batch was measured: the claim is undecided
     """
 
     group: str
@@ -36,6 +37,7 @@ class ClaimTest:
     p_value: float | None
     num_seeds: int = 1
     clock_share: float | None = None
+    has_measured_batches: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,11 @@ def _test(
     result: KeptResult, node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None
 ) -> ClaimTest:
     difference, low, high = (node.get(key) for key in ("difference", "low", "high"))
-    verdict = _verdict(node, sides, p_value, share)
-    return ClaimTest(node.get("group", ""), verdict, difference, low, high, p_value, _num_seeds(result, node), share)
+    group, verdict = node.get("group", ""), _verdict(node, sides, p_value, share)
+    measured = group not in result.exhibit.get("unmeasured_batches", ())
+    if not measured and verdict != "not run":
+        verdict = "undecided"
+    return ClaimTest(group, verdict, difference, low, high, p_value, _num_seeds(result, node), share, measured)
 
 
 def _verdict(node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None) -> Verdict:

@@ -84,6 +84,13 @@ def test_a_claim_holds_only_if_the_clock_s_error_does_not_turn_it(share, expecte
     assert verdict(draws=draws) == expected
 
 
+def test_a_capacity_on_a_chip_without_measured_batches_is_undecided():
+    found = result(claim(group="g"), claim(group="h"))
+    found.exhibit["unmeasured_batches"] = ["g"]
+    (one,) = decide([found], {})
+    assert [(test.group, test.verdict) for test in one.tests] == [("g", "undecided"), ("h", "holds")]
+
+
 def test_nor_is_a_claim_refuted_that_the_clock_may_turn():
     node = {"relation": "below", "status": "does not hold"}
     key = claim_key(claim(**node))
