@@ -40,7 +40,7 @@ class NamedObjects(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Library:
-    """What the configuration knows by name."""
+    """Objects that the configuration gives by name."""
 
     chips: NamedObjects
     architectures: NamedObjects
