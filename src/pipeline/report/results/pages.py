@@ -166,16 +166,18 @@ def basis_line(result: KeptResult) -> str:
     revision = ", ".join(one[:7] for one in result.revisions) or "unknown"
     changes = result.changes()
     stale = f" **Not run again since: {'; '.join(changes)}.**" if changes else ""
-    return f"Intervals: 95 %. {sample}{named}`{result.command}`, {result.date}, revision {revision}.{stale}"
+    intervals = "Intervals: 95 %. " if any("low" in cell for cell in _measured_cells(rows)) else ""
+    return f"{intervals}{sample}{named}`{result.command}`, {result.date}, revision {revision}.{stale}"
 
 
 def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    known: dict[str, None] = {}
-    for row in rows:
-        for column in row["columns"].values():
-            cell = column.get("measured")
-            known |= dict.fromkeys(cell.get("by_replicate", ()) if isinstance(cell, Mapping) else ())
-    return list(known)
+    return list(dict.fromkeys(seed for cell in _measured_cells(rows) for seed in cell.get("by_replicate", ())))
+
+
+def _measured_cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The cells that are numbers."""
+    cells = (column.get("measured") for row in rows for column in row["columns"].values())
+    return (cell for cell in cells if isinstance(cell, Mapping))
 
 
 def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], waiting: Sequence[str]) -> str:
