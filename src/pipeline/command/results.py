@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifacts import fingerprint
+from pipeline.config import sources
 from pipeline.config.arguments import conf_dir
 from pipeline.errors import UserError
 from pipeline.report.results import draws, kept, pages, verdicts
@@ -87,13 +89,14 @@ def _kept() -> dict[str, kept.KeptResult]:
     return {result.experiment: result for result in kept.read_results(kept.results_folder())}
 
 
-def experiments_without_result(results: Mapping[str, kept.KeptResult]) -> list[str]:
-    """The papers' experiments that show an exhibit and have no kept result."""
+def experiments_without_result(results: Mapping[str, kept.KeptResult]) -> dict[str, int]:
+    """The papers' experiments that show an exhibit and have no kept result, with their number of the paper's claims."""
     folder = conf_dir() / "experiment"
-    names = sorted(
-        path.relative_to(folder).with_suffix("").as_posix()
-        for paper in pages.PAPERS
-        for path in (folder / paper).glob("[!_]*.yaml")
-        if "\nexhibit:" in path.read_text(encoding="utf-8")
-    )
-    return [name for name in names if name not in results]
+    files = sorted(path for paper in pages.PAPERS for path in (folder / paper).glob("[!_]*.yaml"))
+    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
+    waiting = {name: sources.read_file(path) for name, path in names.items() if name not in results}
+    return {name: _num_claims(node["exhibit"]) for name, node in waiting.items() if "exhibit" in node}
+
+
+def _num_claims(exhibit: Mapping[str, Any]) -> int:
+    return len({claim["statement"] for claim in exhibit.get("claims", ()) if claim.get("reported")})

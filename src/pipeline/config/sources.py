@@ -69,14 +69,17 @@ def changed_files(known: Mapping[str, str], folder: Path | None = None) -> Itera
             yield FileChange(name, missing=found is None)
 
 
-def _read(name: str, folder: Path | None) -> dict[str, Any] | None:
-    path = (folder or conf_dir()) / f"{name}.yaml"
-    if not path.is_file():
-        return None
+def read_file(path: Path) -> dict[str, Any]:
+    """What a file of conf/ says; its package stands under `@package`."""
     text = path.read_text(encoding="utf-8")
     first = text.partition("\n")[0]
     node = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {**(node or {}), "@package": first if first.startswith("# @package") else ""}
+
+
+def _read(name: str, folder: Path | None) -> dict[str, Any] | None:
+    path = (folder or conf_dir()) / f"{name}.yaml"
+    return read_file(path) if path.is_file() else None
 
 
 def _digest(value: Any) -> str:

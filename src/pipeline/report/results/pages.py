@@ -180,14 +180,14 @@ def _measured_cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, 
     return (cell for cell in cells if isinstance(cell, Mapping))
 
 
-def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], waiting: Sequence[str]) -> str:
-    """docs/claims.md. `waiting` are the experiments with claims of a paper that have no kept result."""
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in count_verdicts(claims))
-    lines = [_CLAIMS_HEAD.format(number=len(claims), counts=counts, significance=SIGNIFICANCE)]
-    lines += [*_summary_lines(claims), *_headline_lines(claims)]
+def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], waiting: Mapping[str, int]) -> str:
+    """docs/claims.md. `waiting` are the experiments without a kept result, with their number of a paper's claims."""
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in _all_counts(claims, waiting).items())
+    lines = [_CLAIMS_HEAD.format(number=len(claims) + sum(waiting.values()), counts=counts, significance=SIGNIFICANCE)]
+    lines += [*_summary_lines(claims, waiting), *_headline_lines(claims)]
     for folder, title in PAPERS.items():
         own = _of_paper(claims, folder)
-        absent = [name for name in waiting if name.startswith(f"{folder}/")]
+        absent = list(_of_folder(waiting, folder))
         if own or absent:
             lines += [f"## {title}", "", *_paper_lines(own, results), *_waiting_lines(absent)]
     return "\n".join(lines).rstrip() + "\n"
@@ -197,12 +197,24 @@ def _of_paper(claims: Sequence[PaperClaim], folder: str) -> list[PaperClaim]:
     return [claim for claim in claims if claim.experiment.startswith(f"{folder}/")]
 
 
-def _summary_lines(claims: Sequence[PaperClaim]) -> Iterator[str]:
+def _of_folder(waiting: Mapping[str, int], folder: str) -> dict[str, int]:
+    return {name: number for name, number in waiting.items() if name.startswith(f"{folder}/")}
+
+
+def _all_counts(claims: Sequence[PaperClaim], waiting: Mapping[str, int]) -> dict[str, int]:
+    """The number of claims of each verdict that occurs; those of experiments without a result are not run."""
+    counts: dict[str, int] = dict(count_verdicts(claims))
+    if absent := sum(waiting.values()):
+        counts["not run"] = counts.get("not run", 0) + absent
+    return counts
+
+
+def _summary_lines(claims: Sequence[PaperClaim], waiting: Mapping[str, int]) -> Iterator[str]:
     """The number of claims of each paper by verdict."""
     yield f"| | {' | '.join(VERDICTS)} |"
     yield "|---|" + "---:|" * len(VERDICTS)
     for folder, title in PAPERS.items():
-        counts = dict(count_verdicts(_of_paper(claims, folder)))
+        counts = _all_counts(_of_paper(claims, folder), _of_folder(waiting, folder))
         yield f"| {title} | {' | '.join(str(counts.get(verdict, 0)) for verdict in VERDICTS)} |"
     yield ""
 

@@ -91,10 +91,11 @@ def test_a_result_of_another_configuration_says_what_has_changed():
 def test_the_page_of_claims_has_counts_headlines_tables_and_what_waits():
     node = claim(statement="Synera is faster", headline=True)
     result = kept([node, claim(-1.0, statement="and smaller", status="does not hold")])
-    text = claims_page(decide([result], {}), {"synera/x": result}, ["wisp/table2"])
-    assert "2 claims: 1 holds, 1 does not hold." in text
+    text = claims_page(decide([result], {}), {"synera/x": result}, {"wisp/table2": 3})
+    assert "5 claims: 1 holds, 1 does not hold, 3 not run." in text
     assert "| Synera | 1 | 0 | 0 | 1 | 0 |" in text
     assert "| Synera | Synera is faster | 1.5 times | +1.00 [+0.80, +1.20] | - | **holds** |" in text
+    assert "| WISP | 0 | 0 | 0 | 0 | 3 |" in text
     assert "### Fig. 1: speed" in text
     assert "Decided by: the link; the pair." in text
     assert "Not run on today's clock: `+experiment=wisp/table2`." in text
@@ -102,13 +103,13 @@ def test_the_page_of_claims_has_counts_headlines_tables_and_what_waits():
 
 def test_a_claim_about_a_number_shows_the_rows_own():
     result = kept([claim(-0.25, value=2.0, baseline=None, relation="equal", margin=0.25, low=-0.5, high=0.0)])
-    assert "| 1.75 [1.50, 2.00] |" in claims_page(decide([result], {}), {"synera/x": result}, [])
+    assert "| 1.75 [1.50, 2.00] |" in claims_page(decide([result], {}), {"synera/x": result}, {})
 
 
 def test_many_groups_are_a_range_and_a_verdict_names_few():
     nodes = [claim(i + 1.0, group=f"g{i}") for i in range(5)] + [claim(-1.0, group="last", status="does not hold")]
     result = kept(nodes)
-    text = claims_page(decide([result], {}), {"synera/x": result}, [])
+    text = claims_page(decide([result], {}), {"synera/x": result}, {})
     assert "-1.00 to +5.00 in 6 groups" in text
     assert "**depends**: holds for 5 groups; does not hold for last" in text
     assert pages.CLAIMS_PAGE == "claims.md"
