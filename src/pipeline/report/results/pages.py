@@ -150,10 +150,9 @@ def format_measured(column: Mapping[str, Any]) -> str:
     said = f" (reported {reported})" if reported is not None else ""
     if not isinstance(cell, Mapping):
         return f"{'-' if cell is None else cell}{said}"
-    known = [cell["value"], *(cell[end] for end in ("low", "high") if end in cell)]
-    decimals = shared_decimals(known)
-    bounds = f" [{cell['low']:,.{decimals}f}, {cell['high']:,.{decimals}f}]" if "low" in cell and "high" in cell else ""
-    return f"{cell['value']:,.{decimals}f}{bounds}{said}"
+    known = [round(cell[key], 9) + 0.0 for key in ("value", "low", "high") if key in cell]  # no minus before zero
+    own, *bounds = (f"{number:,.{shared_decimals(known)}f}" for number in known)
+    return f"{own} [{', '.join(bounds)}]{said}" if bounds else f"{own}{said}"
 
 
 def basis_line(result: KeptResult) -> str:
