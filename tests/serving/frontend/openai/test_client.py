@@ -226,7 +226,7 @@ def test_an_unreachable_cloud_is_a_503(loop: Loop, ask: Any, stream: bool) -> No
     with pytest.raises(openai.InternalServerError, match="cloud cannot be reached") as caught:
         ask(lambda c: c.completions.create(model="toy", prompt="failing", stream=stream))
     assert caught.value.status_code == 503
-    assert loop.gateway.released == [loop.gateway.asks[0].conversation.name]
+    assert loop.gateway.released.count(loop.gateway.asks[0].conversation.name) == 1  # on a busy machine others expire
 
 
 def test_an_internal_error_reveals_no_details(loop: Loop, ask: Any, caplog: Any) -> None:
@@ -274,7 +274,7 @@ def test_a_client_that_disconnects_cancels_its_request(loop: Loop, ask: Any, str
 
     ask(work)
     assert loop.gateway.asks[0].ending == ""
-    assert loop.gateway.released == [loop.gateway.asks[0].conversation.name]
+    assert loop.gateway.released.count(loop.gateway.asks[0].conversation.name) == 1  # on a busy machine others expire
 
 
 def test_a_queued_client_that_disconnects_never_reaches_the_gateway(loop: Loop, ask: Any) -> None:
