@@ -30,10 +30,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _list(_words: Sequence[str]) -> int:
-    for result in kept.read_results(kept.results_folder()):
-        changes = "; ".join(result.changes())
-        print(f"{result.experiment:<34} {result.date}  {changes or 'up to date'}")
-    for name in experiments_without_result(_kept()):
+    results, folder = _kept(), kept.results_folder()
+    for result in results.values():
+        print(f"{result.experiment:<34} {result.date}  {'; '.join(result.changes()) or 'up to date'}")
+    for one in draws.read_draws(folder):
+        changes = "; ".join(one.changes())
+        print(f"{one.experiment:<34} draws of the clock: {changes or 'up to date'}")
+    for name in experiments_without_result(results):
         print(f"{name:<34} not kept")
     return 0
 
@@ -50,27 +53,30 @@ def _keep_draws(words: Sequence[str]) -> int:
     if not words:
         raise UserError("results draws: name the folders of finished sweeps with +draws=clock.")
     for folder in (Path(word).absolute() for word in words):
-        jobs = kept.finished_jobs(folder)
-        experiment = kept.experiment_of(folder, jobs)
-        print(draws.keep_shares(kept.prepared_exhibit(experiment), experiment, jobs, kept.results_folder()))
+        experiment = kept.experiment_of(folder, kept.finished_jobs(folder))
+        print(draws.keep_draws(kept.prepared_exhibit(experiment), experiment, folder, kept.results_folder()))
     return 0
 
 
 def _write(_words: Sequence[str]) -> int:
-    for path, text in written_pages():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            fingerprint.write_atomic(path, text)
-            print(f"written: {path}")
+    for path, text in different_pages():
+        fingerprint.write_atomic(path, text)
+        print(f"written: {path}")
     return 0
 
 
 def _check(_words: Sequence[str]) -> int:
-    different = [
-        path for path, text in written_pages() if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
+    different = [path for path, _ in different_pages()]
     for path in different:
         print(f"{path} is not what docs/results says: `python -m pipeline results write`")
     return 1 if different else 0
+
+
+def different_pages() -> Iterator[tuple[Path, str]]:
+    """The pages whose file is not as it should be, with the text that it should have."""
+    for path, text in written_pages():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            yield path, text
 
 
 def written_pages() -> Iterator[tuple[Path, str]]:
@@ -81,7 +87,7 @@ def written_pages() -> Iterator[tuple[Path, str]]:
         text = path.read_text(encoding="utf-8")
         if pages.marked_results(text):
             yield path, pages.written_page(text, results, path.name)
-    claims = verdicts.decide(list(results.values()), draws.read_shares(kept.results_folder()))
+    claims = verdicts.decide(list(results.values()), draws.current_shares(kept.results_folder()))
     yield docs / pages.CLAIMS_PAGE, pages.claims_page(claims, results, experiments_without_result(results))
 
 

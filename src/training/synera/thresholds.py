@@ -1,18 +1,19 @@
 """Synera's offline profiling (section 5): the policy that verifies every draft, and thresholds from its decisions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from serving.core.scores import IMPORTANCE_SCORES
+from serving.core.scores import IMPORTANCE, IMPORTANCE_SCORES
 from serving.core.session import Session
-from serving.learned.thresholds import nearest_rank
+from serving.learned.thresholds import Thresholds, nearest_rank
 from serving.messages import DraftDecision, EarlyExitRule
 from serving.outcomes.record import target_only
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.importance_offload import p_confidence
+from serving.policy.slots.uncertainty_offload import perplexity
 
 
 @dataclass(frozen=True)
@@ -115,3 +116,31 @@ def acceptance_rate(decisions: Sequence[DraftDecision]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if sum(middle**t for t in range(gamma + 1)) < mean else (low, middle)
     return (low + high) / 2
+
+
+def profiled_thresholds(
+    by_prompt: Sequence[Sequence[DraftDecision]], c_quantile: float | None, k: float, made_from: Mapping[str, str]
+) -> Thresholds:
+    """The thresholds that follow from the verified drafts of each profiling prompt. Raises ValueError without any."""
+    decisions = [each for own in by_prompt for each in own]
+    if not decisions:
+        raise ValueError(
+            "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
+        )
+
+    def by_name(score: str) -> tuple[float, ...]:
+        return tuple(mean_score(each, score) for each in decisions)
+
+    num_fully_accepted = sum(each.accepted == len(each.tokens) for each in decisions)
+    return Thresholds(
+        c_th=best_threshold(decisions, k) if c_quantile is None else quantile_threshold(decisions, c_quantile),
+        alpha=acceptance_rate(decisions),
+        confidence=by_name("confidence"),
+        importance=by_name(IMPORTANCE),
+        first_chunk_perplexities=tuple(perplexity(own[0].scores["confidence"]) for own in by_prompt if own),
+        made_from={**made_from, "fully accepted": f"{num_fully_accepted} of {len(decisions)} drafts"},
+        num_fully_accepted=num_fully_accepted,
+        importance_readings={name: by_name(name) for name in readings(decisions) if name != IMPORTANCE},
+        importance_auc=importance_aucs(decisions),
+        importance_auc_of_full_chunks=importance_aucs(full_drafts(decisions)),
+    )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.report.clock_draws import summarise_draws
+from pipeline.report.results.draws import summarise_draws
 from serving.hardware.clock_draw import as_json
 from serving.outcomes.constant import ConstantAcceptance
 from serving.progress import silent

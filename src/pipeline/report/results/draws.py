@@ -6,17 +6,21 @@ A claim is decided in each draw from the jobs' values alone: the mean over seeds
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import fingerprint
+from pipeline.config import sources
 from pipeline.report.exhibit.claims import claim_status
 from pipeline.report.exhibit.jobs import choices_of, row_key
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
-from pipeline.report.results.kept import KeptResultError
+from pipeline.report.records import Records
+from pipeline.report.results.kept import KeptResultError, finished_jobs, unchanged_files
 from pipeline.report.results.verdicts import claim_key
+from pipeline.report.summary import summarise
 
 DRAWS_FILE = "draws.json"
 SUFFIX = ".draws"
@@ -25,30 +29,59 @@ Series = Mapping[str, Sequence[float]]
 """Metric -> its value in every draw."""
 
 
-def draws_path(folder: Path, experiment: str) -> Path:
-    return folder / f"{experiment}{SUFFIX}"
+@dataclass(frozen=True)
+class KeptDraws:
+    """The share of the draws in which each claim (`claim_key`) holds, and digests of what was drawn, by file."""
+
+    experiment: str
+    draws: int
+    jobs: int
+    files: Mapping[str, str]
+    claims: Mapping[str, float]
+
+    def changes(self) -> list[str]:
+        """What has changed in conf/ since: one short text a file."""
+        return [str(change) for change in sources.changed_files(self.files)]
 
 
-def read_shares(folder: Path) -> dict[str, dict[str, float]]:
-    """Experiment -> claim -> share of the draws in which it holds."""
-    found = {}
+def read_draws(folder: Path) -> Iterator[KeptDraws]:
+    """Every kept file of draws below `folder`. Raises KeptResultError."""
     for path in sorted(folder.rglob(f"*{SUFFIX}")):
-        name = path.relative_to(folder).as_posix().removesuffix(SUFFIX)
-        found[name] = json.loads(path.read_text(encoding="utf-8"))["claims"]
-    return found
+        try:
+            yield KeptDraws(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as problem:
+            raise KeptResultError(f"{path} has no draws: {problem}. Keep them again, or remove it.") from problem
 
 
-def keep_shares(prepared: SweepExhibit, experiment: str, jobs: Sequence[JobResult], into: Path) -> Path:
-    """Writes the shares of the claims that these jobs decide; returns the path. Raises KeptResultError without any."""
+def current_shares(folder: Path) -> dict[str, Mapping[str, float]]:
+    """Experiment -> claim -> share; without the draws of a configuration that has changed since."""
+    return {one.experiment: one.claims for one in read_draws(folder) if not one.changes()}
+
+
+def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path) -> Path:
+    """Writes the shares of the claims that the jobs of this sweep decide; returns the path.
+
+    Raises KeptResultError without any, and for a configuration that has changed since.
+    """
+    jobs = finished_jobs(folder)
     series = _series_by_row(prepared, jobs)
     shares = dict(_shares(prepared.exhibit, series))
     if not shares:
         raise KeptResultError(f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}.")
     num_draws = max(len(values) for metrics in series.values() for values in metrics.values())
-    path = draws_path(into, experiment)
-    text = json.dumps({"draws": num_draws, "jobs": len(jobs), "claims": shares}, indent=1, ensure_ascii=False)
-    fingerprint.write_atomic(path, text + "\n")
+    kept = KeptDraws(experiment, num_draws, len(jobs), unchanged_files(folder, jobs), shares)
+    path = into / f"{experiment}{SUFFIX}"
+    fingerprint.write_atomic(path, json.dumps(asdict(kept), indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def summarise_draws(out: Path, *, drawn: Path) -> None:
+    """A stage: reads the records of each draw below `drawn`, and writes draws.json, each metric's value by draw."""
+    folders = sorted((folder for folder in drawn.iterdir() if folder.name.isdigit()), key=lambda one: int(one.name))
+    found = [summarise(Records.read(folder)).metrics() for folder in folders]
+    common = set.intersection(*map(set, found))
+    series = {metric: [metrics[metric] for metrics in found] for metric in sorted(common)}
+    (out / DRAWS_FILE).write_text(json.dumps(series), encoding="utf-8")
 
 
 def _series_by_row(prepared: SweepExhibit, jobs: Sequence[JobResult]) -> dict[tuple[str, str], Series]:

@@ -6,10 +6,11 @@ configuration that it was composed of. `python -m pipeline results keep FOLDER` 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.config import sources
@@ -21,6 +22,9 @@ from pipeline.report.comparison import ComparisonRow
 from pipeline.report.exhibit.sweep import SweepExhibit, prepare_exhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import changes_result
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 FORMAT = 1
 EXPERIMENT = "experiment"
@@ -94,11 +98,7 @@ def keep(folder: Path, into: Path) -> Path:
     jobs = finished_jobs(folder)
     experiment = experiment_of(folder, jobs)
     _check_overrides(folder, experiment, jobs)
-    files = _common_files(folder, jobs)
-    changed = [str(change) for change in sources.changed_files(files)]
-    if changed or not files:
-        reason = "; ".join(changed) or "it does not say of which files it was composed"
-        raise KeptResultError(f"{folder}: {reason}. Run it again: `python -m pipeline +experiment={experiment}`.")
+    files = unchanged_files(folder, jobs)
     exhibit = _sweep_exhibit(folder, experiment, jobs) if jobs[0].number is not None else _run_exhibit(folder, jobs[0])
     revisions = tuple(sorted({one.revision for one in jobs if one.revision}))
     date = datetime.fromtimestamp(max(path.stat().st_mtime for path in folder.rglob(job_result.JOB_FILE)), UTC)
@@ -108,17 +108,23 @@ def keep(folder: Path, into: Path) -> Path:
 
 def prepared_exhibit(experiment: str) -> SweepExhibit:
     """The exhibit of a sweep as conf/ declares it. Raises KeptResultError if it declares none."""
+    with _composed(experiment) as config:
+        exhibit = prepare_exhibit(config)
+    if exhibit is None:
+        raise KeptResultError(f"+experiment={experiment} is no sweep with an exhibit.")
+    return exhibit
+
+
+@contextmanager
+def _composed(experiment: str) -> "Iterator[DictConfig]":
+    """The configuration of the experiment as it is written, with Hydra's own node."""
     from hydra import compose, initialize_config_dir
 
     from pipeline.config.compose import register_resolvers
 
     register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
-        exhibit = prepare_exhibit(config)
-    if exhibit is None:
-        raise KeptResultError(f"+experiment={experiment} is no sweep with an exhibit.")
-    return exhibit
+        yield compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
 
 
 def finished_jobs(folder: Path) -> list[JobResult]:
@@ -157,19 +163,21 @@ def _check_overrides(folder: Path, experiment: str, jobs: Sequence[JobResult]) -
 
 
 def _swept_keys(experiment: str) -> set[str]:
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
-    return {str(key).lstrip("+") for key in config.hydra.sweeper.get("params") or {}}
+    with _composed(experiment) as config:
+        return {str(key).lstrip("+") for key in config.hydra.sweeper.get("params") or {}}
 
 
-def _common_files(folder: Path, jobs: Sequence[JobResult]) -> dict[str, str]:
+def unchanged_files(folder: Path, jobs: Sequence[JobResult]) -> dict[str, str]:
+    """The files that the jobs were composed of. Raises KeptResultError if one says something else now."""
     found: dict[str, str] = {}
     for one in jobs:
         for name, digest in one.files.items():
             if found.setdefault(name, digest) != digest:
                 raise KeptResultError(f"{folder}: conf/{name}.yaml changed between its jobs. Run it again.")
+    changed = [str(change) for change in sources.changed_files(found)]
+    if changed or not found:
+        reason = "; ".join(changed) or "it does not say of which files it was composed"
+        raise KeptResultError(f"{folder}: {reason}. Run it again.")
     return found
 
 

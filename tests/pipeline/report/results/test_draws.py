@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from pipeline.config import sources
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, RelativeTo, RowTemplate
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
-from pipeline.report.results.draws import DRAWS_FILE, keep_shares, read_shares
+from pipeline.report.results.draws import DRAWS_FILE, current_shares, keep_draws, read_draws
 from pipeline.report.results.kept import KeptResultError
 
 EXHIBIT = Exhibit(
@@ -26,31 +27,46 @@ EXHIBIT = Exhibit(
 )
 
 
-def jobs(folder, series):
+FILES = {"config": sources.file_digest("config")}
+
+
+def sweep(folder, series):
+    """A finished sweep, each of its jobs with these draws."""
     for number, ((policy, seed), values) in enumerate(series.items()):
-        artifact = folder / str(number)
-        artifact.mkdir()
+        artifact = folder / "artifacts" / str(number)
+        artifact.mkdir(parents=True)
         (artifact / DRAWS_FILE).write_text(json.dumps({"latency/tbt_s/mean": values}))
-        yield JobResult("complete", number, policy, (f"policy={policy}", f"seed={seed}"), artifact=str(artifact))
+        words = (f"policy={policy}", f"seed={seed}")
+        job = JobResult("complete", number, policy, words, artifact=str(artifact), files=FILES)
+        job.write(folder / "sweep" / str(number))
+    return folder / "sweep"
 
 
 def test_a_claim_s_share_is_of_draws_over_the_mean_of_its_seeds(tmp_path):
     """Seed means of a: 1.5, 1, 3, 2; of b: 2, 2, 2, 4. a is below b in three of four, and near half of it in two."""
     series = {("a", 0): [1, 1, 2, 2], ("a", 1): [2, 1, 4, 2], ("b", 0): [2, 2, 2, 4], ("b", 1): [2, 2, 2, 4]}
-    path = keep_shares(SweepExhibit(EXHIBIT), "synera/x", list(jobs(tmp_path, series)), tmp_path / "results")
+    path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", sweep(tmp_path, series), tmp_path / "results")
     assert path == tmp_path / "results" / "synera" / "x.draws"
-    shares = read_shares(tmp_path / "results")["synera/x"]
+    shares = current_shares(tmp_path / "results")["synera/x"]
     assert {key.split(" / ")[1]: share for key, share in shares.items()} == {"a is faster": 0.75, "a takes half": 0.5}
     assert json.loads(path.read_text())["draws"] == 4
 
 
+def test_draws_of_a_configuration_that_changed_decide_nothing_and_are_named(tmp_path):
+    folder = sweep(tmp_path, {("a", 0): [1.0], ("b", 0): [2.0]})
+    path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    path.write_text(path.read_text().replace(FILES["config"], "0" * 12))
+    (found,) = read_draws(tmp_path / "results")
+    assert found.changes() == ["conf/config.yaml has changed"]
+    assert current_shares(tmp_path / "results") == {}
+
+
 def test_jobs_without_draws_say_how_to_get_them(tmp_path):
-    job = JobResult("complete", 0, "a", ("policy=a", "seed=0"), artifact=str(tmp_path))
+    JobResult("complete", 0, "a", ("policy=a", "seed=0"), artifact=str(tmp_path)).write(tmp_path / "sweep" / "0")
     with pytest.raises(KeptResultError, match=r"job 0 has no draws of the clock .*\+draws=clock"):
-        keep_shares(SweepExhibit(EXHIBIT), "synera/x", [job], tmp_path)
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", tmp_path / "sweep", tmp_path)
 
 
 def test_rows_that_decide_no_claim_are_refused(tmp_path):
-    found = list(jobs(tmp_path, {("a", 0): [1.0, 2.0]}))
     with pytest.raises(KeptResultError, match="no claim of synera/x is decided"):
-        keep_shares(SweepExhibit(EXHIBIT), "synera/x", found, tmp_path)
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", sweep(tmp_path, {("a", 0): [1.0, 2.0]}), tmp_path)
