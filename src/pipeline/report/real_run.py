@@ -87,7 +87,7 @@ def compare_real_run(out: Path, *, predictions: Path, predicted: Path, measured:
 
     Args:
         predictions: of `write_predictions`.
-        predicted: the runs that it was made from, whose texts are compared.
+        predicted: the runs that it was made from; their texts are compared.
         measured: real runs, several of each policy.
 
     Raises ValueError for predictions that are not older than the first run.

@@ -280,7 +280,7 @@ class RunMetadata:
     """Seconds of a decoded token on each chip, cold and after minutes of load; empty if no chip was timed."""
     seed: int | None = None
     replayed_chips: tuple[str, ...] = ()
-    """The chips whose clock a run on the wall clock replays (`runtime.pace=hardware`); empty for any other run."""
+    """The chips of the clock that a run on the wall clock replays (`runtime.pace=hardware`); else empty."""
     raw: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""
 

@@ -32,7 +32,7 @@ class AwakeTime:
 
 
 def radio_energies_j(records: Sequence[SessionRecord], link: Link) -> dict[str, float | None]:
-    """Joules of the radio for each session of one device, whose messages take `link`.
+    """Joules of the radio for each session of one device; its messages take `link`.
 
     0 for a session without messages. None where the link has no radio figures, or the records no time lines. Messages
     that never arrived are not counted, nor is what the transport sends again (`Link.loss`).

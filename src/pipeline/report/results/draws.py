@@ -113,7 +113,7 @@ def _mean_series(members: Sequence[Series]) -> Series:
 
 
 def _shares(exhibit: Exhibit, series: Mapping[tuple[str, str], Series]) -> Iterator[tuple[str, float]]:
-    """Claims whose rows and metric the draws have, each with its share."""
+    """The share of each claim on rows and a metric that the draws have."""
     groups = list(dict.fromkeys(group for group, _ in series))
     for claim in exhibit.claims:
         for group in groups:

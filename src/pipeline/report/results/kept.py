@@ -93,7 +93,7 @@ def keep(folder: Path, into: Path) -> Path:
     """Writes the kept result of a finished sweep or run below `into`; returns its path.
 
     The exhibit of a sweep is made anew from its jobs, with the claims and columns of today. Raises KeptResultError for
-    a folder without a complete experiment, a narrowed one, and one whose configuration has changed since.
+    a folder without a complete experiment, a narrowed one, and a configuration that has changed since.
     """
     jobs = finished_jobs(folder)
     experiment = experiment_of(folder, jobs)

@@ -93,7 +93,7 @@ def written_page(text: str, results: Mapping[str, KeptResult], where: str) -> st
 
 
 def marked_results(text: str) -> list[str]:
-    """The experiments whose tables the page shows."""
+    """The experiments of the page's marks."""
     return [found["name"] for found in _MARK.finditer(text)]
 
 
