@@ -9,7 +9,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import register_resolvers, resolve
+from pipeline.config.compose import prepare_hydra, resolve
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -48,7 +48,7 @@ def choices(group: str) -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
-    register_resolvers()
+    prepare_hydra()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 

@@ -26,9 +26,9 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
     from omegaconf import open_dict
 
     from pipeline.config.arguments import conf_dir, normalise
-    from pipeline.config.compose import composed_choices, register_resolvers
+    from pipeline.config.compose import composed_choices, prepare_hydra
 
-    register_resolvers()
+    prepare_hydra()
     own = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("config", [*normalise(overrides), *own], return_hydra_config=True)

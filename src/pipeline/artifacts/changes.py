@@ -1,7 +1,7 @@
 """Describes how a stage differs from one that was built before."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.artifacts.fingerprint import canonical_json
 from pipeline.artifacts.manifest import Manifest
@@ -21,49 +21,67 @@ def describe_changes(before: Manifest, stage: Stage) -> str:
     """Changes as `policy sled instead of synera, steps 500 -> 400, its input corpus changed`; at most six, and how many
     more there are.
     """
-    found = list(_stage_changes(before, stage, in_words=True)) or ["the way in which identities are computed"]
+    found = list(map(str, _stage_changes(before, stage, in_words=True)))
     more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
-    return ", ".join(found[:_MAX_SHOWN] + more)
+    return ", ".join(found[:_MAX_SHOWN] + more) or "the way in which identities are computed"
 
 
-def _stage_changes(before: Manifest, stage: Stage, in_words: bool) -> Iterator[str]:
+class _Change(NamedTuple):
+    """A changed key; its values are formatted when it is printed, since most changes are only counted."""
+
+    text: str
+    values: tuple[Any, ...] = ()
+    end: str = ""
+
+    def __str__(self) -> str:
+        return self.text + " -> ".join(map(_format_value, self.values)) + self.end
+
+
+def _stage_changes(before: Manifest, stage: Stage, in_words: bool) -> Iterator[_Change]:
     """`in_words`: a node of another name or class is one change, not one for each of its keys."""
     if before.target != stage.target:
-        yield f"target {before.target} -> {stage.target}"
+        yield _Change(f"target {before.target} -> {stage.target}")
     if before.version != stage.version:
-        yield f"version {before.version} -> {stage.version}"
+        yield _Change(f"version {before.version} -> {stage.version}")
     yield from _value_changes(before.args, stage.identity, "", in_words)
     for name, needed in stage.inputs.items():
         if before.inputs.get(name, needed.digest) != needed.digest:
-            yield f"its input {name} changed"
+            yield _Change(f"its input {name} changed")
 
 
-def _value_changes(old: Any, new: Any, path: str, in_words: bool) -> Iterator[str]:
-    if canonical_json(old) == canonical_json(new):  # not `==`, to which 1 and 1.0 are equal
-        return
-    if _is_content(old) and _is_content(new) and old[CONTENT] != new[CONTENT]:
-        yield f"the content of {path} changed"
-    elif _is_mapping(old) and _is_mapping(new):
+def _value_changes(old: Any, new: Any, path: str, in_words: bool) -> Iterator[_Change]:
+    if _is_mapping(old) and _is_mapping(new):
         yield from _mapping_changes(old, new, path, in_words)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (was, now) in enumerate(zip(old, new, strict=True)):
             yield from _value_changes(was, now, f"{path}[{index}]", in_words)
+    elif _is_same(old, new):
+        return
+    elif _is_content(old) and _is_content(new) and old[CONTENT] != new[CONTENT]:
+        yield _Change(f"the content of {path} changed")
     else:
-        yield f"{path} {_format_value(old)} -> {_format_value(new)}"
+        yield _Change(f"{path} ", (old, new))
 
 
-def _mapping_changes(old: dict[str, Any], new: dict[str, Any], path: str, in_words: bool) -> Iterator[str]:
+def _mapping_changes(old: dict[str, Any], new: dict[str, Any], path: str, in_words: bool) -> Iterator[_Change]:
     if in_words and path and (replaced := _replacement(old, new)):
-        yield f"{path} {replaced}"
+        yield _Change(f"{path} {replaced}")
         return
     for key in sorted(old.keys() | new.keys()):
         here = f"{path}.{key}".lstrip(".")
         if key not in old:
-            yield f"{here} added ({_format_value(new[key])})"
+            yield _Change(f"{here} added (", (new[key],), ")")
         elif key not in new:
-            yield f"{here} removed (was {_format_value(old[key])})"
+            yield _Change(f"{here} removed (was ", (old[key],), ")")
         else:
             yield from _value_changes(old[key], new[key], here, in_words)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    """True if both have one canonical text; `==` is true of 1 and 1.0 too."""
+    if isinstance(old, dict | list):
+        return canonical_json(old) == canonical_json(new)
+    return type(old) is type(new) and bool(old == new)
 
 
 def _replacement(old: dict[str, Any], new: dict[str, Any]) -> str | None:

@@ -52,10 +52,10 @@ def main() -> None:
 def _run_hydra(argv: list[str]) -> None:
     import hydra
 
-    from pipeline.config.compose import register_resolvers
+    from pipeline.config.compose import prepare_hydra
     from pipeline.config.multirun import composed_once, defer_to_jobs
 
-    register_resolvers()
+    prepare_hydra()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
     failed: list[int] = []
     task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")

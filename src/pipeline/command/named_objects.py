@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config.arguments import conf_dir
 from pipeline.config.build import ConfigSchema, construct, load
-from pipeline.config.compose import ConfigLibrary, register_resolvers, select
+from pipeline.config.compose import ConfigLibrary, prepare_hydra, select
 
 _CHIP, _ARCHITECTURE = "serving.hardware.chip.Chip", "serving.hardware.architecture.Architecture"
 
@@ -54,7 +54,7 @@ class Library:
         from hydra.core.plugins import Plugins
         from omegaconf import OmegaConf
 
-        register_resolvers()
+        prepare_hydra()
         Plugins.instance()  # what reads folders is registered by its first use
         folders = ConfigSearchPathImpl()
         for folder in filter(None, (config_dir, conf_dir())):

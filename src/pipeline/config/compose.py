@@ -43,6 +43,14 @@ out.
 """
 
 
+def prepare_hydra() -> None:
+    """What Hydra needs to compose conf/ in this process: resolvers, and a source that parses each file once."""
+    from pipeline.config.config_files import use_parsed_files
+
+    register_resolvers()
+    use_parsed_files()
+
+
 def register_resolvers() -> None:
     """`${stage:NAME}`: the artifact of a stage; `${process:}`: the number of the command's process; `${machine:}`: its
     machine; `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage

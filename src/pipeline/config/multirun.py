@@ -13,6 +13,7 @@ from pipeline.config.arguments import choices_given, config_folders
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 ROOTS = frozenset({"model", "policy", "hardware", "network", "workload", "runtime"})
 """Groups that a variant may choose: a sweep over variants may sweep all of them."""
@@ -48,7 +49,8 @@ def composed_once(argv: Sequence[str]) -> Iterator[None]:
     from hydra.types import RunMode
 
     if any(word.startswith("-") or "experiment=" in word or "hydra" in word for word in argv):
-        yield
+        with _jobs_composed_once():
+            yield
         return
     found = Hydra.get_mode
     Hydra.get_mode = lambda *_args, **_options: RunMode.RUN  # type: ignore[method-assign]
@@ -56,6 +58,33 @@ def composed_once(argv: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         Hydra.get_mode = found  # type: ignore[method-assign]
+
+
+@contextmanager
+def _jobs_composed_once() -> Iterator[None]:
+    """Hydra composes all jobs of a sweep to find their mistakes, and each again when it starts; here once.
+
+    The workers of a parallel launcher compose their own.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    compose = ConfigLoaderImpl.load_sweep_config
+    kept: dict[tuple[str, ...], DictConfig] = {}
+
+    def compose_or_take(
+        loader: ConfigLoaderImpl, master_config: "DictConfig", sweep_overrides: list[str]
+    ) -> "DictConfig":
+        key = tuple(sweep_overrides)
+        if key in kept:
+            return kept.pop(key)
+        kept[key] = compose(loader, master_config, sweep_overrides)
+        return kept[key]
+
+    ConfigLoaderImpl.load_sweep_config = compose_or_take  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ConfigLoaderImpl.load_sweep_config = compose  # type: ignore[method-assign]
 
 
 def _chosen_roots(key: str) -> frozenset[str]:

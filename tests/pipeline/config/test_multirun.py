@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from omegaconf import DictConfig
 
-from pipeline.config.multirun import defer_to_jobs
+from pipeline.config.multirun import composed_once, defer_to_jobs
 
 
 @pytest.mark.parametrize("word", ["policy/lookahead=none", "policy.draft.k=8", "+policy.name=x", "policy.ids=[1,2]"])
@@ -42,3 +45,26 @@ def test_what_an_experiment_sweeps_counts(tmp_path: Path) -> None:
 def test_a_sweep_over_variants_may_choose_any_group() -> None:
     argv = ["+variant/synera/method=hybrid,synera", "workload.num_prompts=4", "-m"]
     assert defer_to_jobs(argv)[1] == "workload.num_prompts=choice(4)"
+
+
+def test_a_sweep_composes_each_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[list[str]] = []
+
+    def compose(loader: ConfigLoaderImpl, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        composed.append(sweep_overrides)
+        return DictConfig({"job": len(composed)})
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", compose)
+    loader, master, jobs = (
+        ConfigLoaderImpl(ConfigSearchPathImpl()),
+        DictConfig({}),
+        [["seed=0"], ["seed=1"], ["seed=0"]],
+    )
+    with composed_once(["-m", "seed=0,1,0"]):
+        checked = [loader.load_sweep_config(master, job) for job in jobs[:2]]
+        launched = [loader.load_sweep_config(master, job) for job in jobs[:2]]
+        assert [job is other for job, other in zip(checked, launched, strict=True)] == [True, True]
+        assert composed == jobs[:2]
+        loader.load_sweep_config(master, jobs[2])
+        assert composed == jobs  # what was launched once is composed anew
+    assert ConfigLoaderImpl.load_sweep_config is compose

@@ -120,9 +120,9 @@ def _composed(experiment: str) -> "Iterator[DictConfig]":
     """The configuration of the experiment as it is written, with Hydra's own node."""
     from hydra import compose, initialize_config_dir
 
-    from pipeline.config.compose import register_resolvers
+    from pipeline.config.compose import prepare_hydra
 
-    register_resolvers()
+    prepare_hydra()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         yield compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
 

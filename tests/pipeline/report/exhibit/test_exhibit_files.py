@@ -7,7 +7,7 @@ from hydra.types import RunMode
 from pipeline import api
 from pipeline.config.arguments import conf_dir
 from pipeline.config.build import ConfigSchema, construct
-from pipeline.config.compose import register_resolvers, resolve
+from pipeline.config.compose import prepare_hydra, resolve
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.sweep import prepare_exhibit
 
@@ -21,7 +21,7 @@ NAMES = sorted(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_exhibit_of_the_project_is_valid(name: str) -> None:
-    register_resolvers()
+    prepare_hydra()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", [f"+experiment={name}"], return_hydra_config=True)
         is_sweep = config.hydra.mode == RunMode.MULTIRUN

@@ -1,0 +1,63 @@
+"""Hydra's source of configuration files, which parses each file once a process, by libyaml where PyYAML has it."""
+
+import copy
+import os
+from typing import Any, ClassVar
+
+import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader  # what decides how OmegaConf reads a scalar
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
+
+
+class ParsedFileSource(FileConfigSource):
+    """Files below a folder; a sweep composes each of its jobs from the same 40 files."""
+
+    _parsed: ClassVar[dict[tuple[str, int, int], ConfigResult]] = {}
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = os.path.join(self.path, self._normalize_file_name(config_path))
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return super().load_config(config_path)  # which says what is missing
+        key = (os.path.realpath(path), stat.st_mtime_ns, stat.st_size)
+        if key not in self._parsed:
+            self._parsed[key] = self._parse(path)
+        found = copy.deepcopy(self._parsed[key])  # Hydra changes what it gets
+        found.path, found.provider = self.full_path(), self.provider
+        return found
+
+    def _parse(self, path: str) -> ConfigResult:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        config = OmegaConf.create(yaml.load(text, Loader=_loader()) or {})
+        return ConfigResult(
+            config=config, path=self.full_path(), provider=self.provider, header=self._get_header_dict(text[:512])
+        )
+
+
+def use_parsed_files() -> None:
+    """Makes Hydra compose from parsed files in this process."""
+    Plugins.instance()  # registers Hydra's own source, which would refuse to replace another
+    SourcesRegistry.instance().types[FileConfigSource.scheme()] = ParsedFileSource
+
+
+def _loader() -> Any:
+    """OmegaConf's loader, on libyaml's parser if there is one."""
+    loader = get_yaml_loader()
+    if not yaml.__with_libyaml__:
+        return loader
+    from yaml.cyaml import CParser  # type: ignore[attr-defined]
+
+    def start(self: Any, stream: Any) -> None:
+        CParser.__init__(self, stream)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+
+    return type("CompiledLoader", (CParser, loader), {"__init__": start})
