@@ -49,8 +49,9 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
   its 95 % interval; seeds are resampled first, then prompts.
 - **verdict**: *holds* or *does not hold* where the difference is beyond the claim's margin, which stands in the
   experiment's file, at p < {significance} after Holm's correction over all tests of this page; else *undecided*.
-  *Depends* names the groups in which the claim holds and those in which it does not. Without an interval (one value,
-  or a percentile) the values alone decide, and "no interval" is said.
+  *Depends* names the groups in which the claim holds and those in which it does not; a claim about all groups that
+  holds in none does not hold if it fails in one. Without an interval (one value, or a percentile) the values alone
+  decide, and "no interval" is said.
 - **clock**: the share of the draws of the clock, from its held-out errors, in which the claim holds. A verdict that
   more than 5 % of the draws turn is undecided. A dash: not drawn. "Batches unmeasured": no batch of that chip was ever
   measured, so that a capacity on it is undecided.
@@ -283,12 +284,12 @@ def _clock(claim: PaperClaim) -> str:
 
 
 def _verdict(claim: PaperClaim) -> str:
-    if claim.verdict != "depends":
-        seeds = min(test.num_seeds for test in claim.tests)
-        return f"**{claim.verdict}**" + (" (one seed)" if seeds == 1 and claim.verdict != "not run" else "")
     parts = [f"{verdict} for {_named(claim.groups(verdict))}" for verdict in ("holds", "does not hold", "undecided")
              if claim.groups(verdict)]  # fmt: skip
-    return f"**depends**: {'; '.join(parts)}"
+    if len(parts) > 1:
+        return f"**{claim.verdict}**: {'; '.join(parts)}"
+    seeds = min(test.num_seeds for test in claim.tests)
+    return f"**{claim.verdict}**" + (" (one seed)" if seeds == 1 and claim.verdict != "not run" else "")
 
 
 def _named(groups: Sequence[str]) -> str:

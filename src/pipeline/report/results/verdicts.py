@@ -52,11 +52,13 @@ class PaperClaim:
 
     @property
     def verdict(self) -> Verdict:
-        """That of all groups; `depends` if it holds in some and does not in others."""
+        """That of all groups; `depends` if it holds in some of them; else it does not hold if it does not in one."""
         found = {test.verdict for test in self.tests}
         if len(found) == 1:
             return next(iter(found))
-        return "depends" if "holds" in found or "does not hold" in found else "undecided"
+        if "holds" in found:
+            return "depends"
+        return "does not hold" if "does not hold" in found else "undecided"
 
     def groups(self, verdict: Verdict) -> list[str]:
         return [test.group for test in self.tests if test.verdict == verdict]

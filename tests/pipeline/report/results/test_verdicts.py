@@ -66,6 +66,12 @@ def test_groups_merge_and_say_where_a_claim_holds():
     assert dict(count_verdicts([found])) == {"depends": 1}
 
 
+def test_a_claim_that_holds_in_no_group_and_fails_in_one_does_not_hold():
+    (found,) = decide([result(claim(0.0, group="g"), claim(-1.0, group="h", status="does not hold"))], {})
+    assert (found.groups("undecided"), found.groups("does not hold")) == (["g"], ["h"])
+    assert found.verdict == "does not hold"
+
+
 def test_without_an_interval_the_values_decide_and_no_test_is_counted():
     (found,) = decide([result(claim(error=None, status="holds"))], {})
     assert (found.verdict, found.tests[0].p_value, found.tests[0].num_seeds) == ("holds", None, 3)
