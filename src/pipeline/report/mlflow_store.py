@@ -28,8 +28,9 @@ VALUE_CHARS = 6000
 MASK = "***"
 
 _SECRET_KEY = re.compile(
-    r"(^|[^a-z])(api|auth|private|access)?(key|token|password|passwd|secret|credentials?|bearer)([^a-z]|$)"
+    r"(^|[^a-z])((api|auth|private|access)?(key|token|bearer)\d*$|(password|passwd|secret|credentials?)([^a-z]|$))"
 )
+"""`access_token` and `password_2`, but not the folder `token_routing`."""
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
 

@@ -83,15 +83,20 @@ def test_mlflows_limits_are_kept():
     assert list(flatten({"a(b)": 1})) == ["a_b_"]
 
 
-@pytest.mark.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials"])
+@pytest.mark.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "password_2", "token2"])
 def test_values_under_secret_names_are_masked(key):
     assert mask_secrets({"cloud": [{key: "s3cret"}]}) == {"cloud": [{key: "***"}]}
     assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
 
 
-@pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "monkey", "tokenizer", "keep"])
+@pytest.mark.parametrize("key", ["max_new_tokens", "token_trace", "key_chars", "monkey", "tokenizer"])
 def test_values_under_other_names_are_kept(key):
     assert mask_secrets({key: 48}) == {key: 48}
+
+
+def test_a_group_below_a_folder_that_is_called_like_a_secret_is_kept():
+    override = "+variant/token_routing/router=span_4"
+    assert mask_override(override) == override
 
 
 def test_empty_and_boolean_values_are_not_masked():
