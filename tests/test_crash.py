@@ -39,7 +39,7 @@ def finished(outputs: Path) -> tuple[int, str]:
         return process.returncode, errors
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_job_killed_in_every_stage_continues_from_that_stage(tmp_path: Path, how: signal.Signals) -> None:
     for i, stage in enumerate(STAGES):
         code, errors = killed_in(stage, tmp_path, how)

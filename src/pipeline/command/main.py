@@ -1,6 +1,7 @@
 """The command line: `python -m pipeline +policy=synera`, and commands such as `show`, `cache`, `results` and `ui`."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -68,6 +69,7 @@ def _run_hydra(argv: list[str]) -> None:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's scheduler ends a run as Ctrl-C does
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints what is wrong itself, and exits
     try:
         with as_config_errors(), composed_once(argv):
