@@ -5,7 +5,8 @@ at one recall.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,34 @@ from training.wisp.samples import SampleSplit, TokenSamples
 from training.wisp.trace import Flags, Floats, Ints
 
 MetricRow = dict[str, ClusterValues | float]
+MetricTable = Mapping[str, Mapping[str, MetricRow]]
+"""Group -> family -> metrics."""
 SLOPE_RECALL_STEP = 0.02
 """Step in recall on either side over which a curve's slope is taken."""
+
+
+def rows_by_seed(
+    seeds: Sequence[int], rows: Callable[[int, Progress], MetricTable], progress: Progress
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """The tables of all seeds in one, with cells `{"by_seed": {seed: cell}}`. Raises ValueError without a seed."""
+    if not seeds:
+        raise ValueError("seeds are empty; give one at least")
+
+    def report(number: int) -> Progress:
+        return lambda done, total, note: progress(number * total + done, len(seeds) * total, note)
+
+    tables = {seed: rows(seed, report(number)) for number, seed in enumerate(seeds)}
+    first = tables[seeds[0]]
+    return {
+        group: {
+            family: {
+                metric: {"by_seed": {str(seed): table[group][family][metric] for seed, table in tables.items()}}
+                for metric in row
+            }
+            for family, row in own.items()
+        }
+        for group, own in first.items()
+    }
 
 
 def chosen_threshold_rows(

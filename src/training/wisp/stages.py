@@ -110,16 +110,20 @@ def compare_predictors(
     token_trace: Path,
     families: tuple[PredictorFamily, ...],
     rule: ThresholdRule = CoverageRule(),  # noqa: B008
-    seed: int = 0,
+    seeds: tuple[int, ...] = (0,),
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Trains every family on one split by session, and judges it at 0.5 and at the threshold of `rule`: rows.json
-    (WISP, Tables 4 and 10, Fig. 10).
+    """Trains every family on one split by session a seed, and judges it at 0.5 and at the threshold of `rule`:
+    rows.json (WISP, Tables 4 and 10, Fig. 10).
     """
-    from training.wisp.comparison import chosen_threshold_rows
+    from training.wisp.comparison import chosen_threshold_rows, rows_by_seed
 
-    found = chosen_threshold_rows(families, load_samples(token_trace).split(seed), rule, seed, trainer, progress)
-    _write(out, "rows.json", found)
+    samples = load_samples(token_trace)
+
+    def rows(seed: int, progress: Progress) -> Any:
+        return chosen_threshold_rows(families, samples.split(seed), rule, seed, trainer, progress)
+
+    _write(out, "rows.json", rows_by_seed(seeds, rows, progress))
 
 
 def evaluate_family(
@@ -144,22 +148,28 @@ def compare_at_recall(
     token_trace: Path,
     families: tuple[PredictorFamily, ...],
     recalls: Sequence[float],
-    seed: int = 0,
+    seeds: tuple[int, ...] = (0,),
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """False-positive rates of all families at the same recalls: rows.json. Raises ValueError for recalls that are no
-    shares.
+    """False-positive rates of all families at the same recalls, trained on one split a seed: rows.json.
+
+    Raises ValueError for recalls that are no shares.
     """
-    from training.wisp.comparison import matched_recall_rows
+    from training.wisp.comparison import matched_recall_rows, rows_by_seed
     from training.wisp.families import fit_families
 
     wrong = [at for at in recalls if not 0 < at < 1]
     if wrong or not recalls:
         raise ValueError(f"recalls are {list(recalls)}; give shares between 0 and 1, as 0.75")
-    split = load_samples(token_trace).split(seed)
-    fitted = fit_families(families, split, seed, trainer, progress)
-    chances = {name: one.probabilities(split.test.features) for name, one in fitted}
-    _write(out, "rows.json", matched_recall_rows(chances, split.test, recalls))
+    samples = load_samples(token_trace)
+
+    def rows(seed: int, progress: Progress) -> Any:
+        split = samples.split(seed)
+        fitted = fit_families(families, split, seed, trainer, progress)
+        chances = {name: one.probabilities(split.test.features) for name, one in fitted}
+        return matched_recall_rows(chances, split.test, recalls)
+
+    _write(out, "rows.json", rows_by_seed(seeds, rows, progress))
 
 
 def measure_predictor_latency(

@@ -83,9 +83,7 @@ def test_mlflows_limits_are_kept():
     assert list(flatten({"a(b)": 1})) == ["a_b_"]
 
 
-@pytest.mark.parametrize(
-    "key", ["key", "api_key", "apiKey", "bearer_token", "a_secret", "password_2", "token2"]
-)
+@pytest.mark.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "a_secret", "password_2", "token2"])
 def test_values_under_secret_names_are_masked(key):
     assert mask_secrets({"cloud": [{key: "s3cret"}]}) == {"cloud": [{key: "***"}]}
     assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"

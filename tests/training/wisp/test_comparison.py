@@ -45,13 +45,16 @@ def test_all_families_are_read_on_one_test_part(tmp_path: Path) -> None:
     tokens = write_trace(tmp_path / "trace")
     families = (MLP(hidden_sizes=(16,), epochs=5, learning_rate=0.01), RandomForest(n_estimators=20))
     options = {"progress": lambda *_: None, "token_trace": tokens, "families": families, "trainer": Trainer(threads=1)}
-    stages.compare_at_recall(tmp_path, recalls=[0.75, 0.8], **options)
+    stages.compare_at_recall(tmp_path, recalls=[0.75, 0.8], seeds=(0, 1), **options)
     rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
     assert set(rows) == {"recall 0.75", "recall 0.8"}
     for family in ("MLP", "Random Forest"):
-        low, high = (np.mean(rows[f"recall {at}"][family]["fpr"]) for at in (0.75, 0.8))
-        assert 0 < low < high < 0.6
-        assert np.mean(rows["recall 0.8"][family]["auc"]) > 0.75
+        for seed in ("0", "1"):
+            low, high = (np.mean(rows[f"recall {at}"][family]["fpr"]["by_seed"][seed]) for at in (0.75, 0.8))
+            assert 0 < low < high < 0.6
+            assert np.mean(rows["recall 0.8"][family]["auc"]["by_seed"][seed]) > 0.75
+        areas = rows["recall 0.8"][family]["auc"]["by_seed"]
+        assert areas["0"] != areas["1"]  # another split, and other weights
     with pytest.raises(ValueError, match="recalls are"):
         stages.compare_at_recall(tmp_path, recalls=[75], **options)
     stages.measure_predictor_latency(tmp_path, num_calls=50, **options)

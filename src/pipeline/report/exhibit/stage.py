@@ -11,7 +11,7 @@
 
 rows.json is `{row: {metric: cell}}`, or `{group: {row: {metric: cell}}}`, with the metrics of the exhibit's columns. A
 cell is a number, a text, null, or a list with a number for each prompt, which gets an interval and pairs with lists of
-the same length.
+the same length; or `{"by_seed": {seed: number or list}}`, with an interval that covers the seeds too.
 """
 
 import json
@@ -27,6 +27,7 @@ from pipeline.report.exhibit.schema import Exhibit, full_metric_name
 from pipeline.report.table import plain_lines
 
 ROWS_FILE = "rows.json"
+BY_SEED = "by_seed"
 
 
 class TableError(UserError):
@@ -64,7 +65,7 @@ def read_rows(artifact: Path) -> Iterator[ExhibitRow]:
 
 
 def _is_table(node: Any) -> bool:
-    return isinstance(node, dict) and all(isinstance(value, dict) for value in node.values())
+    return isinstance(node, dict) and all(isinstance(value, dict) and BY_SEED not in value for value in node.values())
 
 
 def _is_grouped(table: Mapping[str, Any]) -> bool:
@@ -75,9 +76,22 @@ def _cell(value: Any, where: str) -> Cell:
     if value is None or isinstance(value, str):
         return value
     try:
-        return estimate_mean([float(one) for one in value]) if isinstance(value, list) else Estimate({"": float(value)})
-    except (TypeError, ValueError) as problem:
-        raise TableError(f"{where} is {value!r}; a number, a text, null or a list of numbers is wanted.") from problem
+        seeds = value[BY_SEED] if isinstance(value, dict) else {"": value}
+        found = [_estimate(own, str(seed)) for seed, own in seeds.items()]
+        if not found:
+            raise ValueError("no seed")
+        values = {key: number for one in found for key, number in one.values.items()}
+        return Estimate(values, {key: draws for one in found for key, draws in one.resamples.items()})
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
+        raise TableError(
+            f"{where} is {value!r}; a number, a text, null, a list of numbers, or these by_seed are wanted."
+        ) from problem
+
+
+def _estimate(value: Any, seed: str) -> Estimate:
+    if isinstance(value, list):
+        return estimate_mean([float(one) for one in value], seed)
+    return Estimate({seed: float(value)})
 
 
 def _missing_metric_notes(exhibit: Exhibit, rows: list[ExhibitRow]) -> Iterator[str]:

@@ -53,13 +53,25 @@ def test_rows_may_be_in_groups(tmp_path):
     assert [(line.group, line.label) for line in found[1:3]] == [("g", "random 0.1"), ("h", "importance 0.1")]
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_cell_by_seed_covers_the_seeds(tmp_path, grouped):
+    row = {"a": {"q": {"by_seed": {"0": RIGHT, "1": WRONG}}, "n": {"by_seed": {"0": 3, "1": 5}}}}
+    (line,) = read_rows(table(tmp_path, {"g": row} if grouped else row))
+    quality, number = line.measured["q"], line.measured["n"]
+    assert (line.group, quality.value, quality.seed_range) == ("g" if grouped else "", 0.525, (0.3, 0.75))
+    assert quality.interval.low < 0.3 < 0.75 < quality.interval.high  # two seeds, widened
+    assert (number.value, number.interval) == (4, None)
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [
         ([1], r"is no table: \{row: \{column: cell\}\} is wanted"),
         ({"a": 3}, "is no table"),
-        ({"a": {"q": [1, "b"]}}, r"rows.json: a, q is \[1, 'b'\]; a number, a text, null or a list"),
+        ({"a": {"q": [1, "b"]}}, r"rows.json: a, q is \[1, 'b'\]; a number, a text, null, a list of"),
         ({"a": {"q": []}}, r"a, q is \[\]"),
+        ({"a": {"q": {"by_seed": {}}}}, r"a, q is \{'by_seed': \{\}\}"),
+        ({"g": {"a": {"q": {"seeds": [1]}}}}, r"a, q is \{'seeds': \[1\]\}"),
     ],
 )
 def test_invalid_tables_of_a_stage_are_refused(tmp_path, node, message):
