@@ -166,6 +166,16 @@ def estimate_mean(values: Sequence[float], replicate: str = "") -> Estimate:
     )
 
 
+def estimate_seeds(values: Mapping[str, float]) -> Estimate:
+    """One number a replicate, of runs that have nothing in common: an interval covers the replicates alone."""
+    import numpy as np
+
+    if len(values) < 2:
+        return Estimate(values)
+    constant = {key: Resamples(np.full(NUM_RESAMPLES, value), (key,)) for key, value in values.items()}
+    return Estimate(values, constant)
+
+
 def _resampled_sums(sums: NDArray[np.float64], prompts: tuple[str, ...]) -> NDArray[np.float64]:
     """`[groups, k]` -> `[RESAMPLES, k]`: sums over groups drawn with replacement, the same for the same prompts."""
     return _prompt_counts(len(sums), prompts) @ sums

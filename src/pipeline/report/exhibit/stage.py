@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.report.estimate import Estimate, estimate_mean
+from pipeline.report.estimate import Estimate, estimate_mean, estimate_seeds
 from pipeline.report.exhibit.render import write_exhibit
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import Exhibit, full_metric_name
@@ -76,16 +76,21 @@ def _cell(value: Any, where: str) -> Cell:
     if value is None or isinstance(value, str):
         return value
     try:
-        seeds = value[BY_SEED] if isinstance(value, dict) else {"": value}
-        found = [_estimate(own, str(seed)) for seed, own in seeds.items()]
-        if not found:
-            raise ValueError("no seed")
-        values = {key: number for one in found for key, number in one.values.items()}
-        return Estimate(values, {key: draws for one in found for key, draws in one.resamples.items()})
+        return _by_seed(value[BY_SEED]) if isinstance(value, dict) else _estimate(value, "")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
         raise TableError(
             f"{where} is {value!r}; a number, a text, null, a list of numbers, or these by_seed are wanted."
         ) from problem
+
+
+def _by_seed(cells: Mapping[str, Any]) -> Estimate:
+    if not cells:
+        raise ValueError("no seed")
+    if not any(isinstance(value, list) for value in cells.values()):
+        return estimate_seeds({str(seed): float(value) for seed, value in cells.items()})
+    found = [_estimate(value, str(seed)) for seed, value in cells.items()]
+    values = {key: number for one in found for key, number in one.values.items()}
+    return Estimate(values, {key: draws for one in found for key, draws in one.resamples.items()})
 
 
 def _estimate(value: Any, seed: str) -> Estimate:

@@ -187,7 +187,7 @@ def find_capacity(
     table_rows = [_table_row(table, job.case, layout or TableLayout()) for job in jobs]
     found = run_jobs(jobs, names, run_capacity_job, work, progress, processes)
     for job, row, name, one in zip(jobs, table_rows, names, found, strict=True):
-        row[job.column] = _table_value(one["by_seed"])
+        row[job.column] = _cell(dict(zip(search.seeds, one["by_seed"], strict=True)))
         row[f"{job.column}, 95 %"] = interval_text(one)
         metrics |= {f"{name}/{key}": one[key] for key in CAPACITY_METRICS if one[key] is not None}
         curves[name] = one["curve"]
@@ -226,18 +226,16 @@ def measure_load(
     table = StudyTable()
     table_rows = [_table_row(table, one.case, layout or TableLayout("{system}, {devices}"), one) for one in jobs]
     found = run_jobs(jobs, names, run_load_test_job, work, progress, processes)
-    for row, one in zip(table_rows, found, strict=True):
+    for job, row, one in zip(jobs, table_rows, found, strict=True):
         for key, value in table_columns(one).items():
-            row.setdefault(key, []).append(value)
+            row.setdefault(key, {})[job.seed] = value
     means = {
-        f"{group} {row}/{key}".strip(): sum(values) / len(values)
+        f"{group} {row}/{key}".strip(): fmean(by_seed.values())
         for group, rows in table.items()
         for row, cells in rows.items()
-        for key, values in cells.items()
+        for key, by_seed in cells.items()
     }
-    shown = {
-        g: {r: {k: _table_value(v) for k, v in one.items()} for r, one in rows.items()} for g, rows in table.items()
-    }
+    shown = {g: {r: {k: _cell(v) for k, v in one.items()} for r, one in rows.items()} for g, rows in table.items()}
     _write_json(out, rows=shown, metrics=means, measured=found)
 
 
@@ -252,9 +250,9 @@ def _table_row(table: StudyTable, case: Case, layout: TableLayout, job: LoadTest
     return table.setdefault(case.label(layout.group, **more), {}).setdefault(case.label(layout.row, **more), {})
 
 
-def _table_value(by_seed: list[float]) -> list[float] | float:
-    """A single value for one seed, else the values by seed."""
-    return by_seed if len(by_seed) > 1 else by_seed[0]
+def _cell(by_seed: Mapping[int, float]) -> dict[str, dict[int, float]] | float:
+    """A cell of rows.json: the values by seed; of one seed its value."""
+    return {"by_seed": dict(by_seed)} if len(by_seed) > 1 else next(iter(by_seed.values()))
 
 
 def _check_not_empty(jobs: Sequence[object], message: str) -> None:
