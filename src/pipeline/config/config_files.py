@@ -5,7 +5,7 @@ import os
 from typing import Any, ClassVar
 
 import yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
@@ -15,8 +15,12 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 
-class ParsedFileSource(FileConfigSource):
-    """Files below a folder; a sweep composes each of its jobs from the same 40 files."""
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Files below a folder; a sweep composes each of its jobs from the same 40 files.
+
+    It has the name of Hydra's own, which Hydra registers again in the workers of a parallel launcher: a registered
+    source is kept if its name is the same, and another name is refused.
+    """
 
     _parsed: ClassVar[dict[tuple[str, int, int], ConfigResult]] = {}
 
@@ -44,8 +48,8 @@ class ParsedFileSource(FileConfigSource):
 
 def use_parsed_files() -> None:
     """Makes Hydra compose from parsed files in this process."""
-    Plugins.instance()  # registers Hydra's own source, which would refuse to replace another
-    SourcesRegistry.instance().types[FileConfigSource.scheme()] = ParsedFileSource
+    Plugins.instance()  # registers Hydra's own source, which is replaced then
+    SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
 
 
 def _loader() -> Any:
