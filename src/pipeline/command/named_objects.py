@@ -51,11 +51,9 @@ class Library:
     def open(cls, config_dir: Path | None) -> "Library":
         from hydra._internal.config_loader_impl import ConfigLoaderImpl
         from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-        from hydra.core.plugins import Plugins
         from omegaconf import OmegaConf
 
         prepare_hydra()
-        Plugins.instance()  # what reads folders is registered by its first use
         folders = ConfigSearchPathImpl()
         for folder in filter(None, (config_dir, conf_dir())):
             folders.append("main", f"file://{folder.absolute()}")

@@ -73,7 +73,7 @@ def _check(_words: Sequence[str]) -> int:
 
 
 def different_pages() -> Iterator[tuple[Path, str]]:
-    """The pages whose file is not as it should be, with the text that it should have."""
+    """Each page that `results write` would change, with its new text."""
     for path, text in written_pages():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             yield path, text

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from functools import cache
 from typing import Any, ClassVar
 
 import yaml
@@ -52,6 +53,7 @@ def use_parsed_files() -> None:
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
 
 
+@cache
 def _loader() -> Any:
     """OmegaConf's loader, on libyaml's parser if there is one."""
     loader = get_yaml_loader()

@@ -28,9 +28,8 @@ VALUE_CHARS = 6000
 MASK = "***"
 
 _SECRET_KEY = re.compile(
-    r"(^|[^a-z])((api|auth|private|access)?(key|token|bearer)\d*$|(password|passwd|secret|credentials?)([^a-z]|$))"
+    r"(^|[^a-z])(api|auth|private|access)?(key|token|password|passwd|secret|credentials?|bearer)([^a-z]|$)"
 )
-"""`access_token` and `password_2`, but not the folder `token_routing`."""
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
 
@@ -49,7 +48,8 @@ def mask_secrets(node: Any, key: str = "") -> Any:
 def mask_override(override: str) -> str:
     """`key=value` with the value masked as `mask_secrets` does."""
     key, equals, value = override.partition("=")
-    return f"{key}{equals}{mask_secrets(value, key.rpartition('.')[2])}" if equals else override
+    last = re.split(r"[./]", key)[-1]  # the folder of `variant/token_routing/router` names no secret
+    return f"{key}{equals}{mask_secrets(value, last)}" if equals else override
 
 
 _BESIDE_RESULT = ("outputs", "tracking", "report", "force", "stage", "hydra", "data_root")

@@ -69,7 +69,8 @@ def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path
     if not shares:
         raise KeptResultError(f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}.")
     num_draws = max(len(values) for metrics in series.values() for values in metrics.values())
-    kept = KeptDraws(experiment, num_draws, len(jobs), unchanged_files(folder, jobs), shares)
+    files = unchanged_files(folder, jobs, f"+experiment={experiment} +draws=clock")
+    kept = KeptDraws(experiment, num_draws, len(jobs), files, shares)
     path = into / f"{experiment}{SUFFIX}"
     fingerprint.write_atomic(path, json.dumps(asdict(kept), indent=1, ensure_ascii=False) + "\n")
     return path

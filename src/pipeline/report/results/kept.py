@@ -98,7 +98,7 @@ def keep(folder: Path, into: Path) -> Path:
     jobs = finished_jobs(folder)
     experiment = experiment_of(folder, jobs)
     _check_overrides(folder, experiment, jobs)
-    files = unchanged_files(folder, jobs)
+    files = unchanged_files(folder, jobs, f"+experiment={experiment}")
     exhibit = _sweep_exhibit(folder, experiment, jobs) if jobs[0].number is not None else _run_exhibit(folder, jobs[0])
     revisions = tuple(sorted({one.revision for one in jobs if one.revision}))
     date = datetime.fromtimestamp(max(path.stat().st_mtime for path in folder.rglob(job_result.JOB_FILE)), UTC)
@@ -167,8 +167,11 @@ def _swept_keys(experiment: str) -> set[str]:
         return {str(key).lstrip("+") for key in config.hydra.sweeper.get("params") or {}}
 
 
-def unchanged_files(folder: Path, jobs: Sequence[JobResult]) -> dict[str, str]:
-    """The files that the jobs were composed of. Raises KeptResultError if one says something else now."""
+def unchanged_files(folder: Path, jobs: Sequence[JobResult], words: str) -> dict[str, str]:
+    """The files that the jobs were composed of; `words` of the command made them.
+
+    Raises KeptResultError if one says something else now.
+    """
     found: dict[str, str] = {}
     for one in jobs:
         for name, digest in one.files.items():
@@ -177,7 +180,7 @@ def unchanged_files(folder: Path, jobs: Sequence[JobResult]) -> dict[str, str]:
     changed = [str(change) for change in sources.changed_files(found)]
     if changed or not found:
         reason = "; ".join(changed) or "it does not say of which files it was composed"
-        raise KeptResultError(f"{folder}: {reason}. Run it again.")
+        raise KeptResultError(f"{folder}: {reason}. Run it again: `python -m pipeline {words}`.")
     return found
 
 

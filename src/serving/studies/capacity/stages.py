@@ -187,7 +187,7 @@ def find_capacity(
     table_rows = [_table_row(table, job.case, layout or TableLayout()) for job in jobs]
     found = run_jobs(jobs, names, run_capacity_job, work, progress, processes)
     for job, row, name, one in zip(jobs, table_rows, names, found, strict=True):
-        row[job.column] = _cell(dict(zip(search.seeds, one["by_seed"], strict=True)))
+        row[job.column] = {"by_seed": dict(zip(search.seeds, one["by_seed"], strict=True))}
         row[f"{job.column}, 95 %"] = interval_text(one)
         metrics |= {f"{name}/{key}": one[key] for key in CAPACITY_METRICS if one[key] is not None}
         curves[name] = one["curve"]
@@ -228,15 +228,14 @@ def measure_load(
     found = run_jobs(jobs, names, run_load_test_job, work, progress, processes)
     for job, row, one in zip(jobs, table_rows, found, strict=True):
         for key, value in table_columns(one).items():
-            row.setdefault(key, {})[job.seed] = value
+            row.setdefault(key, {"by_seed": {}})["by_seed"][job.seed] = value
     means = {
-        f"{group} {row}/{key}".strip(): fmean(by_seed.values())
+        f"{group} {row}/{key}".strip(): fmean(cell["by_seed"].values())
         for group, rows in table.items()
         for row, cells in rows.items()
-        for key, by_seed in cells.items()
+        for key, cell in cells.items()
     }
-    shown = {g: {r: {k: _cell(v) for k, v in one.items()} for r, one in rows.items()} for g, rows in table.items()}
-    _write_json(out, rows=shown, metrics=means, measured=found)
+    _write_json(out, rows=table, metrics=means, measured=found)
 
 
 def _in_class(case: Case, one: SloClass) -> Case:
@@ -248,11 +247,6 @@ def _in_class(case: Case, one: SloClass) -> Case:
 def _table_row(table: StudyTable, case: Case, layout: TableLayout, job: LoadTestJob | None = None) -> dict[str, Any]:
     more = {"devices": job.devices} if job else {}
     return table.setdefault(case.label(layout.group, **more), {}).setdefault(case.label(layout.row, **more), {})
-
-
-def _cell(by_seed: Mapping[int, float]) -> dict[str, dict[int, float]] | float:
-    """A cell of rows.json: the values by seed; of one seed its value."""
-    return {"by_seed": dict(by_seed)} if len(by_seed) > 1 else next(iter(by_seed.values()))
 
 
 def _check_not_empty(jobs: Sequence[object], message: str) -> None:

@@ -100,7 +100,7 @@ def test_what_is_not_the_experiment_is_not_kept(sweep, job, tmp_path, change, pr
 
 def test_a_configuration_that_changed_since_the_run_asks_for_another_run(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(kept.sources, "changed_files", lambda files: iter([sources.FileChange("config")]))
-    with pytest.raises(KeptResultError, match=r"conf/config.yaml has changed. Run it again"):
+    with pytest.raises(KeptResultError, match=r"conf/config.yaml has changed. Run it again: `python -m pipeline "):
         keep(sweep, tmp_path)
 
 

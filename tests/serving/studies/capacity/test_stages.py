@@ -80,7 +80,7 @@ def test_several_processes_find_the_capacities_of_one(tmp_path: Path) -> None:
     for one, other in zip(*found, strict=True):
         assert one["answers"] == other["answers"]
         assert one["speeds"] == other["speeds"]
-    assert table(tmp_path / "1")["sled"]["4"]["slo_violation_rate/c"] == 0
+    assert table(tmp_path / "1")["sled"]["4"]["slo_violation_rate/c"] == {"by_seed": {"0": 0}}
 
 
 def test_variants_replace_fields_of_a_case(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_variants_replace_fields_of_a_case(tmp_path: Path) -> None:
             "right": {"outcomes.acceptance_rate": 1.0, "SLED: policy.scheduler.max_num_seqs": 1},
         }
     )
-    assert rows["one"]["SLED"]["drafts_per_verification"] == 1
-    assert rows["right"]["SLED"]["acceptance_rate"] == 1
+    assert rows["one"]["SLED"]["drafts_per_verification"] == {"by_seed": {"0": 1}}
+    assert rows["right"]["SLED"]["acceptance_rate"] == {"by_seed": {"0": 1}}
     assert rows["one"]["centralized"]["goodput_tokens_per_s"] == rows["right"]["centralized"]["goodput_tokens_per_s"]
     for wrong, says in (({"policy.draft.kk": 1}, "no system"), ({"policy.draft.k": 0}, "at least 1")):
         with pytest.raises(ValueError, match=says):
