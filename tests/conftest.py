@@ -4,7 +4,7 @@ import pytest
 
 os.environ.setdefault("TANDEM_FROZEN", "1")  # before anything imports the messages
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; test workers with two threads each slow each other down
-import pipeline  # noqa: E402, F401 - before torch, since it sets how long threads spin
+import pipeline  # noqa: F401 - before torch, since it sets how long threads spin
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
