@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 EXPERIMENT = "experiment"
+TRIAL = "trial"
+"""Key of a trial's number, which a search adds to its jobs."""
 _SIGNIFICANT_DIGITS = 6
 _EXHIBIT_FILE = "exhibit.json"
 
@@ -154,7 +156,7 @@ def experiment_of(folder: Path, jobs: Sequence[JobResult]) -> str:
 
 def _check_overrides(folder: Path, experiment: str, jobs: Sequence[JobResult]) -> None:
     chosen = {key for one in jobs for key, _ in map(split_override, one.overrides) if changes_result(key)}
-    foreign = sorted(chosen - _swept_keys(experiment) - {EXPERIMENT})
+    foreign = sorted(chosen - _swept_keys(experiment) - {EXPERIMENT, TRIAL})
     if foreign:
         raise KeptResultError(
             f"{folder} differs from +experiment={experiment} by {', '.join(foreign)}. A kept result is of the "

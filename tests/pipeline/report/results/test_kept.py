@@ -98,6 +98,11 @@ def test_what_is_not_the_experiment_is_not_kept(sweep, job, tmp_path, change, pr
     assert not list(tmp_path.iterdir())
 
 
+def test_the_number_of_a_trial_is_not_an_override(sweep, job, tmp_path):
+    replace(job, overrides=(*job.overrides, "+trial=3")).write(sweep / "0")
+    assert keep(sweep, tmp_path).is_file()
+
+
 def test_a_configuration_that_changed_since_the_run_asks_for_another_run(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(kept.sources, "changed_files", lambda files: iter([sources.FileChange("config")]))
     with pytest.raises(KeptResultError, match=r"conf/config.yaml has changed. Run it again: `python -m pipeline "):
