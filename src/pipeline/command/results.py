@@ -95,14 +95,14 @@ def _kept() -> dict[str, kept.KeptResult]:
     return {result.experiment: result for result in kept.read_results(kept.results_folder())}
 
 
-def experiments_without_result(results: Mapping[str, kept.KeptResult]) -> dict[str, int]:
-    """The papers' experiments that show an exhibit and have no kept result, with their number of the paper's claims."""
+def experiments_without_result(results: Mapping[str, kept.KeptResult]) -> dict[str, dict[str, str]]:
+    """The papers' experiments that show an exhibit and have no kept result: their claims, with what is reported."""
     folder = conf_dir() / "experiment"
     files = sorted(path for paper in pages.PAPERS for path in (folder / paper).glob("[!_]*.yaml"))
     names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
     waiting = {name: sources.read_file(path) for name, path in names.items() if name not in results}
-    return {name: _num_claims(node["exhibit"]) for name, node in waiting.items() if "exhibit" in node}
+    return {name: _reported_claims(node["exhibit"]) for name, node in waiting.items() if "exhibit" in node}
 
 
-def _num_claims(exhibit: Mapping[str, Any]) -> int:
-    return len({claim["statement"] for claim in exhibit.get("claims", ()) if claim.get("reported")})
+def _reported_claims(exhibit: Mapping[str, Any]) -> dict[str, str]:
+    return {claim["statement"]: claim["reported"] for claim in exhibit.get("claims", ()) if claim.get("reported")}

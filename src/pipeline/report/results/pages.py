@@ -21,7 +21,15 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.results.verdicts import SIGNIFICANCE, VERDICTS, ClaimTest, PaperClaim, count_verdicts
+from pipeline.report.results.verdicts import (
+    REASONS,
+    SIGNIFICANCE,
+    VERDICTS,
+    ClaimTest,
+    PaperClaim,
+    count_reasons,
+    count_verdicts,
+)
 from pipeline.report.table import shared_decimals
 
 CLAIMS_PAGE = "claims.md"
@@ -33,6 +41,14 @@ PAPERS = {
     "token_routing": "Token-level routing (CITER, Co-LLM)",
 }
 """Folder of conf/experiment -> the paper's name."""
+_TITLES = {
+    "synera": "Synera: Synergistic LLM Serving across Device and Cloud at Scale",
+    "wisp": "WISP: Waste- and Interference-Suppressed Distributed Speculative LLM Serving at the Edge via Dynamic "
+    "Drafting and SLO-Aware Batching",
+    "hat": "A Novel Hat-Shaped Device-Cloud Collaborative Inference Framework for Large Language Models",
+    "hyperion": "Hyperion: Hierarchical Scheduling for Parallel LLM Acceleration in Multi-tier Networks",
+    "token_routing": "Token Level Routing Inference System for Edge Devices",
+}
 _MARK = re.compile(
     r"^(<!-- result: (?P<name>\S+)\s*\n?(?P<options>.*?)-->\n).*?(<!-- end of result -->)", re.DOTALL | re.MULTILINE
 )
@@ -45,16 +61,21 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 
 {number} claims: {counts}.
 
-- **ours**: the row's value minus its baseline's, with a sign; or its own value where the claim is about a number. With
-  its 95 % interval; seeds are resampled first, then prompts.
-- **verdict**: *holds* or *does not hold* where the difference is beyond the claim's margin, which stands in the
-  experiment's file, at p < {significance} after Holm's correction over all tests of this page; else *undecided*.
-  *Depends* names the groups in which the claim holds and those in which it does not; a claim about all groups that
-  holds in none does not hold if it fails in one. Without an interval (one value, or a percentile) the values alone
-  decide, and "no interval" is said.
-- **clock**: the share of the draws of the clock, from its held-out errors, in which the claim holds. A verdict that
-  more than 5 % of the draws turn is undecided. A dash: not drawn. "Batches unmeasured": no batch of that chip was ever
-  measured, so that a capacity on it is undecided.
+- **ours**: the row's value minus its baseline's, with a sign; or its own value where the claim is about a number. In
+  the unit of its exhibit's column, which the docs page of the paper shows. With its 95 % interval: a percentile
+  bootstrap of 2,000 resamples, of seeds first, then of prompts; rows that served the same prompts are paired.
+- **asked**: what ours must be to agree with the claim: `below`, `at most 0.2` beyond it, `within 0.1` of it. These
+  margins were fixed before the run, in conf/experiment.
+- **verdict**: *holds* or *does not hold* (with the side on which ours lies, where a number is claimed; an effect that
+  is larger than claimed does not hold either) at p < {significance} after Holm's correction over all tests of this
+  page. *Depends*: it holds in some groups and not in others. *Holds in part*: it holds in some, the others are
+  undecided. Without an interval (one value, or a percentile) the values alone decide.
+- ***undecided*** names its reason. *interval*: what is asked lies within the interval. *Holm*: it does not, but many
+  tests were made. *clock*: the clock's error turns the verdict in more than 5 % of its draws. *batches unmeasured*: a
+  capacity rests on batches that were never measured on that chip. *within the margin*: there is no interval, and the
+  value is at the margin. Here: {reasons}.
+- **clock**: the share of 200 draws of the clock, from its held-out errors, in which the claim holds. Drawn for
+  {drawn} claims; the other verdicts (a dash) take the clock as it is ([clock.md](clock.md)).
 """
 
 
@@ -180,36 +201,48 @@ def _measured_cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, 
     return (cell for cell in cells if isinstance(cell, Mapping))
 
 
-def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], waiting: Mapping[str, int]) -> str:
-    """docs/claims.md. `waiting` are the experiments without a kept result, with their number of a paper's claims."""
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in _all_counts(claims, waiting).items())
-    lines = [_CLAIMS_HEAD.format(number=len(claims) + sum(waiting.values()), counts=counts, significance=SIGNIFICANCE)]
-    lines += [*_summary_lines(claims, waiting), *_headline_lines(claims)]
+Waiting = Mapping[str, Mapping[str, str]]
+"""Experiment without a kept result -> its claims, with what is reported."""
+
+
+def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], waiting: Waiting) -> str:
+    """docs/claims.md."""
+    lines = [_claims_head(claims, waiting), *_summary_lines(claims, waiting), *_headline_lines(claims)]
     for folder, title in PAPERS.items():
-        own = _of_paper(claims, folder)
-        absent = list(_of_folder(waiting, folder))
+        own, absent = _of_paper(claims, folder), _of_folder(waiting, folder)
         if own or absent:
-            lines += [f"## {title}", "", *_paper_lines(own, results), *_waiting_lines(absent)]
+            lines += [f"## {title}", "", f"*{_TITLES[folder]}.*", "", *_paper_lines(own, results)]
+            lines += _waiting_lines(absent)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _claims_head(claims: Sequence[PaperClaim], waiting: Waiting) -> str:
+    return _CLAIMS_HEAD.format(
+        number=len(claims) + sum(map(len, waiting.values())),
+        counts=", ".join(f"{number} {verdict}" for verdict, number in _all_counts(claims, waiting).items()),
+        reasons=", ".join(f"{number} {reason}" for reason, number in count_reasons(claims)) or "none",
+        drawn=sum(any(test.clock_share is not None for test in claim.tests) for claim in claims),
+        significance=SIGNIFICANCE,
+    )
 
 
 def _of_paper(claims: Sequence[PaperClaim], folder: str) -> list[PaperClaim]:
     return [claim for claim in claims if claim.experiment.startswith(f"{folder}/")]
 
 
-def _of_folder(waiting: Mapping[str, int], folder: str) -> dict[str, int]:
-    return {name: number for name, number in waiting.items() if name.startswith(f"{folder}/")}
+def _of_folder(waiting: Waiting, folder: str) -> Waiting:
+    return {name: absent for name, absent in waiting.items() if name.startswith(f"{folder}/")}
 
 
-def _all_counts(claims: Sequence[PaperClaim], waiting: Mapping[str, int]) -> dict[str, int]:
+def _all_counts(claims: Sequence[PaperClaim], waiting: Waiting) -> dict[str, int]:
     """The number of claims of each verdict that occurs; those of experiments without a result are not run."""
     counts: dict[str, int] = dict(count_verdicts(claims))
-    if absent := sum(waiting.values()):
+    if absent := sum(map(len, waiting.values())):
         counts["not run"] = counts.get("not run", 0) + absent
     return counts
 
 
-def _summary_lines(claims: Sequence[PaperClaim], waiting: Mapping[str, int]) -> Iterator[str]:
+def _summary_lines(claims: Sequence[PaperClaim], waiting: Waiting) -> Iterator[str]:
     """The number of claims of each paper by verdict."""
     yield f"| | {' | '.join(VERDICTS)} |"
     yield "|---|" + "---:|" * len(VERDICTS)
@@ -228,22 +261,33 @@ def _headline_lines(claims: Sequence[PaperClaim]) -> Iterator[str]:
             "What abstracts and conclusions claim. Each stands again below, with its table.",
             "",
         )
-        yield from ("| paper | claim | reported | ours | clock | verdict |", "|---|---|---|---|---|---|")
+        yield from (f"| paper | {' | '.join(_CLAIM_COLUMNS)} |", "|---|" + "---|" * len(_CLAIM_COLUMNS))
         for claim in headlines:
             paper = PAPERS[claim.experiment.partition("/")[0]].partition(" (")[0]
             yield f"| {paper} | {' | '.join(map(_escaped, _claim_cells(claim)))} |"
         yield ""
 
 
+_CLAIM_COLUMNS = ("claim", "reported", "asked", "ours", "clock", "verdict")
+
+
 def _claim_cells(claim: PaperClaim) -> tuple[str, ...]:
-    return claim.statement, claim.reported, _ours(claim), _clock(claim), _verdict(claim)
+    return claim.statement, claim.reported, _asked(claim.node), _ours(claim), _clock(claim), _verdict(claim)
+
+
+def _asked(node: Mapping[str, Any]) -> str:
+    """What ours must be, with the claim's margin: `below`, `at most 0.2`, `within 0.1`."""
+    relation, margin = str(node["relation"]), float(node.get("margin") or 0.0)
+    if relation == "equal":
+        return f"within {margin:g}"
+    return f"{relation.replace('_', ' ')} {margin:g}" if margin else relation.replace("_", " ")
 
 
 def _paper_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]) -> Iterator[str]:
     for name in dict.fromkeys(claim.experiment for claim in claims):
         result = results[name]
         yield from (f"### {result.exhibit['title']}", "")
-        yield from ("| claim | reported | ours | clock | verdict |", "|---|---|---|---|---|")
+        yield from (f"| {' | '.join(_CLAIM_COLUMNS)} |", "|" + "---|" * len(_CLAIM_COLUMNS))
         for claim in (one for one in claims if one.experiment == name):
             yield f"| {' | '.join(map(_escaped, _claim_cells(claim)))} |"
         decided = "; ".join(result.exhibit.get("assumptions", ()))
@@ -277,28 +321,42 @@ def _number(number: float, among: Sequence[float], value: float | None) -> str:
 
 
 def _clock(claim: PaperClaim) -> str:
-    if not all(test.has_measured_batches for test in claim.tests):
-        return "batches unmeasured"
     shares = [test.clock_share for test in claim.tests if test.clock_share is not None]
     return "-" if not shares else " to ".join(dict.fromkeys(f"{100 * one:.0f} %" for one in (min(shares), max(shares))))
 
 
 def _verdict(claim: PaperClaim) -> str:
-    parts = [f"{verdict} for {_named(claim.groups(verdict))}" for verdict in ("holds", "does not hold", "undecided")
-             if claim.groups(verdict)]  # fmt: skip
+    """The verdict; where it differs by group, that of each, the largest number of groups last and by their number."""
+    found = {verdict: [test for test in claim.tests if test.verdict == verdict] for verdict in VERDICTS}
+    parts = sorted((tests for tests in found.values() if tests), key=len)
     if len(parts) > 1:
-        return f"**{claim.verdict}**: {'; '.join(parts)}"
+        return f"**{claim.verdict}**: {'; '.join(_of_groups(claim, tests) for tests in parts)}"
     seeds = min(test.num_seeds for test in claim.tests)
-    return f"**{claim.verdict}**" + (" (one seed)" if seeds == 1 and claim.verdict != "not run" else "")
+    said = f"**{claim.verdict}**{_why(claim, claim.tests)}"
+    return said + (" (one seed)" if seeds == 1 and claim.verdict != "not run" else "")
 
 
-def _named(groups: Sequence[str]) -> str:
-    return ", ".join(groups) if len(groups) <= _MOST_GROUPS_SHOWN else f"{len(groups)} groups"
+def _of_groups(claim: PaperClaim, tests: Sequence[ClaimTest]) -> str:
+    """`holds for g, h`: the groups of one verdict, where they are few."""
+    named = ", ".join(test.group for test in tests) if len(tests) <= _MOST_GROUPS_SHOWN else f"{len(tests)} groups"
+    return f"{tests[0].verdict}{_why(claim, tests)} for {named}"
 
 
-def _waiting_lines(names: Sequence[str]) -> Iterator[str]:
-    if names:
-        yield from (f"Not run on today's clock: {', '.join(f'`+experiment={name}`' for name in names)}.", "")
+def _why(claim: PaperClaim, tests: Sequence[ClaimTest]) -> str:
+    """` (Holm)` where the tests are undecided; ` (above)` where they are beyond a claimed number."""
+    if tests[0].verdict == "does not hold" and claim.node["relation"] == "equal":
+        return f" ({'/'.join(dict.fromkeys('above' if (test.difference or 0) > 0 else 'below' for test in tests))})"
+    reasons = [reason for reason in REASONS if any(test.reason == reason for test in tests)]
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+def _waiting_lines(waiting: Waiting) -> Iterator[str]:
+    """The claims that were not run, with the command that would."""
+    for name, claims in waiting.items():
+        yield from (f"### Not run on today's clock: `python -m pipeline +experiment={name}`", "")
+        yield from ("| claim | reported |", "|---|---|")
+        yield from (f"| {_escaped(statement)} | {_escaped(reported)} |" for statement, reported in claims.items())
+        yield ""
 
 
 def _escaped(text: str) -> str:

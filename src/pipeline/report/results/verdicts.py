@@ -7,13 +7,16 @@ standard error. The p-values of the page are adjusted by Holm's method. The marg
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipeline.report.results.kept import KeptResult
 from pipeline.report.statistics import holm
 
-Verdict = Literal["holds", "does not hold", "undecided", "depends", "not run"]
-VERDICTS: tuple[Verdict, ...] = ("holds", "depends", "undecided", "does not hold", "not run")
+Verdict = Literal["holds", "holds in part", "depends", "undecided", "does not hold", "not run"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+Reason = Literal["", "interval", "Holm", "clock", "batches unmeasured", "within the margin"]
+"""Why a test is undecided."""
+REASONS: tuple[Reason, ...] = get_args(Reason)[1:]
 SIGNIFICANCE = 0.05
 DRAWS_NEEDED = 0.95
 """The share of the clock's draws in which a claim must hold."""
@@ -26,7 +29,7 @@ class ClaimTest:
     p_value        adjusted over the page
     num_seeds      of the row
     clock_share    share of the clock's draws in which the claim holds; None if it was not drawn
-    has_measured_batches   False for a capacity on a chip of which no batch was measured: the claim is undecided
+    reason         why the test is undecided; empty if it is decided
     """
 
     group: str
@@ -37,7 +40,7 @@ class ClaimTest:
     p_value: float | None
     num_seeds: int = 1
     clock_share: float | None = None
-    has_measured_batches: bool = True
+    reason: Reason = ""
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,14 @@ class PaperClaim:
 
     @property
     def verdict(self) -> Verdict:
-        """That of all groups; `depends` if it holds in some of them; else it does not hold if it does not in one."""
+        """That of all groups. It depends if it holds in one and not in another, and holds in part if the others are
+        undecided; where it holds in none it does not hold if it does not in one.
+        """
         found = {test.verdict for test in self.tests}
         if len(found) == 1:
             return next(iter(found))
         if "holds" in found:
-            return "depends"
+            return "depends" if "does not hold" in found else "holds in part"
         return "does not hold" if "does not hold" in found else "undecided"
 
     def groups(self, verdict: Verdict) -> list[str]:
@@ -115,23 +120,31 @@ def _test(
     result: KeptResult, node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None
 ) -> ClaimTest:
     difference, low, high = (node.get(key) for key in ("difference", "low", "high"))
-    group, verdict = node.get("group", ""), _verdict(node, sides, p_value, share)
-    measured = group not in result.exhibit.get("unmeasured_batches", ())
-    if not measured and verdict != "not run":
-        verdict = "undecided"
-    return ClaimTest(group, verdict, difference, low, high, p_value, _num_seeds(result, node), share, measured)
+    group = node.get("group", "")
+    verdict, reason = _verdict(node, sides, p_value, share)
+    if group in result.exhibit.get("unmeasured_batches", ()) and verdict != "not run":
+        verdict, reason = "undecided", "batches unmeasured"
+    return ClaimTest(group, verdict, difference, low, high, p_value, _num_seeds(result, node), share, reason)
 
 
-def _verdict(node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None) -> Verdict:
+def _verdict(
+    node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None
+) -> tuple[Verdict, Reason]:
     if node["status"] == "not evaluated":
-        return "not run"
+        return "not run", ""
+    found, reason = _verdict_of_values(node, sides, p_value)
+    if share is None or found == "undecided" or _is_sure(found, share):
+        return found, reason
+    return "undecided", "clock"
+
+
+def _verdict_of_values(node: Mapping[str, Any], sides: _Sides | None, p_value: float | None) -> tuple[Verdict, Reason]:
     if sides is None or p_value is None:
-        found: Verdict = node["status"] if node["status"] in ("holds", "does not hold") else "undecided"
-    elif p_value >= SIGNIFICANCE:
-        found = "undecided"
-    else:
-        found = "holds" if sides.against < sides.in_favour else "does not hold"
-    return found if share is None or _is_sure(found, share) else "undecided"
+        status = node["status"]
+        return (status, "") if status in ("holds", "does not hold") else ("undecided", "within the margin")
+    if p_value >= SIGNIFICANCE:
+        return "undecided", "Holm" if sides.two_sided < SIGNIFICANCE else "interval"
+    return ("holds" if sides.against < sides.in_favour else "does not hold"), ""
 
 
 def _is_sure(verdict: Verdict, share: float) -> bool:
@@ -168,6 +181,15 @@ def _sides(node: Mapping[str, Any]) -> _Sides | None:
 def _above(difference: float, bound: float, error: float) -> float:
     """The normal probability that the true difference is above the bound."""
     return 0.5 * math.erfc((bound - difference) / error / math.sqrt(2))
+
+
+def count_reasons(claims: Sequence[PaperClaim]) -> Iterator[tuple[Reason, int]]:
+    """The reasons why tests of undecided claims are so, with the number of claims that have one of them."""
+    undecided = [{test.reason for test in claim.tests} for claim in claims if claim.verdict == "undecided"]
+    for reason in REASONS:
+        number = sum(reason in found for found in undecided)
+        if number:
+            yield reason, number
 
 
 def count_verdicts(claims: Sequence[PaperClaim]) -> Iterator[tuple[Verdict, int]]:

@@ -91,14 +91,30 @@ def test_a_result_of_another_configuration_says_what_has_changed():
 def test_the_page_of_claims_has_counts_headlines_tables_and_what_waits():
     node = claim(statement="Synera is faster", headline=True)
     result = kept([node, claim(-1.0, statement="and smaller", status="does not hold")])
-    text = claims_page(decide([result], {}), {"synera/x": result}, {"wisp/table2": 3})
-    assert "5 claims: 1 holds, 1 does not hold, 3 not run." in text
-    assert "| Synera | 1 | 0 | 0 | 1 | 0 |" in text
-    assert "| Synera | Synera is faster | 1.5 times | +1.00 [+0.80, +1.20] | - | **holds** |" in text
-    assert "| WISP | 0 | 0 | 0 | 0 | 3 |" in text
+    waiting = {"wisp/table2": {"WISP carries more": "86 against 41", "and more": "twice"}}
+    text = claims_page(decide([result], {}), {"synera/x": result}, waiting)
+    assert "4 claims: 1 holds, 1 does not hold, 2 not run." in text
+    assert "| Synera | 1 | 0 | 0 | 0 | 1 | 0 |" in text
+    assert "| Synera | Synera is faster | 1.5 times | above | +1.00 [+0.80, +1.20] | - | **holds** |" in text
+    assert "| WISP | 0 | 0 | 0 | 0 | 0 | 2 |" in text
     assert "### Fig. 1: speed" in text
     assert "Decided by: the link; the pair." in text
-    assert "Not run on today's clock: `+experiment=wisp/table2`." in text
+    assert "### Not run on today's clock: `python -m pipeline +experiment=wisp/table2`" in text
+    assert "| WISP carries more | 86 against 41 |" in text
+
+
+@pytest.mark.parametrize(
+    ("node", "cells"),
+    [
+        (claim(0.05), "| above | +0.050 [-0.150, +0.250] | - | **undecided** (interval) |"),
+        (claim(0.5, relation="at_most", margin=0.2), "| at most 0.2 | +0.500 [+0.300, +0.700] | - | **does not hold** |"),
+        (claim(1.0, value=2.0, baseline=None, relation="equal", margin=0.25),
+         "| within 0.25 | 3.00 [2.80, 3.20] | - | **does not hold** (above) |"),
+    ],
+)  # fmt: skip
+def test_a_line_says_what_was_asked_and_why_a_claim_stands_as_it_does(node, cells):
+    result = kept([node])
+    assert cells in claims_page(decide([result], {}), {"synera/x": result}, {})
 
 
 def test_a_claim_about_a_number_shows_the_rows_own():
@@ -111,5 +127,5 @@ def test_many_groups_are_a_range_and_a_verdict_names_few():
     result = kept(nodes)
     text = claims_page(decide([result], {}), {"synera/x": result}, {})
     assert "-1.00 to +5.00 in 6 groups" in text
-    assert "**depends**: holds for 5 groups; does not hold for last" in text
+    assert "**depends**: does not hold for last; holds for 5 groups" in text
     assert pages.CLAIMS_PAGE == "claims.md"

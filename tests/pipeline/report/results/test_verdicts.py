@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.results.verdicts import claim_key, count_verdicts, decide
+from pipeline.report.results.verdicts import claim_key, count_reasons, count_verdicts, decide
 
 
 def claim(difference=1.0, error=0.1, relation="above", **other):
@@ -66,6 +66,31 @@ def test_groups_merge_and_say_where_a_claim_holds():
     assert dict(count_verdicts([found])) == {"depends": 1}
 
 
+def test_a_claim_that_fails_in_no_group_holds_in_part():
+    (found,) = decide([result(claim(1.0, group="g"), claim(0.0, group="h"))], {})
+    assert found.verdict == "holds in part"
+
+
+@pytest.mark.parametrize(
+    ("number", "difference", "error", "share", "reason"),
+    [
+        (1, 1.0, 0.1, None, ""),
+        (1, 0.1, 0.1, None, "interval"),
+        (20, 0.25, 0.1, None, "Holm"),
+        (1, 1.0, 0.1, 0.5, "clock"),
+        (1, 0.1, 0.1, 0.5, "interval"),
+        (1, 0.1, None, None, "within the margin"),
+    ],
+)
+def test_an_undecided_claim_has_its_reason(number, difference, error, share, reason):
+    status = "inconclusive" if error is None else "holds"
+    nodes = [claim(difference, error, statement=f"claim {i}", status=status) for i in range(number)]
+    draws = {"synera/x": {claim_key(node): share for node in nodes}} if share is not None else {}
+    found = decide([result(*nodes)], draws)
+    assert {test.reason for one in found for test in one.tests} == {reason}
+    assert dict(count_reasons(found)) == ({reason: number} if reason else {})
+
+
 def test_a_claim_that_holds_in_no_group_and_fails_in_one_does_not_hold():
     (found,) = decide([result(claim(0.0, group="g"), claim(-1.0, group="h", status="does not hold"))], {})
     assert (found.groups("undecided"), found.groups("does not hold")) == (["g"], ["h"])
@@ -95,6 +120,7 @@ def test_a_capacity_on_a_chip_without_measured_batches_is_undecided():
     found.exhibit["unmeasured_batches"] = ["g"]
     (one,) = decide([found], {})
     assert [(test.group, test.verdict) for test in one.tests] == [("g", "undecided"), ("h", "holds")]
+    assert one.tests[0].reason == "batches unmeasured"
 
 
 def test_nor_is_a_claim_refuted_that_the_clock_may_turn():
