@@ -107,7 +107,8 @@ def test_the_page_of_claims_has_counts_headlines_tables_and_what_waits():
     ("node", "cells"),
     [
         (claim(0.05), "| above | +0.050 [-0.150, +0.250] | - | **undecided** (interval) |"),
-        (claim(0.5, relation="at_most", margin=0.2), "| at most 0.2 | +0.500 [+0.300, +0.700] | - | **does not hold** |"),
+        (claim(0.5, relation="at_most", margin=0.2),
+         "| at most 0.2 | +0.500 [+0.300, +0.700] | - | **does not hold** |"),
         (claim(1.0, value=2.0, baseline=None, relation="equal", margin=0.25),
          "| within 0.25 | 3.00 [2.80, 3.20] | - | **does not hold** (above) |"),
     ],
