@@ -11,6 +11,7 @@ from serving.workload import records
 from serving.workload.metrics import Metric
 from serving.workload.prompt import Prompt
 from serving.workload.records import DataRecord, InvalidRecordError
+from serving.workload.sealed import is_sealed
 
 QualityTarget = Literal["embedded", "pretrained", "none"]
 
@@ -123,15 +124,20 @@ class PublicDataset(ABC):
         """
         questions = self._examples(self.path)
         if self.shots_path is None:
-            worked, questions = questions[: self.shots], questions[self.shots :]
+            worked = self._worked(questions)
+            questions = [each for each in questions if each not in worked]
         else:
-            worked = self._examples(self.shots_path)[: self.shots]
+            worked = self._worked(self._examples(self.shots_path))
         if len(worked) < self.shots or not questions:
             raise ValueError(
                 f"{self.name}: {len(worked) + len(questions)} records are too few for {self.shots} worked examples and "
                 "a question; set workload.dataset.shots lower, or workload.dataset.shots_path to another file"
             )
         return self._prompts(worked, questions)
+
+    def _worked(self, examples: list[Example]) -> list[Example]:
+        """The first examples that are not sealed."""
+        return [each for each in examples if not is_sealed(self.name, each.question)][: self.shots]
 
     def _examples(self, path: Path | None) -> list[Example]:
         try:
@@ -164,5 +170,6 @@ class PublicDataset(ABC):
                 each.choices,
                 shots=len(worked_examples),
                 stop=self.stop,
+                sealed=is_sealed(self.name, each.question),
             )
         return list(prompts.values())

@@ -10,6 +10,7 @@ from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
 from serving.workload.prompt import Prompt, select_prompts
+from serving.workload.sealed import Evaluation
 from serving.workload.slo import SloClass
 
 
@@ -55,6 +56,8 @@ class Workload:
     truncate: Truncate = "refuse"
     seed: int = 0
     path: Path | None = None
+    evaluation: Evaluation = "open"
+    """sealed: the half of a public data set that nothing else may see; open: the other half, and all of other sets."""
     section: ClassVar[str] = "workload"
     """Its address in the configuration, for error messages."""
 
@@ -115,7 +118,13 @@ class Workload:
         return requests
 
     def _select(self, prompts: list[Prompt]) -> list[Prompt]:
-        return select_prompts(prompts, self.num_prompts, self.seed, self.skip, self.reuse_prompts, self.section)
+        half = [each for each in prompts if each.sealed == (self.evaluation == "sealed")]
+        if not half:
+            raise ValueError(
+                f"{self.section}.evaluation={self.evaluation}, and {self.dataset.name} has no {self.evaluation} prompts; "
+                "the published files of public data sets have a sealed half"
+            )
+        return select_prompts(half, self.num_prompts, self.seed, self.skip, self.reuse_prompts, self.section)
 
     def encode(self, request: WorkloadRequest, tokenizer: ChatTokenizer) -> EncodedPrompt:
         """Encodes the request's prompt within its limit. Raises ValueError that names a prompt that does not fit."""
@@ -154,8 +163,13 @@ class ProfilingWorkload(Workload):
     """True: all that are left if the data set has fewer than `num_prompts` after those that are skipped."""
     section: ClassVar[str] = "workload.profiling"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.evaluation != "open":
+            raise ValueError(f"{self.section}.evaluation is {self.evaluation}; nothing is profiled on sealed prompts")
+
     def _select(self, prompts: list[Prompt]) -> list[Prompt]:
-        left = len(prompts) - self.skip
+        left = sum(not each.sealed for each in prompts) - self.skip
         if left < 1:
             raise ValueError(
                 f"all {len(prompts)} prompts of {self.dataset.name} are served, and this policy is trained or profiled "

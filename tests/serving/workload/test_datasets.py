@@ -18,6 +18,7 @@ from serving.workload.datasets.spec_bench import SpecBench
 from serving.workload.datasets.sst2 import SST2
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.datasets.xsum import XSum
+from serving.workload.sealed import is_sealed
 from serving.workload.workload import Workload
 
 REAL = {
@@ -276,3 +277,17 @@ def test_a_hub_that_fails_is_reported_with_its_reason(monkeypatch):
 def test_quality_note_explains_the_quality_column(dataset, embedded, note):
     said = quality_note(dataset, embedded)
     assert said is None if note is None else note in said
+
+
+@pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
+def test_about_half_of_a_published_file_is_sealed_and_no_worked_example(data, kind):
+    prompts = kind(path=data / REAL[kind][0], **beside(data, kind)).prompts()
+    sealed = [prompt for prompt in prompts if prompt.sealed]
+    assert 0.4 < len(sealed) / len(prompts) < 0.6
+    worked = kind(path=data / REAL[kind][0], shots=5, **beside(data, kind))
+    assert not any(is_sealed(kind.name, each.question) for each in worked._worked(worked._examples(worked.path)))
+
+
+def test_a_file_of_ones_own_has_nothing_sealed(tmp_path):
+    rows = [QUESTION | {"id": f"q{number}", "question": f"Where {number}?"} for number in range(40)]
+    assert not any(prompt.sealed for prompt in CommonsenseQA(path=written(tmp_path, *rows)).prompts())

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,26 @@ def test_profiling_takes_what_is_left_where_fewer_prompts_are_allowed():
 def test_refusals_of_profiling_name_its_own_options(options, message):
     with pytest.raises(ValueError, match=message):
         ProfilingWorkload(dataset=Twenty(), devices=1, **options).requests()
+
+
+class HalfSealed(Twenty):
+    def prompts(self):
+        return [replace(prompt, sealed=prompt.task == "odd") for prompt in super().prompts()]
+
+
+@pytest.mark.parametrize(("evaluation", "task"), [("open", "even"), ("sealed", "odd")])
+def test_prompts_are_of_one_half(evaluation, task):
+    requests = Workload(dataset=HalfSealed(), devices=2, num_prompts=10, evaluation=evaluation).requests()
+    assert {request.prompt.task for request in requests} == {task}
+
+
+def test_a_data_set_without_sealed_prompts_is_named():
+    with pytest.raises(ValueError, match=r"workload.evaluation=sealed, and Twenty has no sealed prompts"):
+        Workload(dataset=Twenty(), devices=2, num_prompts=2, evaluation="sealed").requests()
+
+
+def test_nothing_is_profiled_on_sealed_prompts():
+    with pytest.raises(ValueError, match="nothing is profiled on sealed prompts"):
+        ProfilingWorkload(dataset=HalfSealed(), evaluation="sealed")
+    profiled = ProfilingWorkload(dataset=HalfSealed(), devices=2, num_prompts=30, skip=4, or_fewer=True).requests()
+    assert [request.prompt.task for request in profiled] == ["even"] * 6
