@@ -37,11 +37,13 @@ from serving.messages import (
     DraftWork,
     EmitTokens,
     Event,
+    ForwardWork,
     Message,
     MessageReceived,
     PeerLost,
     Request,
     StartWork,
+    Work,
     WorkFinished,
 )
 from serving.outcomes import replayed
@@ -172,6 +174,21 @@ class Log:
     def work_done(self, *_: object) -> None: ...
 
     def message_sent(self, *_: object) -> None: ...
+
+
+@dataclass
+class CountingEngine:
+    """Counts the tokens that an engine runs through the target."""
+
+    engine: Any
+    num_tokens: int = 0
+
+    def execute(self, work: Work) -> Any:
+        self.num_tokens += sum(seq.num_tokens for seq in work.slices) if isinstance(work, ForwardWork) else 0
+        return self.engine.execute(work)
+
+    def drop(self, session: str, first: int | None) -> None:
+        self.engine.drop(session, first)
 
 
 @pytest.fixture(scope="session")
@@ -381,6 +398,21 @@ def test_the_reference_runs_of_routers_use_both_models(policy: str, outputs: Pat
 def test_a_simulation_decides_the_same(policy: str, outputs: Path, tmp_path: Path) -> None:
     found = case(policy, 0.0, outputs).simulated(tmp_path)
     assert first_difference(decision_log(found), decision_log(reference(policy, 0.0, outputs))) is None
+
+
+@pytest.mark.parametrize(("policy", "temperature"), [("sled", 0.0), ("sled", 0.8), ("co_llm+none", 0.0)])
+def test_prefixes_that_the_engine_reuses_change_no_decision_and_no_time(
+    policy: str, temperature: float, outputs: Path
+) -> None:
+    """A policy without prefix caching is charged whole texts; the models run what is new of them."""
+    one, expected, log = case(policy, temperature, outputs), reference(policy, temperature, outputs), Log()
+    whole, new = CountingEngine(one.models.cloud), CountingEngine(one.models.cloud)
+    simulate(one.setup, replace(one.models, cloud=whole, new_cloud_engine=None), one.queries)
+    models = replace(one.models, cloud=new, new_cloud_engine=None)
+    simulate(one.setup, models, one.queries, observers=[log], reuse_prefixes=True)
+    assert first_difference(decision_log(log.entries), decision_log(expected)) is None
+    assert [(entry.node, entry.at_s) for entry in log.entries] == [(entry.node, entry.at_s) for entry in expected]
+    assert new.num_tokens < 0.6 * whole.num_tokens
 
 
 @pytest.mark.parametrize(("policy", "temperature"), cases(ON_VIRTUAL_TIME))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from serving.deployment.topology import Topology
 from serving.drivers.simulator import ComputeResource, LinkDirection, Processor
+from serving.engines.prefix_reuse import PrefixReusingEngine
 from serving.hardware.executor import DeviceExecutor, Executor, TimedExecutor
 from serving.hardware.latency import LatencyModel
 from serving.messages import Event, Node
@@ -28,15 +29,24 @@ class Driver(Protocol):
 class ChipFactory:
     """Makes the chip of each node: the pair's models, timed as the named hardware.
 
-    With `shared_chip` all nodes compute on one processor in turn, as if one thread ran them all.
+    With `shared_chip` all nodes compute on one processor in turn, as if one thread ran them all. With `reuse_prefixes`,
+    for virtual time alone, models do not compute again what a policy without prefix caching is charged for.
     """
 
     def __init__(
-        self, topology: Topology, models: "LoadedModels", queries: "Sequence[Query]", shared_chip: bool = False
+        self,
+        topology: Topology,
+        models: "LoadedModels",
+        queries: "Sequence[Query]",
+        shared_chip: bool = False,
+        reuse_prefixes: bool = False,
     ) -> None:
         self._topology, self._models, self._queries = topology, models, topology.queries_by_device(queries)
         self._shared_processor = Processor() if shared_chip else None
         self._cloud_engine_unused = True
+        cache = topology.setup.policy.kv_cache
+        self._reuse_target = reuse_prefixes and not cache.keeps_prefixes
+        self._reuse_drafter = reuse_prefixes and not cache.device_keeps_cache
 
     def __call__(self, name: str) -> ComputeResource:
         executor = self._device_executor(name) if name in self._topology.device_fleets else self._cloud_executor(name)
@@ -49,6 +59,7 @@ class ChipFactory:
             models.cloud if self._cloud_engine_unused or models.new_cloud_engine is None else models.new_cloud_engine()
         )
         self._cloud_engine_unused = False
+        engine = PrefixReusingEngine(engine) if self._reuse_target else engine
         return TimedExecutor(engine, models.cloud_layers, timing, _constant(latency), topology.split)
 
     def _device_executor(self, name: str) -> Executor:
@@ -56,9 +67,9 @@ class ChipFactory:
         timing, large = topology.setup.pair.device.timed_architecture, topology.setup.pair.cloud.timed_architecture
         if topology.device_runs_target and topology.setup.policy.draft.source != "model":
             timing = large  # there is no drafter
-        drafter = TimedExecutor(
-            models.device, models.device_layers, timing, topology.device_latency(name, queries, timing)
-        )
+        engine = PrefixReusingEngine(models.device) if self._reuse_drafter else models.device
+        latency = topology.device_latency(name, queries, timing)
+        drafter = TimedExecutor(engine, models.device_layers, timing, latency)
         if not topology.device_runs_target:
             return drafter
         held = topology.device_latency(name, queries, large)

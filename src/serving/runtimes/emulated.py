@@ -26,6 +26,8 @@ class Emulated:
 
     shared_chip: bool = False
     """All nodes compute on one chip in turn, as in runtime `local` with `pace` wall."""
+    reuse_prefixes: bool = True
+    """True if models do not compute again what a policy without prefix caching is charged for."""
     detail: ClassVar[bool] = True
     described = "tokens come from the models, run here; time from the chips and link above"
 
@@ -48,7 +50,9 @@ class Emulated:
         )
         with closing(models):
             queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
-            records = simulate(setup, models, queries, progress, observers, self.shared_chip)
+            records = simulate(
+                setup, models, queries, progress, observers, self.shared_chip, reuse_prefixes=self.reuse_prefixes
+            )
         return RunResult(queries, records, models.tokenizer, models.cloud_layers, notes=models.notes())
 
 
@@ -60,6 +64,7 @@ def simulate(
     observers: Sequence[Observer] = (),
     shared_chip: bool = False,
     detail: bool = True,
+    reuse_prefixes: bool = False,
 ) -> dict[str, SessionRecord]:
     """The records by session, on virtual time. Raises UnfinishedSessionsError if a session never ended."""
     topology = Topology(setup, models.cloud_layers, tokenizer=models.tokenizer)
@@ -67,7 +72,7 @@ def simulate(
     names = (*topology.workers, *topology.devices)
     link_outages = LinkOutageInjector(topology, names, lambda *event: simulator.post(*event), lambda: clients.all_ended)
     simulator = Simulator([recorder, *([link_outages] if link_outages.has_outages else []), *observers])
-    make_chip = ChipFactory(topology, models, queries, shared_chip)
+    make_chip = ChipFactory(topology, models, queries, shared_chip, reuse_prefixes)
     hooks = [observer.node_created for observer in observers if isinstance(observer, NodeObserver)]
     failures = NodeFailureInjector(topology, simulator, make_chip, lambda: clients.all_ended, hooks)
     add_nodes(simulator, topology, make_chip, names)

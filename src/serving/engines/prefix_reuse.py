@@ -1,0 +1,109 @@
+"""An engine for virtual time that runs only what is new of a text, and reports the load of the whole text."""
+
+from collections import OrderedDict
+from dataclasses import replace
+from os.path import commonprefix
+
+from serving.hardware.executor import Engine
+from serving.hardware.latency import ForwardLoad, batch_load, forward_load
+from serving.messages import (
+    DraftOutcome,
+    DraftWork,
+    ForwardWork,
+    Outcome,
+    SequenceSlice,
+    SliceOutcome,
+    TokenIds,
+    Work,
+)
+
+_MAX_TOKENS = 16_384
+"""Of all texts whose caches are kept."""
+
+
+class PrefixReusingEngine:
+    """Keeps the caches that a policy drops or computes again (`policy/kv_cache=none`), since the same text gives them.
+
+    Verdicts and drafts are those of `engine`, to the rounding of other shapes; loads, which the clock charges, are those
+    of the work as it was asked for. Work that is not of a whole model or not of a plain text passes through.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._texts: OrderedDict[tuple[str, int | None], TokenIds] = OrderedDict()
+        """(session, first layer; None: the drafter) -> the tokens in its cache, the session used last at the end."""
+
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+        if isinstance(work, ForwardWork) and work.span.embedding and work.span.lm_head and not work.requested_outputs:
+            return self._forward(work)
+        if isinstance(work, DraftWork) and not (work.branches or work.early_exit):
+            return self._draft(work)
+        return self._engine.execute(work)
+
+    def drop(self, session: str, first: int | None) -> None:
+        """Keeps the target's cache of a known text, which a worker drops after each request; all others go."""
+        if first is None or (session, first) not in self._texts:
+            self._texts.pop((session, first), None)
+            self._engine.drop(session, first)
+
+    def _forward(self, work: ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+        layer = work.span.start_layer
+        outcomes, _ = self._engine.execute(
+            replace(work, slices=tuple(self._new_part(seq, layer) for seq in work.slices))
+        )
+        assert isinstance(outcomes, tuple)
+        for seq, outcome in zip(work.slices, outcomes, strict=True):
+            self._keep((seq.session, layer), self._cached_text(seq, outcome, layer))
+        self._free_caches()
+        return outcomes, (forward_load(work),)
+
+    def _new_part(self, seq: SequenceSlice, layer: int) -> SequenceSlice:
+        if seq.start or seq.parents is not None or seq.kept_tree_nodes is not None:
+            return seq
+        known = self._texts.get((seq.session, layer), ())
+        same = len(commonprefix([known, seq.tokens[: seq.num_tokens - seq.num_drafts - 1]]))
+        if not same:
+            return seq
+        return replace(seq, start=same, num_tokens=seq.num_tokens - same, tokens=seq.tokens[same:])
+
+    def _cached_text(self, seq: SequenceSlice, outcome: SliceOutcome, layer: int) -> TokenIds:
+        """The tokens in the session's cache; none where a tree decides later which of them stay."""
+        if seq.parents is not None or (outcome.verdict and outcome.verdict.kept_tree_nodes is not None):
+            return ()
+        rejected = seq.num_drafts - outcome.verdict.accepted if outcome.verdict else 0
+        before = self._texts.get((seq.session, layer), ())[: seq.start]
+        return (*before, *seq.tokens[: seq.num_tokens - rejected]) if len(before) == seq.start else ()
+
+    def _draft(self, work: DraftWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+        place = work.session, None
+        known, computed = self._texts.get(place, ()), max(1, work.num_adopted_drafts)
+        same = 0
+        if not work.start:
+            same = len(commonprefix([known, work.input_tokens[: len(work.input_tokens) - computed]]))
+        outcome, loads = self._engine.execute(
+            replace(work, start=work.start + same, input_tokens=work.input_tokens[same:])
+        )
+        assert isinstance(outcome, DraftOutcome)
+        before = known[: work.start]
+        text = (*before, *work.input_tokens, *outcome.tokens)[: outcome.cached_len]
+        self._keep(place, text if len(before) == work.start else ())
+        self._free_caches()
+        return outcome, self._whole_loads(work, loads) if same else loads
+
+    def _whole_loads(self, work: DraftWork, loads: tuple[ForwardLoad, ...]) -> tuple[ForwardLoad, ...]:
+        first, *steps = loads
+        whole = batch_load(first.layers, [(work.start, len(work.input_tokens))], first.head_tokens)
+        return (whole, *steps)
+
+    def _keep(self, place: tuple[str, int | None], text: TokenIds) -> None:
+        self._texts.pop(place, None)
+        if text:
+            self._texts[place] = text
+
+    def _free_caches(self) -> None:
+        """Drops the caches that were used longest ago, beyond the limit."""
+        total = sum(map(len, self._texts.values()))
+        while total > _MAX_TOKENS and len(self._texts) > 1:
+            place, text = self._texts.popitem(last=False)
+            self._engine.drop(*place)
+            total -= len(text)
