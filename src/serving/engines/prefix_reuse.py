@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from dataclasses import replace
-from os.path import commonprefix
 
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad, batch_load, forward_load
@@ -24,8 +23,8 @@ _MAX_TOKENS = 16_384
 class PrefixReusingEngine:
     """Keeps the caches that a policy drops or computes again (`policy/kv_cache=none`), since the same text gives them.
 
-    Verdicts and drafts are those of `engine`, to the rounding of other shapes; loads, which the clock charges, are those
-    of the work as it was asked for. Work that is not of a whole model or not of a plain text passes through.
+    Verdicts and drafts are those of `engine`, to the rounding of other shapes; loads, which the clock charges, are
+    those of the work as it was asked for. Work that is not of a whole model or not of a plain text passes through.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -61,7 +60,7 @@ class PrefixReusingEngine:
         if seq.start or seq.parents is not None or seq.kept_tree_nodes is not None:
             return seq
         known = self._texts.get((seq.session, layer), ())
-        same = len(commonprefix([known, seq.tokens[: seq.num_tokens - seq.num_drafts - 1]]))
+        same = _shared_len(known, seq.tokens[: seq.num_tokens - seq.num_drafts - 1])
         if not same:
             return seq
         return replace(seq, start=same, num_tokens=seq.num_tokens - same, tokens=seq.tokens[same:])
@@ -79,7 +78,7 @@ class PrefixReusingEngine:
         known, computed = self._texts.get(place, ()), max(1, work.num_adopted_drafts)
         same = 0
         if not work.start:
-            same = len(commonprefix([known, work.input_tokens[: len(work.input_tokens) - computed]]))
+            same = _shared_len(known, work.input_tokens[: len(work.input_tokens) - computed])
         outcome, loads = self._engine.execute(
             replace(work, start=work.start + same, input_tokens=work.input_tokens[same:])
         )
@@ -107,3 +106,9 @@ class PrefixReusingEngine:
             place, text = self._texts.popitem(last=False)
             self._engine.drop(*place)
             total -= len(text)
+
+
+def _shared_len(known: TokenIds, tokens: TokenIds) -> int:
+    """How many tokens both begin with."""
+    same = zip(known, tokens, strict=False)
+    return next((i for i, (a, b) in enumerate(same) if a != b), min(len(known), len(tokens)))
