@@ -91,6 +91,7 @@ COMPOSED = {
         "policy/dispatch=hypsched",
         *TIERED,
     ),
+    "sled+lookup": ("policy=sled", "policy/draft=lookup", "policy/kv_cache=reuse", "workload.max_new_tokens=40"),
     "synera+slo_aware": ("policy=synera", "policy/scheduler=slo_aware"),
     "synera+deadline": ("policy=synera", "policy/scheduler=deadline"),
     "sled+rejection_predictor": ("policy=sled", "policy/draft=rejection_predictor"),
@@ -142,11 +143,11 @@ RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 REPRESENTATIVES = {
     "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline",
-    "hat+batches",
+    "hat+batches", "sled+lookup",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
 ON_VIRTUAL_TIME = REPRESENTATIVES | {
-    "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
+    "sled+lookup", "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
     "synera+rejection_predictor", "wisp+tiers",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""

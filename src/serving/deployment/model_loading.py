@@ -9,6 +9,7 @@ from serving.core.decoding import Decoding
 from serving.deployment.queries import UNAVAILABLE_ENGINE, LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.engines.models import Checkpoint, ModelConfig
+from serving.hardware.executor import Engine
 from serving.messages import INF, GenerationRequest, Span
 from serving.policy.policy import NO_REQUIREMENTS, EngineRequirements
 from serving.policy.slots.placement import DEVICE_TIER
@@ -110,10 +111,7 @@ def load_side(
         default=0,
     )
     device_part = _load_model(pair.cloud, accelerator, num_held) if num_held else None
-    drafts = setup.policy.draft.source == "model"
-    drafter = (
-        factory.drafter_engine(pair.device, pair.cloud, device_part, accelerator) if drafts else UNAVAILABLE_ENGINE
-    )
+    drafter = factory.drafter_engine(pair.device, pair.cloud, device_part, accelerator)
     device_target = (
         factory.torch_engine(device_part, factory.medusa_heads(device_part)) if device_part else UNAVAILABLE_ENGINE
     )
@@ -195,8 +193,10 @@ class _EngineFactory:
 
     def drafter_engine(
         self, device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str
-    ) -> "TorchEngine | OnnxEngine":
-        """The drafting engine: torch on `accelerator`, or onnxruntime on the CPU."""
+    ) -> "Engine":
+        """The drafting engine: torch on `accelerator`, or onnxruntime on the CPU; none for a policy without a drafter."""
+        if not self.requirements.drafter:
+            return UNAVAILABLE_ENGINE
         if device.onnx_graph:
             return self._onnx_engine(device, device.onnx_graph)
         model = _load_drafter(device, cloud, target, accelerator)

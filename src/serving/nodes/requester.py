@@ -39,6 +39,7 @@ from serving.messages import (
 )
 from serving.nodes.hop_path import HopPath
 from serving.policy.policy import Policy
+from serving.policy.slots.draft import TextDraft
 from serving.policy.slots.offload import OptionalOffload
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
@@ -247,6 +248,8 @@ class Requester:
             return []
         if s.in_flight_drafts is not None:
             return self._use_waiting_time(now)
+        if not s.draft and isinstance(self.policy.draft, TextDraft) and (found := self.policy.draft.proposal(s)):
+            s.add_draft(found)
         unverified = self.may_be_unverified and self._unverified()
         stop = self._unverified_stop() if unverified else self.policy.draft.next_stop(s) or self._importance_stop()
         if stop:

@@ -34,6 +34,8 @@ class EngineRequirements:
     """Medusa heads on the target's last span, if they draft."""
     verifies_drafts: bool = False
     """True if drafts are sent to be verified."""
+    drafter: bool = True
+    """True if the device's model is run."""
 
 
 NO_REQUIREMENTS = EngineRequirements()
@@ -170,8 +172,9 @@ class Policy:
     def engine_requirements(self) -> EngineRequirements:
         verifies = self.verify.sends_drafts and self.draft.source != "none" and self.offload.scope != "none"
         return EngineRequirements(
-            self.scorers, self.kv_cache.block_tokens, self.payload.hidden_dtype, self.draft.medusa, verifies
-        )
+            self.scorers, self.kv_cache.block_tokens, self.payload.hidden_dtype, self.draft.medusa, verifies,
+            drafter=self.draft.source == "model",
+        )  # fmt: skip
 
     @property
     def lossless(self) -> bool:

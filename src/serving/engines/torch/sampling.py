@@ -161,10 +161,10 @@ def verify_sampled(
     from max(0, p - q).
 
     Shapes: `logits` (drafts + 1, vocabulary), `draft_probs` one per draft, encoded by
-    `encode_probs`. `first_position` is the first draft's position in the sequence, which keys the random numbers.
-    Raises ValueError if a distribution is missing.
+    `encode_probs`, or none at all: drafts that nothing was drawn for have probability 1. `first_position` is the first
+    draft's position in the sequence, which keys the random numbers. Raises ValueError if a distribution is missing.
     """
-    if len(draft_probs) != len(drafts):
+    if draft_probs and len(draft_probs) != len(drafts):
         raise ValueError(
             f"session {session!r} sent {len(drafts)} drafts with {len(draft_probs)} distributions; sampling needs one "
             "each"
@@ -172,11 +172,16 @@ def verify_sampled(
     width = max([logits.shape[1], *(len(one) for one in draft_probs if not support_size(one))])
     target, stream = pad_vocab(distribution(logits, sampling), width), key(sampling.seed, session)
     for i, token in enumerate(drafts):
-        draft = decode_probs(draft_probs[i], width)
+        draft = decode_probs(draft_probs[i], width) if draft_probs else _certain(token, width)
         if uniform(stream, first_position + i, "accept") * float(draft[token]) >= float(target[i, token]):
             correction = residual(target[i], draft)
             return Verdict(i, sample_token(correction, uniform(stream, first_position + i, "residual")))
     return Verdict(len(drafts), sample_token(target[-1], uniform(stream, first_position + len(drafts), "residual")))
+
+
+def _certain(token: int, width: int) -> torch.Tensor:
+    """(width): all probability on one token."""
+    return torch.zeros(width, dtype=torch.float64).index_fill_(0, torch.tensor([token]), 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from serving.core.scores import Scorer
 from serving.core.session import Session
 from serving.learned.medusa import MedusaHeads
-from serving.messages import DraftStopRule
+from serving.messages import DraftOutcome, DraftStopRule, TokenIds
 
-DraftSource = Literal["model", "medusa", "none"]
+DraftSource = Literal["model", "medusa", "lookup", "none"]
 DEFAULT_ACCEPTANCE = 0.5
 
 
 class Draft(Protocol):
     @property
     def source(self) -> DraftSource:
-        """The device's draft model, the target's Medusa heads (whose tree comes with each verdict), or none."""
+        """The device's draft model, the target's Medusa heads (whose tree comes with each verdict), the text itself, or
+        none.
+        """
         ...
 
     @property
@@ -46,6 +48,15 @@ class Draft(Protocol):
 
     def next_stop(self, session: Session) -> DraftStopRule | None:
         """The stop rule for drafting on; None: the draft is complete."""
+        ...
+
+
+@runtime_checkable
+class TextDraft(Protocol):
+    """A draft that is read off the text, without a model."""
+
+    def proposal(self, session: Session) -> DraftOutcome | None:
+        """The next draft; None where the text suggests none."""
         ...
 
 
@@ -211,6 +222,52 @@ class MedusaDraft:
     def acceptance(self) -> float:
         """Expected share of the tree's candidates that are accepted."""
         return max(0.0, self.medusa.acceptance_length - 1) / max(1, len(self.medusa.tree))
+
+    def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002
+        return None
+
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+        return False
+
+
+@dataclass(frozen=True)
+class LookupDraft:
+    """Up to `k` tokens that once followed what the text ends with: prompt lookup (Saxena, Prompt Lookup Decoding, 2023).
+
+    The last `longest` tokens are looked for in the text before them, then fewer, down to `shortest`; the latest place
+    counts. Without one nothing is drafted, and the target writes a token.
+    """
+
+    k: int
+    longest: int = 3
+    shortest: int = 1
+    source: ClassVar[Literal["lookup"]] = "lookup"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
+    keep_last: ClassVar[bool] = True
+    medusa: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"policy.draft.k is {self.k}; a window holds at least 1 token")
+        if not 1 <= self.shortest <= self.longest:
+            raise ValueError(
+                f"policy.draft: shortest={self.shortest} and longest={self.longest} tokens are looked for; give "
+                "1 or more, the shortest at most the longest"
+            )
+
+    def proposal(self, session: Session) -> DraftOutcome | None:
+        found = self._continuation(session.tokens, min(self.k, session.remaining_tokens))
+        top_candidates = tuple((token,) for token in found)
+        return DraftOutcome(found, {}, top_candidates, False, session.draft_cached_len) if found else None
+
+    def _continuation(self, text: Sequence[int], room: int) -> TokenIds:
+        for length in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
+            wanted = text[-length:]
+            for end in range(len(text) - 1, length - 1, -1):
+                if text[end - 1] == wanted[-1] and text[end - length : end] == wanted:
+                    return tuple(text[end : end + room])
+        return ()
 
     def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002
         return None
