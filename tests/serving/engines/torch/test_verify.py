@@ -47,17 +47,21 @@ def _tables():
     return target, target + torch.randn(CONTEXTS, VOCABULARY, generator=generator) * 0.8
 
 
-def _write(verifier, rounds=ROUNDS):
-    """Counts of tokens per context, the context being the token before it modulo CONTEXTS, from independent rounds."""
+def _write(verifier, rounds=ROUNDS, certain=False):
+    """Counts of tokens per context, the context being the token before it modulo CONTEXTS, from independent rounds.
+
+    With `certain`, each draft is the drafter's likeliest token, sent without a distribution.
+    """
     target, drafter = _tables()
     sent = [encode_probs(row) for row in distribution(drafter, SAMPLING)]
     counts = torch.zeros(CONTEXTS, VOCABULARY)
     for round_ in range(rounds):
         session, contexts, drafts = f"s{round_}", [round_ % CONTEXTS], []
         for i in range(DRAFTS):
-            drafts.append(sample_token(sent[contexts[-1]], uniform(key(SAMPLING.seed, session), i, "draft")))
+            luck = uniform(key(SAMPLING.seed, session), i, "draft")
+            drafts.append(int(drafter[contexts[-1]].argmax()) if certain else sample_token(sent[contexts[-1]], luck))
             contexts.append(drafts[-1] % CONTEXTS)
-        odds = [sent[c] for c in contexts[:-1]]
+        odds = [] if certain else [sent[c] for c in contexts[:-1]]
         verdict = verifier(target[contexts], drafts, odds, SAMPLING, session, 0)
         for context, token in zip(contexts, [*drafts[: verdict.accepted], verdict.next_token], strict=False):
             counts[context, token] += 1
@@ -94,6 +98,17 @@ def test_speculative_sampling_writes_the_targets_distribution():
     assert counts.sum() >= 20_000
     assert ROUNDS * 1.5 < counts.sum() < ROUNDS * (DRAFTS + 1) * 0.9  # drafts are both accepted and rejected
     assert 0.01 < _p_value(counts) < 0.999
+
+
+def test_drafts_without_distributions_leave_the_targets_distribution():
+    counts = _write(verify_sampled, certain=True)
+    assert counts.sum() > ROUNDS * 1.05
+    assert 0.01 < _p_value(counts) < 0.999
+
+
+def test_distributions_are_given_for_all_drafts_or_none():
+    with pytest.raises(ValueError, match="sent 2 drafts with 1 distributions"):
+        verify_sampled(torch.zeros(3, 4), (2, 1), [encode_probs(torch.ones(4) / 4)], SAMPLING, "s", 0)
 
 
 def test_the_distribution_test_rejects_a_verifier_that_corrects_from_the_target():
