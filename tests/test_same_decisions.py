@@ -147,7 +147,7 @@ REPRESENTATIVES = {
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
 ON_VIRTUAL_TIME = REPRESENTATIVES | {
-    "sled+lookup", "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
+    "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
     "synera+rejection_predictor", "wisp+tiers",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""

@@ -194,7 +194,7 @@ class _EngineFactory:
     def drafter_engine(
         self, device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str
     ) -> "Engine":
-        """The drafting engine: torch on `accelerator`, or onnxruntime on the CPU; none for a policy without a drafter."""
+        """The drafting engine, if the policy has a drafter: torch on `accelerator`, or onnxruntime on the CPU."""
         if not self.requirements.drafter:
             return UNAVAILABLE_ENGINE
         if device.onnx_graph:

@@ -121,8 +121,8 @@ class Workload:
         half = [each for each in prompts if each.sealed == (self.evaluation == "sealed")]
         if not half:
             raise ValueError(
-                f"{self.section}.evaluation={self.evaluation}, and {self.dataset.name} has no {self.evaluation} prompts; "
-                "the published files of public data sets have a sealed half"
+                f"{self.section}.evaluation={self.evaluation}, and {self.dataset.name} has no such prompts: "
+                "only published files of public data sets have a sealed half"
             )
         return select_prompts(half, self.num_prompts, self.seed, self.skip, self.reuse_prompts, self.section)
 

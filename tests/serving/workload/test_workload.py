@@ -134,7 +134,7 @@ def test_prompts_are_of_one_half(evaluation, task):
 
 
 def test_a_data_set_without_sealed_prompts_is_named():
-    with pytest.raises(ValueError, match=r"workload.evaluation=sealed, and Twenty has no sealed prompts"):
+    with pytest.raises(ValueError, match=r"workload.evaluation=sealed, and Twenty has no such prompts"):
         Workload(dataset=Twenty(), devices=2, num_prompts=2, evaluation="sealed").requests()
 
 

@@ -232,7 +232,7 @@ class MedusaDraft:
 
 @dataclass(frozen=True)
 class LookupDraft:
-    """Up to `k` tokens that once followed what the text ends with: prompt lookup (Saxena, Prompt Lookup Decoding, 2023).
+    """Up to `k` tokens that once followed the text's last tokens (Saxena, Prompt Lookup Decoding, 2023).
 
     The last `longest` tokens are looked for in the text before them, then fewer, down to `shortest`; the latest place
     counts. Without one nothing is drafted, and the target writes a token.
