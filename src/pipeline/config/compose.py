@@ -72,6 +72,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("hidden_scorers", _hidden_scorers, replace=True)
     OmegaConf.register_new_resolver("data_file", _data_file, replace=True)
     OmegaConf.register_new_resolver("timed_as", _timed_as, replace=True)
+    OmegaConf.register_new_resolver("open_half", _open_half, replace=True)
     OmegaConf.register_new_resolver("conf_file", lambda name: str(conf_dir() / name), replace=True)
     # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
     command = os.environ.setdefault("TANDEM_PROCESS", str(os.getpid()))
@@ -87,6 +88,13 @@ def _timed_as(path: Any, name: str) -> Any:
     if path is None or _is_stage(path):
         return name
     return {TARGET: "serving.engines.checkpoint_architecture.checkpoint_architecture", "path": str(path)}
+
+
+def _open_half(dataset: DictConfig) -> Any:
+    """The data set's open half, on which policies are trained whatever is served."""
+    found = OmegaConf.to_container(dataset, resolve=True)
+    assert isinstance(found, dict)
+    return found | ({"evaluation": "open"} if "evaluation" in found else {})
 
 
 def _data_file(name: str, *, _root_: DictConfig) -> str | None:

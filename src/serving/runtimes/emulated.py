@@ -26,8 +26,6 @@ class Emulated:
 
     shared_chip: bool = False
     """All nodes compute on one chip in turn, as in runtime `local` with `pace` wall."""
-    reuse_prefixes: bool = True
-    """True if models do not compute again what a policy without prefix caching is charged for."""
     detail: ClassVar[bool] = True
     described = "tokens come from the models, run here; time from the chips and link above"
 
@@ -50,9 +48,7 @@ class Emulated:
         )
         with closing(models):
             queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
-            records = simulate(
-                setup, models, queries, progress, observers, self.shared_chip, reuse_prefixes=self.reuse_prefixes
-            )
+            records = simulate(setup, models, queries, progress, observers, self.shared_chip, reuse_prefixes=True)
         return RunResult(queries, records, models.tokenizer, models.cloud_layers, notes=models.notes())
 
 

@@ -11,7 +11,7 @@ from serving.workload import records
 from serving.workload.metrics import Metric
 from serving.workload.prompt import Prompt
 from serving.workload.records import DataRecord, InvalidRecordError
-from serving.workload.sealed import is_sealed
+from serving.workload.sealed import Evaluation, is_sealed
 
 QualityTarget = Literal["embedded", "pretrained", "none"]
 
@@ -80,6 +80,8 @@ class PublicDataset(ABC):
     revision: str | None = None
     shots: int = 0
     shots_path: Path | None = None
+    evaluation: Evaluation = "open"
+    """The half of the questions that is asked (`serving.workload.sealed`); worked examples are of the open one."""
 
     name: ClassVar[str]
     file_format: ClassVar[str]
@@ -122,22 +124,22 @@ class PublicDataset(ABC):
 
         Raises ValueError that names file and line of an invalid record, or the option to set.
         """
-        questions = self._examples(self.path)
+        asked, worked = self._half(self.path, self.evaluation), self._half(self.shots_path or self.path, "open")
+        worked = worked[: self.shots]
         if self.shots_path is None:
-            worked = self._worked(questions)
-            questions = [each for each in questions if each not in worked]
-        else:
-            worked = self._worked(self._examples(self.shots_path))
-        if len(worked) < self.shots or not questions:
+            asked = [each for each in asked if each not in worked]
+        if len(worked) < self.shots or not asked:
             raise ValueError(
-                f"{self.name}: {len(worked) + len(questions)} records are too few for {self.shots} worked examples and "
-                "a question; set workload.dataset.shots lower, or workload.dataset.shots_path to another file"
+                f"{self.name}: {len(worked) + len(asked)} records are too few for {self.shots} worked examples and a "
+                f"question of the {self.evaluation} half; set workload.dataset.shots lower, or "
+                "workload.dataset.shots_path to another file"
             )
-        return self._prompts(worked, questions)
+        return self._prompts(worked, asked)
 
-    def _worked(self, examples: list[Example]) -> list[Example]:
-        """The first examples that are not sealed."""
-        return [each for each in examples if not is_sealed(self.name, each.question)][: self.shots]
+    def _half(self, path: Path | None, evaluation: Evaluation) -> list[Example]:
+        """The examples of one half, in the order of the file; the open half has all that no manifest lists."""
+        sealed = evaluation == "sealed"
+        return [each for each in self._examples(path) if is_sealed(self.name, each.question) == sealed]
 
     def _examples(self, path: Path | None) -> list[Example]:
         try:
@@ -170,6 +172,5 @@ class PublicDataset(ABC):
                 each.choices,
                 shots=len(worked_examples),
                 stop=self.stop,
-                sealed=is_sealed(self.name, each.question),
             )
         return list(prompts.values())

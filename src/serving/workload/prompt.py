@@ -29,8 +29,6 @@ class Prompt:
     match_rule: MatchRule = "equals"
     shots: int = 0
     stop: tuple[str, ...] = ()
-    sealed: bool = False
-    """True if it is of the half that no recipe, threshold or choice may see (`serving.workload.sealed`)."""
 
     def extract_answer(self, generated: str) -> str:
         """The part of a generated text before the `stop` strings, stripped."""

@@ -10,7 +10,6 @@ from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
 from serving.workload.prompt import Prompt, select_prompts
-from serving.workload.sealed import Evaluation
 from serving.workload.slo import SloClass
 
 
@@ -56,8 +55,6 @@ class Workload:
     truncate: Truncate = "refuse"
     seed: int = 0
     path: Path | None = None
-    evaluation: Evaluation = "open"
-    """sealed: the half of a public data set that nothing else may see; open: the other half, and all of other sets."""
     section: ClassVar[str] = "workload"
     """Its address in the configuration, for error messages."""
 
@@ -118,13 +115,7 @@ class Workload:
         return requests
 
     def _select(self, prompts: list[Prompt]) -> list[Prompt]:
-        half = [each for each in prompts if each.sealed == (self.evaluation == "sealed")]
-        if not half:
-            raise ValueError(
-                f"{self.section}.evaluation={self.evaluation}, and {self.dataset.name} has no such prompts: "
-                "only published files of public data sets have a sealed half"
-            )
-        return select_prompts(half, self.num_prompts, self.seed, self.skip, self.reuse_prompts, self.section)
+        return select_prompts(prompts, self.num_prompts, self.seed, self.skip, self.reuse_prompts, self.section)
 
     def encode(self, request: WorkloadRequest, tokenizer: ChatTokenizer) -> EncodedPrompt:
         """Encodes the request's prompt within its limit. Raises ValueError that names a prompt that does not fit."""
@@ -164,12 +155,15 @@ class ProfilingWorkload(Workload):
     section: ClassVar[str] = "workload.profiling"
 
     def __post_init__(self) -> None:
+        if getattr(self.dataset, "evaluation", "open") == "sealed":
+            raise ValueError(
+                f"{self.section}.dataset.evaluation is sealed; nothing is trained or profiled on sealed prompts: give "
+                "workload.profiling.dataset=${open_half:${workload.dataset}}"
+            )
         super().__post_init__()
-        if self.evaluation != "open":
-            raise ValueError(f"{self.section}.evaluation is {self.evaluation}; nothing is profiled on sealed prompts")
 
     def _select(self, prompts: list[Prompt]) -> list[Prompt]:
-        left = sum(not each.sealed for each in prompts) - self.skip
+        left = len(prompts) - self.skip
         if left < 1:
             raise ValueError(
                 f"all {len(prompts)} prompts of {self.dataset.name} are served, and this policy is trained or profiled "

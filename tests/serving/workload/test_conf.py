@@ -11,6 +11,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from pipeline.config.compose import prepare_hydra
+
 CONF = Path(__file__).parents[3] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "workload").glob("[!_]*.yaml"))
 
@@ -59,3 +61,13 @@ def test_composing_a_workload_imports_no_heavy_package():
     code = f"import sys; {imports}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "synthetic"}))
+def test_policies_are_trained_on_the_open_half_whatever_is_served(name):
+    prepare_hydra()
+    words = (f"+workload={name}", "workload.path=some/file", "workload.dataset.evaluation=sealed")
+    workload = composed(*words).workload
+    assert workload.dataset.evaluation == "sealed"
+    assert workload.profiling.dataset["evaluation"] == "open"
+    assert workload.profiling.dataset["path"] == "some/file"

@@ -18,7 +18,6 @@ from serving.workload.datasets.spec_bench import SpecBench
 from serving.workload.datasets.sst2 import SST2
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.datasets.xsum import XSum
-from serving.workload.sealed import is_sealed
 from serving.workload.workload import Workload
 
 REAL = {
@@ -32,6 +31,7 @@ REAL = {
     GSM8K: ("gsm8k/test.jsonl", 295),
     SpecBench: ("spec_bench/question.jsonl", 240),
 }
+HALVES = ("open", "sealed")
 QUESTION = {
     "id": "q",
     "question": "Where?",
@@ -54,7 +54,8 @@ def beside(data: Path, kind: type) -> dict[str, Path]:
 @pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
 def test_real_files_load_and_the_right_answer_scores_one(data, kind):
     name, count = REAL[kind]
-    prompts = kind(path=data / name, **beside(data, kind)).prompts()
+    halves = [kind(path=data / name, evaluation=half, **beside(data, kind)).prompts() for half in HALVES]
+    prompts = halves[0] + halves[1]
     assert len(prompts) == count == len({prompt.id for prompt in prompts})
     for prompt in prompts[:20]:
         right = prompt.answer or prompt.references[:1]
@@ -280,14 +281,26 @@ def test_quality_note_explains_the_quality_column(dataset, embedded, note):
 
 
 @pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
-def test_about_half_of_a_published_file_is_sealed_and_no_worked_example(data, kind):
-    prompts = kind(path=data / REAL[kind][0], **beside(data, kind)).prompts()
-    sealed = [prompt for prompt in prompts if prompt.sealed]
-    assert 0.4 < len(sealed) / len(prompts) < 0.6
-    worked = kind(path=data / REAL[kind][0], shots=5, **beside(data, kind))
-    assert not any(is_sealed(kind.name, each.question) for each in worked._worked(worked._examples(worked.path)))
+def test_a_published_file_has_an_open_and_a_sealed_half(data, kind):
+    name, _ = REAL[kind]
+    whole, sealed = (kind(path=data / name, evaluation=each, **beside(data, kind)).prompts() for each in HALVES)
+    assert {prompt.id for prompt in whole}.isdisjoint(prompt.id for prompt in sealed)
+    assert 0.4 < len(sealed) / (len(whole) + len(sealed)) < 0.6
+
+
+def test_worked_examples_are_of_the_open_half(data):
+    file = data / "gsm8k/test.jsonl"
+    (of_open,), (of_sealed,) = (
+        {prompt.text.split("\n\n")[0] for prompt in GSM8K(path=file, shots=1, evaluation=each).prompts()}
+        for each in HALVES
+    )
+    assert of_open == of_sealed
 
 
 def test_a_file_of_ones_own_has_nothing_sealed(tmp_path):
-    rows = [QUESTION | {"id": f"q{number}", "question": f"Where {number}?"} for number in range(40)]
-    assert not any(prompt.sealed for prompt in CommonsenseQA(path=written(tmp_path, *rows)).prompts())
+    path = written(tmp_path, *(QUESTION | {"id": f"q{n}", "question": f"Where {n}?"} for n in range(40)))
+    assert len(CommonsenseQA(path=path, shots=0).prompts()) == 40
+    with pytest.raises(
+        ValueError, match="0 records are too few for 0 worked examples and a question of the sealed half"
+    ):
+        CommonsenseQA(path=path, shots=0, evaluation="sealed").prompts()

@@ -1,9 +1,9 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serving.workload.arrivals import AzureTrace, Poisson
+from serving.workload.datasets.commonsense_qa import CommonsenseQA
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass
 from serving.workload.workload import ProfilingWorkload, Workload
@@ -122,24 +122,7 @@ def test_refusals_of_profiling_name_its_own_options(options, message):
         ProfilingWorkload(dataset=Twenty(), devices=1, **options).requests()
 
 
-class HalfSealed(Twenty):
-    def prompts(self):
-        return [replace(prompt, sealed=prompt.task == "odd") for prompt in super().prompts()]
-
-
-@pytest.mark.parametrize(("evaluation", "task"), [("open", "even"), ("sealed", "odd")])
-def test_prompts_are_of_one_half(evaluation, task):
-    requests = Workload(dataset=HalfSealed(), devices=2, num_prompts=10, evaluation=evaluation).requests()
-    assert {request.prompt.task for request in requests} == {task}
-
-
-def test_a_data_set_without_sealed_prompts_is_named():
-    with pytest.raises(ValueError, match=r"workload.evaluation=sealed, and Twenty has no such prompts"):
-        Workload(dataset=Twenty(), devices=2, num_prompts=2, evaluation="sealed").requests()
-
-
 def test_nothing_is_profiled_on_sealed_prompts():
-    with pytest.raises(ValueError, match="nothing is profiled on sealed prompts"):
-        ProfilingWorkload(dataset=HalfSealed(), evaluation="sealed")
-    profiled = ProfilingWorkload(dataset=HalfSealed(), devices=2, num_prompts=30, skip=4, or_fewer=True).requests()
-    assert [request.prompt.task for request in profiled] == ["even"] * 6
+    dataset = CommonsenseQA(path=Path("dev.jsonl"), evaluation="sealed")
+    with pytest.raises(ValueError, match="nothing is trained or profiled on sealed prompts"):
+        ProfilingWorkload(dataset=dataset)
