@@ -6,6 +6,7 @@ from dataclasses import replace
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad, batch_load, forward_load
 from serving.messages import (
+    DraftBatch,
     DraftOutcome,
     DraftWork,
     ForwardWork,
@@ -37,6 +38,8 @@ class PrefixReusingEngine:
             return self._forward(work)
         if isinstance(work, DraftWork) and not (work.branches or work.early_exit):
             return self._draft(work)
+        for place in _places(work):
+            self._texts.pop(place, None)  # their caches change unseen
         return self._engine.execute(work)
 
     def drop(self, session: str, first: int | None) -> None:
@@ -106,6 +109,13 @@ class PrefixReusingEngine:
             place, text = self._texts.popitem(last=False)
             self._engine.drop(*place)
             total -= len(text)
+
+
+def _places(work: Work) -> list[tuple[str, int | None]]:
+    """(session, first layer; None: the drafter) of the caches that the work changes."""
+    if isinstance(work, ForwardWork):
+        return [(seq.session, work.span.start_layer) for seq in work.slices]
+    return [(one.session, None) for one in (work.works if isinstance(work, DraftBatch) else (work,))]
 
 
 def _shared_len(known: TokenIds, tokens: TokenIds) -> int:

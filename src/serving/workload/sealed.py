@@ -1,6 +1,7 @@
 """The sealed half of each public data set, which no recipe, threshold or choice of this project has seen.
 
-sealed.json lists it by digests of the questions, so that a user's own file of the same format has nothing sealed.
+sealed.json lists it by digests of the questions, so that a user's own file of the same format has nothing sealed. The
+half was drawn by another digest of the question (tests/serving/workload/test_datasets.py).
 """
 
 import json
@@ -27,8 +28,3 @@ def is_sealed(dataset: str, question: str) -> bool:
 @cache
 def _sealed_digests(dataset: str) -> frozenset[str]:
     return frozenset(json.loads(MANIFEST.read_text(encoding="utf-8")).get(dataset, "").split())
-
-
-def drawn(question: str) -> bool:
-    """True for the half of all questions that the manifest was made of."""
-    return sha256(b"sealed half: " + question.encode()).digest()[0] % 2 == 1
