@@ -190,4 +190,7 @@ def _merged(a: EngineRequirements, b: EngineRequirements) -> EngineRequirements 
     agree = all(a.scorers[name].digest == b.scorers[name].digest for name in a.scorers.keys() & b.scorers.keys())
     if not (same and agree):
         return None
-    return replace(a, scorers={**a.scorers, **b.scorers}, verifies_drafts=a.verifies_drafts or b.verifies_drafts)
+    return replace(
+        a, scorers={**a.scorers, **b.scorers}, verifies_drafts=a.verifies_drafts or b.verifies_drafts,
+        drafter=a.drafter or b.drafter,
+    )  # fmt: skip

@@ -153,5 +153,8 @@ def test_slices_without_tokens_or_hidden_states_are_refused(engine):
         _verdicts(engine, SequenceSlice("a", 0, 3, (), hidden_states=short), span=Span(1, 4))
     with pytest.raises(ValueError, match="without saying how tokens are drawn"):
         _verdicts(engine, SequenceSlice("a", 0, 1, (5,), 0, "sample"))
-    with pytest.raises(ValueError, match="sent 1 drafts with 0 distributions"):
-        _verdicts(engine, SequenceSlice("b", 0, 2, (5, 6), 1, "sample", SamplingParams(1.0, 0, 1.0, 1)))
+    one = (engine.tensor_store.put(torch.full((97,), 1 / 97), "test", 0),)
+    with pytest.raises(ValueError, match="sent 2 drafts with 1 distributions"):
+        _verdicts(
+            engine, SequenceSlice("b", 0, 3, (5, 6, 7), 2, "sample", SamplingParams(1.0, 0, 1.0, 1), draft_probs=one)
+        )

@@ -52,6 +52,9 @@ def test_shared_engines_meet_the_requirements_of_each_policy() -> None:
         ((names, both),) = engine_groups(provisions)
         assert (names, both.verifies_drafts) == (list(provisions), True)
     assert not engine_groups({"a": NO_REQUIREMENTS, "b": NO_REQUIREMENTS})[0][1].verifies_drafts
+    undrafted = replace(NO_REQUIREMENTS, drafter=False)
+    ((names, both),) = engine_groups({"a": undrafted, "b": NO_REQUIREMENTS})
+    assert (names, both.drafter) == (["a", "b"], True)
 
 
 def test_two_routers_of_one_name_need_engines_of_their_own() -> None:
