@@ -81,7 +81,7 @@ class PrefixReusingEngine:
         known, computed = self._texts.get(place, ()), max(1, work.num_adopted_drafts)
         same = 0
         if not work.start:
-            same = _shared_len(known, work.input_tokens[: len(work.input_tokens) - computed])
+            same = _shared_len(known, work.input_tokens[: max(0, len(work.input_tokens) - computed)])
         outcome, loads = self._engine.execute(
             replace(work, start=work.start + same, input_tokens=work.input_tokens[same:])
         )

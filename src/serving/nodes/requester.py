@@ -88,6 +88,7 @@ class Requester:
         """When the first of them began."""
         self.given_up = False
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
+        self.text_draft = policy.draft if isinstance(policy.draft, TextDraft) else None
         self.needs_importance = bool(importance_scores(self.requested_scores))
         self.has_lookahead, self.sends_drafts = policy.lookahead.max_steps > 0, policy.verify.sends_drafts
         self.may_be_unverified = self.has_drafter and (
@@ -248,7 +249,7 @@ class Requester:
             return []
         if s.in_flight_drafts is not None:
             return self._use_waiting_time(now)
-        if not s.draft and isinstance(self.policy.draft, TextDraft) and (found := self.policy.draft.proposal(s)):
+        if self.text_draft and not s.draft and (found := self.text_draft.proposal(s)):
             s.add_draft(found)
         unverified = self.may_be_unverified and self._unverified()
         stop = self._unverified_stop() if unverified else self.policy.draft.next_stop(s) or self._importance_stop()

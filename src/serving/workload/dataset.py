@@ -1,8 +1,11 @@
 """The protocol of data sets, and the base class of public ones, which turns records into prompts."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
@@ -11,9 +14,14 @@ from serving.workload import records
 from serving.workload.metrics import Metric
 from serving.workload.prompt import Prompt
 from serving.workload.records import DataRecord, InvalidRecordError
-from serving.workload.sealed import Evaluation, is_sealed
 
 QualityTarget = Literal["embedded", "pretrained", "none"]
+Evaluation = Literal["open", "sealed"]
+SEALED = Path(__file__).with_name("sealed.json")
+"""Data set -> digests of the questions that no recipe, threshold or choice may see. A user's own file of the same
+format has nothing sealed.
+"""
+_DIGEST_CHARS = 12
 
 
 class Dataset(Protocol):
@@ -64,6 +72,15 @@ class Example:
     choices: tuple[str, ...] = ()
 
 
+def _question_digest(question: str) -> str:
+    return sha256(question.encode()).hexdigest()[:_DIGEST_CHARS]
+
+
+@cache
+def _sealed_digests(dataset: str) -> frozenset[str]:
+    return frozenset(json.loads(SEALED.read_text(encoding="utf-8")).get(dataset, "").split())
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublicDataset(ABC):
     """A public data set from `path`, a local file in its original format, or else from the Hub.
@@ -81,7 +98,7 @@ class PublicDataset(ABC):
     shots: int = 0
     shots_path: Path | None = None
     evaluation: Evaluation = "open"
-    """The half of the questions that is asked (`serving.workload.sealed`); worked examples are of the open one."""
+    """The half of the questions that is asked; worked examples are of the open one."""
 
     name: ClassVar[str]
     file_format: ClassVar[str]
@@ -124,10 +141,12 @@ class PublicDataset(ABC):
 
         Raises ValueError that names file and line of an invalid record, or the option to set.
         """
-        asked, worked = self._half(self.path, self.evaluation), self._half(self.shots_path or self.path, "open")
-        worked = worked[: self.shots]
+        questions, sealed = self._halves(self.path)
         if self.shots_path is None:
-            asked = [each for each in asked if each not in worked]
+            worked, questions = questions[: self.shots], questions[self.shots :]
+        else:
+            worked = self._halves(self.shots_path)[0][: self.shots]
+        asked = sealed if self.evaluation == "sealed" else questions
         if len(worked) < self.shots or not asked:
             raise ValueError(
                 f"{self.name}: {len(worked) + len(asked)} records are too few for {self.shots} worked examples and a "
@@ -136,10 +155,13 @@ class PublicDataset(ABC):
             )
         return self._prompts(worked, asked)
 
-    def _half(self, path: Path | None, evaluation: Evaluation) -> list[Example]:
-        """The examples of one half, in the order of the file; the open half has all that no manifest lists."""
-        sealed = evaluation == "sealed"
-        return [each for each in self._examples(path) if is_sealed(self.name, each.question) == sealed]
+    def _halves(self, path: Path | None) -> tuple[list[Example], list[Example]]:
+        """The open examples, all that the manifest does not list, and the sealed ones, in the file's order."""
+        sealed = _sealed_digests(self.name)
+        halves: tuple[list[Example], list[Example]] = [], []
+        for example in self._examples(path):
+            halves[_question_digest(example.question) in sealed].append(example)
+        return halves
 
     def _examples(self, path: Path | None) -> list[Example]:
         try:

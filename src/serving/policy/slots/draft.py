@@ -190,15 +190,11 @@ class InitialDraft:
         return None if room <= 0 or session.draft_ends_answer else _cached_stop(room)
 
 
-@dataclass(frozen=True)
-class NoDraft:
-    """No drafts: every token is the target's."""
+class _WithoutModel:
+    """A draft that the device's model does not write: nothing to stop, and no scores."""
 
-    source: ClassVar[Literal["none"]] = "none"
     requested_scores: ClassVar[tuple[str, ...]] = ()
-    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
     keep_last: ClassVar[bool] = True
-    medusa: ClassVar[None] = None
 
     def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002
         return None
@@ -208,30 +204,31 @@ class NoDraft:
 
 
 @dataclass(frozen=True)
-class MedusaDraft:
+class NoDraft(_WithoutModel):
+    """No drafts: every token is the target's."""
+
+    source: ClassVar[Literal["none"]] = "none"
+    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
+    medusa: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
+class MedusaDraft(_WithoutModel):
     """The target's Medusa heads draft: a tree of candidates comes with each verdict (Medusa, Cai et al. 2024; U-Medusa
     of HAT, section 4.1).
     """
 
     medusa: MedusaHeads
     source: ClassVar[Literal["medusa"]] = "medusa"
-    requested_scores: ClassVar[tuple[str, ...]] = ()
-    keep_last: ClassVar[bool] = True
 
     @property
     def acceptance(self) -> float:
         """Expected share of the tree's candidates that are accepted."""
         return max(0.0, self.medusa.acceptance_length - 1) / max(1, len(self.medusa.tree))
 
-    def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002
-        return None
-
-    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
-        return False
-
 
 @dataclass(frozen=True)
-class LookupDraft:
+class LookupDraft(_WithoutModel):
     """Up to `k` tokens that once followed the text's last tokens (Saxena, Prompt Lookup Decoding, 2023).
 
     The last `longest` tokens are looked for in the text before them, then fewer, down to `shortest`; the latest place
@@ -242,9 +239,7 @@ class LookupDraft:
     longest: int = 3
     shortest: int = 1
     source: ClassVar[Literal["lookup"]] = "lookup"
-    requested_scores: ClassVar[tuple[str, ...]] = ()
     acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
-    keep_last: ClassVar[bool] = True
     medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -268,9 +263,3 @@ class LookupDraft:
                 if text[end - 1] == wanted[-1] and text[end - length : end] == wanted:
                     return tuple(text[end : end + room])
         return ()
-
-    def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002
-        return None
-
-    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
-        return False
