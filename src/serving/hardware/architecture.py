@@ -174,6 +174,15 @@ class Architecture:
         return 4 * self.layers * self.heads * self.head_dim
 
 
+def pruned_architecture(target: Architecture, layers: int) -> Architecture:
+    """The target with `layers` of its layers. Raises ValueError if that is not between 1 and one less than all."""
+    if not 0 < layers < target.layers:
+        raise ValueError(f"layers is {layers}; {target.name} has {target.layers} layers; keep 1 or more, not all")
+    made = replace(target, name=f"{target.name}_{layers}_layers", layers=layers,
+                   source=f"derived: {layers} layers of {target.name}")  # fmt: skip
+    return replace(made, published_parameters=made.parameters())
+
+
 def adapter_draft_architecture(target: Architecture, shallow_layers: int) -> Architecture:
     """HAT's draft model (section 3.4): the first `shallow_layers` layers of the target, one self-attention module, and
     the target's head.

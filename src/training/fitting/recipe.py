@@ -94,6 +94,35 @@ class HATRecipe:
 
 
 @dataclass(frozen=True)
+class HealingRecipe:
+    """Training of a pruned model, one epoch. Raises ValueError for a value out of range."""
+
+    tokens_per_step: int = 1024
+    learning_rate: float = 4e-4
+    """Of AdamW after `warmup_steps`."""
+    warmup_steps: int = 8
+    stable_share: float = 0.6
+    """Share of the steps before the learning rate begins to fall, linearly, to a twentieth."""
+    head_tokens: int = 16_384
+    """Tokens of the restricted head that the loss is over."""
+    held_out_share: float = 0.05
+    """Of the conversations: agreement is measured on them."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "tokens_per_step", "head_tokens", "warmup_steps")
+        check_above_zero(self, "learning_rate", "held_out_share")
+        if not 0 <= self.stable_share < 1 or self.held_out_share >= 1:
+            raise ValueError(
+                f"recipe.stable_share={self.stable_share} and held_out_share={self.held_out_share} must be below 1"
+            )
+
+    def lr_factor(self, step: int, steps: int) -> float:
+        """Factor on `learning_rate` at `step` of `steps`, counted from 0."""
+        falling = (1 - step / steps) / (1 - self.stable_share)
+        return min(1.0, (step + 1) / self.warmup_steps) * min(1.0, max(0.05, falling))
+
+
+@dataclass(frozen=True)
 class CoLLMRecipe:
     """Training of Co-LLM's deferral. Raises ValueError for a value out of range."""
 

@@ -1,0 +1,1 @@
+"""Checkpoints that are made from other checkpoints: unpacked from GGUF, or pruned."""

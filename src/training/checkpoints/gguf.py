@@ -1,0 +1,69 @@
+"""A Hugging Face checkpoint from the GGUF file that an installed package brings."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+LIBRARIES = ("gguf", "accelerate")
+"""Packages that `transformers` needs to read a GGUF file."""
+ORIGIN_FILE = "origin.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagedGGUF:
+    """A GGUF file in an installed Python package, whose weights are in fewer bits than 16.
+
+    Raises ValueError, with the command that installs it, if the package, the file or a library that reads it is
+    missing.
+    """
+
+    package: str
+    file: str
+    sha256: str
+    install: str
+    """The command that installs the package and the libraries."""
+    license: str
+    origin: str
+
+    def __post_init__(self) -> None:
+        missing = [name for name in (self.package, *LIBRARIES) if find_spec(name) is None]
+        if missing:
+            raise ValueError(
+                f"the model's weights come with the Python package {self.package}; missing: {', '.join(missing)}. "
+                f"Run: {self.install}"
+            )
+        if not self.path.is_file():
+            raise ValueError(f"the installed package {self.package} has no file {self.file}. Run: {self.install}")
+
+    @property
+    def path(self) -> Path:
+        spec = find_spec(self.package)
+        assert spec is not None
+        assert spec.origin is not None
+        return Path(spec.origin).parent / self.file
+
+    def check_content(self) -> None:
+        """Raises ValueError if the file is another one than `sha256` names."""
+        with self.path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self.sha256:
+            raise ValueError(
+                f"{self.path} has the sha256 {found}, wanted is {self.sha256}: the package has changed, or its "
+                f"download is damaged. Run again: {self.install}"
+            )
+
+
+def convert(source: PackagedGGUF, out: Path) -> None:
+    """Writes the weights as bf16 safetensors, with config.json, tokenizer and origin.json."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    folder, file = str(source.path.parent), source.path.name
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=file, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(out)
+    (out / ORIGIN_FILE).write_text(json.dumps(asdict(source), indent=1), encoding="utf-8")

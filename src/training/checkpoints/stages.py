@@ -1,0 +1,102 @@
+"""Stages that make checkpoints from other checkpoints: unpacked from GGUF; self-prompts, layer influences, pruned."""
+
+import json
+from pathlib import Path
+
+from serving.engines.models import Checkpoint
+from serving.progress import Progress
+from training.checkpoints.gguf import PackagedGGUF
+from training.fitting.recipe import HealingRecipe
+from training.fitting.trainer import CPU_TRAINER, Trainer
+
+INFLUENCES_FILE = "influences.json"
+
+
+def convert_gguf(out: Path, *, source: PackagedGGUF) -> None:
+    """Unpacks a GGUF file into a checkpoint of bf16 safetensors with its tokenizer.
+
+    Raises ValueError if the file is another one than its digest names.
+    """
+    from training.checkpoints.gguf import convert
+
+    source.check_content()
+    convert(source, out)
+
+
+def record_self_prompts(
+    out: Path,
+    *,
+    work: Path,
+    progress: Progress,
+    model: Checkpoint,
+    answer_tokens: int,
+    rows: int = 64,
+    top_k: int = 64,
+    seed: int = 0,
+    trainer: Trainer = CPU_TRAINER,
+) -> None:
+    """Lets a chat model ask and answer itself, and keeps the `top_k` largest logits at each token of its answers:
+    self_prompts.safetensors.
+
+    Raises ValueError for a model without a chat template.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from training.checkpoints import self_prompts
+
+    name = model.name_or_path
+    whole = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype()).eval()
+    prompter = self_prompts.SelfPrompter(whole, AutoTokenizer.from_pretrained(name), rows, top_k)
+    with trainer.using_threads():
+        found = self_prompts.record(prompter, answer_tokens, seed, work, progress)
+    self_prompts.write(out, found, {"model": model.display_name, "seed": str(seed)})
+
+
+def rank_layers(
+    out: Path,
+    *,
+    progress: Progress,
+    model: Checkpoint,
+    self_prompts: Path,
+    texts: int = 48,
+    trainer: Trainer = CPU_TRAINER,
+) -> None:
+    """The influence of every layer on the hidden states of some conversations: influences.json."""
+    from transformers import AutoModelForCausalLM
+
+    from training.checkpoints import layer_ranking
+    from training.checkpoints.self_prompts import read
+
+    found = read(self_prompts)
+    whole = AutoModelForCausalLM.from_pretrained(model.name_or_path, dtype=trainer.dtype()).eval()
+    spans = [found.span(text) for text in range(min(texts, len(found)))]
+    with trainer.using_threads():
+        influences = layer_ranking.layer_influences(whole, [found.tokens[slice(*span)] for span in spans], progress)
+    (out / INFLUENCES_FILE).write_text(json.dumps([round(one, 6) for one in influences]), encoding="utf-8")
+
+
+def prune_model(
+    out: Path,
+    *,
+    work: Path,
+    progress: Progress,
+    model: Checkpoint,
+    self_prompts: Path,
+    layer_influences: Path,
+    keep: int,
+    recipe: HealingRecipe = HealingRecipe(),  # noqa: B008
+    seed: int = 0,
+    trainer: Trainer = CPU_TRAINER,
+) -> None:
+    """Drops the layers of least influence and heals the rest on the whole model's distributions: a checkpoint, with
+    pruning.json beside it.
+
+    After an interruption, a call with the same `work` continues. Raises ValueError if `keep` is not below all layers.
+    """
+    from training.checkpoints.healing import heal_pruned
+    from training.checkpoints.layer_ranking import kept_layers
+    from training.checkpoints.self_prompts import read
+
+    influences = json.loads((layer_influences / INFLUENCES_FILE).read_text(encoding="utf-8"))
+    layers = kept_layers(influences, keep)
+    heal_pruned(out, work, progress, model.name_or_path, layers, read(self_prompts), recipe, seed, trainer)

@@ -1,0 +1,78 @@
+"""A chat model writes conversations with itself; the kept logits are those that a forward of the text gives."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from serving.engines.models import Checkpoint
+from tests.support.tiny_models import save_checkpoint
+from training.checkpoints import stages
+from training.checkpoints.self_prompts import SelfPrompts, joined, read
+from training.fitting.trainer import Trainer
+
+FP32 = Trainer(threads=1, precision="fp32")
+
+
+def recorded(out: Path, work: Path, model: Path, **options: int) -> SelfPrompts:
+    out.mkdir(exist_ok=True)
+    quiet = {"work": work, "progress": lambda *_: None, "trainer": FP32}
+    stages.record_self_prompts(
+        out, model=Checkpoint(path=model), rows=6, top_k=3, **{"answer_tokens": 60, **options}, **quiet
+    )
+    return read(out)
+
+
+@pytest.fixture(scope="module")
+def found(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> SelfPrompts:
+    folder = tmp_path_factory.mktemp("prompts")
+    return recorded(folder / "out", folder / "work", chat_model)
+
+
+def test_the_kept_logits_are_the_models(chat_model: Path, found: SelfPrompts) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32).eval()
+    assert len(found.top_tokens) >= 60
+    for text, (first, last) in enumerate(found.answer_spans()):
+        begin, end = found.span(text)
+        start = int(found.answer_starts[text])
+        assert last - first == end - begin - start
+        with torch.no_grad():
+            logits = model(found.tokens[begin:end][None].long()).logits[0, start - 1 : -1]
+        assert torch.allclose(logits.topk(3).values, found.top_logits[first:last].float(), atol=2e-3)
+        assert torch.equal(logits.argmax(-1).int(), found.top_tokens[first:last, 0])
+
+
+def test_the_greedy_answers_take_the_likeliest_token(found: SelfPrompts) -> None:
+    """Every second row of a batch is greedy; rows that are too short are left out."""
+    greedy = []
+    for text, (first, last) in enumerate(found.answer_spans()):
+        begin, end = found.span(text)
+        answer = found.tokens[begin + int(found.answer_starts[text]) : end]
+        greedy.append(bool(torch.equal(answer, found.top_tokens[first:last, 0])))
+    assert any(greedy)
+    assert not all(greedy)
+
+
+def test_an_interrupted_recording_goes_on_from_its_parts(chat_model: Path, tmp_path: Path, found: SelfPrompts) -> None:
+    few = recorded(tmp_path / "few", tmp_path / "work", chat_model, answer_tokens=1)
+    parts = sorted(path.name for path in (tmp_path / "work").iterdir())
+    again = recorded(tmp_path / "again", tmp_path / "work", chat_model)
+    assert parts == ["0"]
+    assert torch.equal(again.tokens[: len(few.tokens)], few.tokens)
+    assert torch.equal(again.tokens, found.tokens)
+    other = recorded(tmp_path / "other", tmp_path / "work2", chat_model, seed=1)
+    assert not torch.equal(other.tokens[:20], found.tokens[:20])
+
+
+def test_joined_parts_keep_their_texts(found: SelfPrompts) -> None:
+    twice = joined([found, found])
+    begin, end = found.span(0)
+    assert twice.span(len(found)) == (len(found.tokens), len(found.tokens) + end - begin)
+    assert len(twice.top_tokens) == 2 * len(found.top_tokens)
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no chat template"):
+        recorded(tmp_path / "out", tmp_path / "work", save_checkpoint(tmp_path / "plain"))
