@@ -49,6 +49,10 @@ class HealingBatch:
     top_logits: Tensor
     """(a, k)"""
 
+    def to(self, device: torch.device) -> "HealingBatch":
+        parts = (self.tokens, self.mask, self.rows, self.top_tokens, self.top_logits)
+        return HealingBatch(*(each.to(device) for each in parts))
+
 
 class HealingLoader(ResumableLoader[HealingBatch]):
     """Batches of conversations of similar length, about `tokens_per_step` tokens each, in a seeded order."""
