@@ -5,7 +5,9 @@ The model is given the chat template up to the user's turn and writes a question
 """
 
 import json
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from serving.progress import Progress
+from training.checkpoints.row_decoder import RowDecoder
 
 TENSORS_FILE, HEADER_FILE = "self_prompts.safetensors", "self_prompts.json"
 TENSORS = ("tokens", "text_ends", "answer_starts", "top_tokens", "top_logits")
@@ -21,6 +24,8 @@ QUESTION_TOKENS, ANSWER_TOKENS = 96, 192
 ANSWER_TEMPERATURE = 0.8
 """Of every second answer; the others are greedy."""
 MIN_ANSWER_TOKENS = 8
+PART_ANSWER_TOKENS = 8192
+"""After so many the conversations are saved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,73 +106,110 @@ class _Turns:
         return cls(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, between)))
 
 
-class _TopLogits:
-    """A logits processor of `generate` that keeps the largest logits of each step, and divides rows by temperatures."""
+@dataclass
+class _Conversation:
+    """What one row of a batch has written so far."""
 
-    def __init__(self, k: int, temperatures: Tensor) -> None:
-        self._k, self._temperatures = k, temperatures[:, None]
-        self.logits: list[Tensor] = []
-        self.tokens: list[Tensor] = []
+    prompt: list[int]
+    """The template and the question, and once that has ended what leads to the answer."""
+    pending: deque[int] = field(default_factory=deque)
+    """Tokens of the template that are still to be read."""
+    answer: list[int] | None = None
+    """None until the question has ended."""
+    first_step: int = 0
+    """The step that wrote the answer's first token."""
 
-    def __call__(self, _: Tensor, scores: Tensor) -> Tensor:
-        logits, tokens = scores.float().topk(self._k)
-        self.logits.append(logits.half())
-        self.tokens.append(tokens.int())
-        return scores / self._temperatures
+
+@dataclass(frozen=True)
+class _Answer:
+    conversation: _Conversation
+    row: int
 
 
 class SelfPrompter:
-    """Writes conversations with a causal LM of `transformers`, `rows` at once."""
+    """Writes conversations with a Llama-like model of `transformers`, in `rows` rows; a row begins its next conversation
+    when one has ended.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, rows: int, k: int) -> None:
         self._model, self._rows, self._k = model, rows, k
         self._turns, self._end = _Turns.of(tokenizer), int(tokenizer.eos_token_id)
 
     @torch.inference_mode()
-    def write(self, seed: int) -> SelfPrompts:
-        """At most `rows` conversations, with questions that ended by themselves."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            prompts = [[*self._turns.before, *question] for question in self._questions()]
-            return self._answers([[*prompt, *self._turns.between[1:]] for prompt in prompts])
+    def write(self, num_answer_tokens: int, seed: int) -> SelfPrompts:
+        """Conversations with about this many tokens in their answers; the last ones are cut where they are.
 
-    def _questions(self) -> list[list[int]]:
-        """Each with its end token."""
-        before = torch.tensor([self._turns.before]).expand(self._rows, -1)
-        texts = self._generate(before, torch.ones_like(before), QUESTION_TOKENS, [])
-        asked = texts[:, before.shape[1] :].tolist()
-        return [tokens[: tokens.index(self._end) + 1] for tokens in asked if self._end in tokens[1:]]
+        Raises ValueError for a model that does not end its questions.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        capacity = len(self._turns.before) + len(self._turns.between) + QUESTION_TOKENS + ANSWER_TOKENS + 1
+        decoder = RowDecoder(self._model, self._turns.before, self._rows, capacity)
+        rows = [self._new_conversation() for _ in range(self._rows)]
+        ended: list[_Answer] = []
+        top: list[tuple[Tensor, Tensor]] = []
+        while self._count(ended, rows) < num_answer_tokens:
+            logits = decoder.logits()
+            values, tokens = logits.topk(self._k)
+            top.append((values.half(), tokens.int()))
+            sampled = self._sample(logits, rows, generator).tolist()
+            for row, token in enumerate(sampled):
+                read, over = self._advance(rows[row], token, len(top) - 1)
+                decoder.push(row, read)
+                if over:
+                    ended.append(_Answer(rows[row], row))
+                    rows[row] = self._new_conversation()
+                    decoder.restart(row)
+            if len(top) == 4 * QUESTION_TOKENS and not self._count(ended, rows):
+                raise ValueError(f"the model ended no question within {len(top)} tokens; only a chat model does")
+        return self._collect([*ended, *(_Answer(one, row) for row, one in enumerate(rows))], top)
 
-    def _answers(self, prompts: list[list[int]]) -> SelfPrompts:
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[self._end] * (longest - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        rows = torch.arange(len(prompts))
-        top = _TopLogits(self._k, torch.where(rows % 2 == 0, 1e-4, ANSWER_TEMPERATURE))
-        answers = self._generate(ids, mask, ANSWER_TOKENS, [top])[:, longest:].tolist()
-        ended = [answer[: answer.index(self._end) + 1] if self._end in answer else answer for answer in answers]
-        kept = [row for row, answer in enumerate(ended) if len(answer) >= MIN_ANSWER_TOKENS]
-        texts = [[*prompts[row], *ended[row]] for row in kept]
+    def _new_conversation(self) -> _Conversation:
+        return _Conversation(list(self._turns.before))
+
+    def _count(self, ended: Sequence[_Answer], rows: Sequence[_Conversation]) -> int:
+        conversations = [*(one.conversation for one in ended), *rows]
+        return sum(len(one.answer) for one in conversations if one.answer is not None)
+
+    def _sample(self, logits: Tensor, rows: Sequence[_Conversation], generator: torch.Generator) -> Tensor:
+        """(rows): questions at temperature 1; answers of even rows are greedy, of odd ones at `ANSWER_TEMPERATURE`."""
+        answering = torch.tensor([one.answer is not None for one in rows])
+        temperatures = torch.where(answering, ANSWER_TEMPERATURE, 1.0)
+        drawn = (logits / temperatures[:, None]).softmax(-1).multinomial(1, generator=generator)[:, 0]
+        greedy = answering & (torch.arange(len(rows)) % 2 == 0)
+        return torch.where(greedy, logits.argmax(-1), drawn)
+
+    def _advance(self, one: _Conversation, sampled: int, step: int) -> tuple[int, bool]:
+        """(the token that the row reads next, True if the conversation is over); `sampled` is what the model wrote."""
+        if one.pending:
+            one.prompt.append(one.pending.popleft())
+            if not one.pending:
+                one.answer, one.first_step = [], step + 1
+            return one.prompt[-1], False
+        if one.answer is not None:
+            one.answer.append(sampled)
+            return sampled, sampled == self._end or len(one.answer) == ANSWER_TOKENS
+        one.prompt.append(sampled)
+        if sampled == self._end:
+            one.pending.extend(self._turns.between[1:])
+        return sampled, sampled != self._end and len(one.prompt) - len(self._turns.before) == QUESTION_TOKENS
+
+    def _collect(self, answers: Sequence[_Answer], top: Sequence[tuple[Tensor, Tensor]]) -> SelfPrompts:
+        kept = [one for one in answers if len(one.conversation.answer or ()) >= MIN_ANSWER_TOKENS]
+        texts = [[*one.conversation.prompt, *(one.conversation.answer or ())] for one in kept]
+        logits, tokens = (torch.stack([each[part] for each in top], 1) for part in (0, 1))
+
+        def rows(of: Tensor) -> Tensor:
+            """(answer tokens, k): the steps that wrote each answer, end to end."""
+            spans = [(one.row, one.conversation.first_step, len(one.conversation.answer or ())) for one in kept]
+            return torch.cat([of[row, first : first + count] for row, first, count in spans])
+
         return SelfPrompts(
             tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
             text_ends=torch.tensor([len(text) for text in texts]).cumsum(0),
-            answer_starts=torch.tensor([len(prompts[row]) for row in kept]),
-            top_tokens=_rows_of(top.tokens, kept, ended),
-            top_logits=_rows_of(top.logits, kept, ended),
+            answer_starts=torch.tensor([len(one.conversation.prompt) for one in kept]),
+            top_tokens=rows(tokens),
+            top_logits=rows(logits),
         )
-
-    def _generate(self, ids: Tensor, mask: Tensor, num_tokens: int, processors: list[Any]) -> Tensor:
-        found: Tensor = self._model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=num_tokens, do_sample=True, temperature=1.0, top_k=0,
-            top_p=1.0, pad_token_id=self._end, eos_token_id=self._end, logits_processor=processors,
-        )  # fmt: skip
-        return found
-
-
-def _rows_of(steps: list[Tensor], kept: list[int], answers: list[list[int]]) -> Tensor:
-    """(answer tokens, k): of each kept row the steps of its answer, end to end."""
-    stacked = torch.stack(steps, 1)
-    return torch.cat([stacked[row, : len(answers[row])] for row in kept])
 
 
 def joined(parts: list[SelfPrompts]) -> SelfPrompts:
@@ -185,7 +227,7 @@ def record(prompter: SelfPrompter, num_answer_tokens: int, seed: int, work: Path
         folder = work / str(len(parts))
         if not (folder / HEADER_FILE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            write(folder, prompter.write(seed * 100_003 + len(parts)), {})
+            write(folder, prompter.write(PART_ANSWER_TOKENS, seed * 100_003 + len(parts)), {})
         parts.append(read(folder))
         done += len(parts[-1].top_tokens)
         progress(min(done, num_answer_tokens), num_answer_tokens, f"{sum(map(len, parts))} conversations")

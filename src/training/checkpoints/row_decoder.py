@@ -1,0 +1,92 @@
+"""Decoding of many rows, each at a position of its own, with a Llama-like model of `transformers`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class _RowLayer(CacheLayerMixin):
+    """Keys and values of one layer: each row writes at its own positions."""
+
+    def __init__(self, cache: "_RowCache") -> None:
+        super().__init__()
+        self._cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        rows, heads, _, dim = key_states.shape
+        self.keys = key_states.new_zeros(rows, heads, self._cache.capacity, dim)
+        self.values = value_states.new_zeros(rows, heads, self._cache.capacity, dim)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        places, length = self._cache.places, self._cache.length
+        rows = torch.arange(len(places))[:, None]
+        self.keys[rows, :, places] = key_states.transpose(1, 2)
+        self.values[rows, :, places] = value_states.transpose(1, 2)
+        return self.keys[:, :, :length], self.values[:, :, :length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002 - the mask is given whole
+        return self._cache.length, 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.length
+
+    def get_max_length(self) -> int:
+        return self._cache.capacity
+
+
+class _RowCache(Cache):
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.places = torch.empty(0, 0, dtype=torch.long)
+        """(rows, new tokens): positions of what the next forward reads."""
+        self.length = 0
+        """Positions that the longest row has after the next forward."""
+        super().__init__(layers=[_RowLayer(self) for _ in range(num_layers)])
+
+
+class RowDecoder:
+    """Rows that share the tokens of `prefix`; each reads one token a step, and begins again behind the prefix.
+
+    Every row holds up to `capacity` tokens.
+    """
+
+    def __init__(self, model: Any, prefix: Sequence[int], rows: int, capacity: int) -> None:
+        self._model, self._prefix = model, list(prefix)
+        self._cache = _RowCache(model.config.num_hidden_layers, capacity)
+        self._next = torch.full((rows,), self._prefix[-1])
+        self._positions = torch.full((rows,), len(self._prefix) - 1)
+        if len(self._prefix) > 1:
+            begun = torch.tensor(self._prefix[:-1]).expand(rows, -1)
+            self._forward(begun, torch.arange(begun.shape[1]).expand(rows, -1))
+
+    def logits(self) -> Tensor:
+        """(rows, vocabulary), fp32, of the token that each row reads last; rows then wait for `push`."""
+        hidden = self._forward(self._next[:, None], self._positions[:, None])
+        return self._model.lm_head(hidden[:, -1]).float()
+
+    def push(self, row: int, token: int) -> None:
+        """The token that the row reads next."""
+        self._next[row] = token
+        self._positions[row] += 1
+
+    def restart(self, row: int) -> None:
+        """The row begins again behind the prefix."""
+        self._next[row] = self._prefix[-1]
+        self._positions[row] = len(self._prefix) - 1
+
+    def _forward(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """(rows, new tokens, hidden)"""
+        self._cache.places, self._cache.length = places, int(places.max()) + 1
+        mask = (torch.arange(self._cache.length) <= places[..., None])[:, None]
+        found: Tensor = self._model.model(
+            input_ids=tokens, position_ids=places, attention_mask=mask, past_key_values=self._cache, use_cache=True
+        ).last_hidden_state
+        return found
