@@ -127,8 +127,8 @@ class _Answer:
 
 
 class SelfPrompter:
-    """Writes conversations with a Llama-like model of `transformers`, in `rows` rows; a row begins its next conversation
-    when one has ended.
+    """Writes conversations with a Llama-like model of `transformers`, in `rows` rows; each begins its next one when one
+    has ended.
     """
 
     def __init__(self, model: Any, tokenizer: Any, rows: int, k: int) -> None:
