@@ -57,6 +57,8 @@ class VerifiedDrafts:
     """Every reading of importance, by the name of the score."""
     is_full: Flags | None = None
     """True if it has as many tokens as the longest; None: not known."""
+    accepted: Ints | None = None
+    """Of its tokens; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -150,4 +152,5 @@ def _verified_drafts(found: Sequence[tuple[int, DraftDecision]]) -> VerifiedDraf
         np.array([(chunk.accepted or 0) < len(chunk.tokens) for chunk in chunks], np.bool_),
         {name: np.array([mean_score(chunk, name) for chunk in chunks]) for name in readings(chunks)},
         np.array([len(chunk.tokens) == longest for chunk in chunks], np.bool_),
+        np.array([chunk.accepted or 0 for chunk in chunks], np.int64),
     )

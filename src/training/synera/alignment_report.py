@@ -95,10 +95,13 @@ def _drafted_token_row(tokens: AlignedTokens, chosen: Flags, answers: int) -> Me
 
 def _draft_row(drafts: VerifiedDrafts, chosen: Flags, answers: int) -> MetricRow:
     share = partial(clustered_ratio, cluster=drafts.answer, num_clusters=answers)
-    return {
+    found: MetricRow = {
         "rejected_share": share(chosen & drafts.has_rejection, chosen),
         "share_of_misses": share(chosen & drafts.has_rejection, drafts.has_rejection),
     }
+    if drafts.accepted is not None:
+        found["acceptance_length_with_bonus"] = share(chosen * (drafts.accepted + 1), chosen)
+    return found
 
 
 def _extreme_subsets(found: AlignedTokens | VerifiedDrafts) -> dict[str, Flags]:

@@ -1,5 +1,7 @@
 """Rows of made-up tokens and drafts, counted by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,14 @@ def test_the_most_important_of_the_drafted_tokens() -> None:
     assert value(DRAFTED, "most important fifth", "share_of_importance") == pytest.approx(0.45)
     assert value(DRAFTED, "most important fifth", "share_of_misses") == pytest.approx(1 / 3)
     assert value(DRAFTED, "least confident fifth", "share_of_misses") == pytest.approx(2 / 3)
+
+
+def test_the_tokens_of_a_round_are_the_accepted_ones_and_the_verdicts_own() -> None:
+    counted = replace(FOUND, drafts=replace(DRAFTS, accepted=np.array([0, 1, 4, 4, 1])))
+    found = rows(counted)[DRAFT]
+    assert np.mean(found["all"]["acceptance_length_with_bonus"] or ()) == pytest.approx(3.0)
+    assert np.mean(found["least confident fifth"]["acceptance_length_with_bonus"] or ()) == pytest.approx(1.0)
+    assert "acceptance_length_with_bonus" not in rows(FOUND)[DRAFT]["all"]
 
 
 def test_the_share_of_cut_drafts_among_the_most_important() -> None:
