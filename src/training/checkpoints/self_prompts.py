@@ -151,7 +151,7 @@ class SelfPrompter:
             logits = decoder.logits()
             values, tokens = logits.topk(self._k)
             top.append((values.half(), tokens.int()))
-            sampled = self._sample(logits, rows, generator).tolist()
+            sampled = self._sample(logits, tokens[:, 0], rows, generator).tolist()
             for row, token in enumerate(sampled):
                 read, over = self._advance(rows[row], token, len(top) - 1)
                 decoder.push(row, read)
@@ -170,13 +170,19 @@ class SelfPrompter:
         conversations = [*(one.conversation for one in ended), *rows]
         return sum(len(one.answer) for one in conversations if one.answer is not None)
 
-    def _sample(self, logits: Tensor, rows: Sequence[_Conversation], generator: torch.Generator) -> Tensor:
-        """(rows): questions at temperature 1; answers of even rows are greedy, of odd ones at `ANSWER_TEMPERATURE`."""
+    def _sample(
+        self, logits: Tensor, likeliest: Tensor, rows: Sequence[_Conversation], generator: torch.Generator
+    ) -> Tensor:
+        """(rows): questions at temperature 1; answers of even rows are greedy, of odd ones at `ANSWER_TEMPERATURE`.
+
+        One number a row, found in the cumulative distribution: `multinomial` would draw one for every token.
+        """
         answering = torch.tensor([one.answer is not None for one in rows])
         temperatures = torch.where(answering, ANSWER_TEMPERATURE, 1.0)
-        drawn = (logits / temperatures[:, None]).softmax(-1).multinomial(1, generator=generator)[:, 0]
+        cumulative = (logits / temperatures[:, None]).softmax(-1).cumsum(-1)
+        drawn = torch.searchsorted(cumulative, torch.rand(len(rows), 1, generator=generator) * cumulative[:, -1:])[:, 0]
         greedy = answering & (torch.arange(len(rows)) % 2 == 0)
-        return torch.where(greedy, logits.argmax(-1), drawn)
+        return torch.where(greedy, likeliest.long(), drawn)
 
     def _advance(self, one: _Conversation, sampled: int, step: int) -> tuple[int, bool]:
         """(the token that the row reads next, True if the conversation is over); `sampled` is what the model wrote."""
