@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAX_GROUPS = 2048
+ROWS_FILE = "rows.json"
+_ROW_KEYS = 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,25 @@ def prompt_sums(metric: str, value: float, by_prompt: Mapping[str, Sequence[Requ
     if own and np.isfinite(own):
         sums[:, 0] *= value / own
     return PromptSums(tuple(by_prompt), sums, found.combine)
+
+
+def stage_sums(metric: str, artifact: str | None) -> PromptSums | None:
+    """The sums of a stage's metric `stage/NAME/GROUP/ROW/METRIC`, whose values by cluster are in the rows.json of the
+    stage's artifact; None if there are none.
+    """
+    import numpy as np
+
+    file, place = Path(artifact or "") / ROWS_FILE, metric.split("/")[2:]
+    if not artifact or len(place) != _ROW_KEYS or not file.is_file():
+        return None
+    cell: Any = json.loads(file.read_text(encoding="utf-8"))
+    for key in place:
+        cell = cell.get(key) if isinstance(cell, dict) else None
+    if not isinstance(cell, list):
+        return None
+    values = np.asarray(cell, dtype=np.float64)
+    sums = np.stack([values, np.ones_like(values)], axis=1)
+    return PromptSums(tuple(map(str, range(len(cell)))), _grouped(sums), operator.truediv)
 
 
 def _grouped(sums: NDArray[np.float64]) -> NDArray[np.float64]:

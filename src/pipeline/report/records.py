@@ -17,6 +17,8 @@ from pipeline.errors import UserError
 from serving.metrics.definitions import CLOUD_ORIGINS
 
 RecordT = TypeVar("RecordT")
+_NOT_RECORDED = {"recorded": False}
+"""Metadata of a field that a file has no column for."""
 
 
 class RecordsError(UserError):
@@ -99,6 +101,10 @@ class RequestRecord:
     """Drafted tokens that a stop rule dropped before the draft was sent."""
     draft_s: float = 0.0
     """Seconds that the device spent drafting."""
+    reference_rouge_1: float | None = field(default=None, metadata=_NOT_RECORDED)
+    """ROUGE-1 with the text of an exhibit's reference row for the same prompt, see `pipeline.report.text_reference`."""
+    reference_prefix: float | None = field(default=None, metadata=_NOT_RECORDED)
+    """Share of that text's tokens that come before the first one that differs."""
 
     @property
     def complete(self) -> bool:
@@ -328,7 +334,7 @@ def _read_parquet(path: Path, kind: type[RecordT]) -> list[RecordT]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    names = [one.name for one in fields(kind) if one.metadata.get("recorded", True)]  # type: ignore[arg-type]
     try:
         file = pq.ParquetFile(path)
         lacking = sorted(set(names) - set(file.schema_arrow.names))

@@ -166,6 +166,14 @@ def smooth_metric(key: str) -> SmoothMetric | None:
     return _smooth(metric.formula, key.removeprefix(before).removesuffix(after))
 
 
+def request_mean(key: str, requests: Sequence[RequestRecord]) -> float | None:
+    """A smooth metric of these requests; None where it is not known. Raises KeyError for a key that no metric has."""
+    metric = definitions.find(key)
+    if metric is None:
+        raise KeyError(key)
+    return _combined(metric.formula, requests) if requests else None
+
+
 def _smooth(formula: Formula, group: str) -> SmoothMetric | None:
     match formula:
         case definitions.Mean(attribute, by) if by:

@@ -118,8 +118,9 @@ class HealingModule(LightningModule):
         self.model = model.train().requires_grad_(False)
         for module in (*model.model.layers[first_trained:], model.model.norm):
             module.requires_grad_(True)
-        self._recipe, self._dtype = recipe, dtype
-        self.register_buffer("_head", model.lm_head.weight[head].detach().clone(), persistent=False)
+        self._recipe, self._compute_dtype = recipe, dtype
+        self.register_buffer("head", model.lm_head.weight[head].detach().clone(), persistent=False)
+        self.head: Tensor
 
     def training_step(self, batch: HealingBatch) -> Tensor:
         return self.loss(batch)
@@ -133,11 +134,11 @@ class HealingModule(LightningModule):
 
     def logits(self, batch: HealingBatch) -> Tensor:
         """(a, tokens of the head), fp32."""
-        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
+        with torch.autocast(self.device.type, self._compute_dtype, enabled=self._compute_dtype != torch.float32):
             hidden = self.model.model(
                 input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False
             ).last_hidden_state
-            return F.linear(hidden.flatten(0, 1)[batch.rows], self._head).float()
+            return F.linear(hidden.flatten(0, 1)[batch.rows], self.head).float()
 
     @torch.no_grad()
     def agreement(self, batch: HealingBatch) -> tuple[int, int]:

@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class _RowLayer(CacheLayerMixin):
+class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values of one layer: each row writes at its own positions."""
 
     def __init__(self, cache: "_RowCache") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -70,7 +70,8 @@ class RowDecoder:
     def logits(self) -> Tensor:
         """(rows, vocabulary), fp32, of the token that each row reads last; rows then wait for `push`."""
         hidden = self._forward(self._next[:, None], self._positions[:, None])
-        return self._model.lm_head(hidden[:, -1]).float()
+        found: Tensor = self._model.lm_head(hidden[:, -1])
+        return found.float()
 
     def push(self, row: int, token: int) -> None:
         """The token that the row reads next."""

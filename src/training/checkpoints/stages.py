@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from serving.engines.models import Checkpoint
 from serving.progress import Progress
@@ -45,8 +46,8 @@ def record_self_prompts(
     from training.checkpoints import self_prompts
 
     name = model.name_or_path
-    whole = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype()).eval()
-    prompter = self_prompts.SelfPrompter(whole, AutoTokenizer.from_pretrained(name), rows, top_k)
+    whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype())
+    prompter = self_prompts.SelfPrompter(whole.eval(), AutoTokenizer.from_pretrained(name), rows, top_k)
     with trainer.using_threads():
         found = self_prompts.record(prompter, answer_tokens, seed, work, progress)
     self_prompts.write(out, found, {"model": model.display_name, "seed": str(seed)})
@@ -68,10 +69,12 @@ def rank_layers(
     from training.checkpoints.self_prompts import read
 
     found = read(self_prompts)
-    whole = AutoModelForCausalLM.from_pretrained(model.name_or_path, dtype=trainer.dtype()).eval()
+    whole: Any = AutoModelForCausalLM.from_pretrained(model.name_or_path, dtype=trainer.dtype())
     spans = [found.span(text) for text in range(min(texts, len(found)))]
     with trainer.using_threads():
-        influences = layer_ranking.layer_influences(whole, [found.tokens[slice(*span)] for span in spans], progress)
+        influences = layer_ranking.layer_influences(
+            whole.eval(), [found.tokens[slice(*span)] for span in spans], progress
+        )
     (out / INFLUENCES_FILE).write_text(json.dumps([round(one, 6) for one in influences]), encoding="utf-8")
 
 

@@ -100,7 +100,7 @@ def _draft_row(drafts: VerifiedDrafts, chosen: Flags, answers: int) -> MetricRow
         "share_of_misses": share(chosen & drafts.has_rejection, drafts.has_rejection),
     }
     if drafts.accepted is not None:
-        found["acceptance_length_with_bonus"] = share(chosen * (drafts.accepted + 1), chosen)
+        found["acceptance_length_with_bonus"] = share(chosen * (drafts.accepted + 1.0), chosen)
     return found
 
 

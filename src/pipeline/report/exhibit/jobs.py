@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from pipeline.report.estimate import Estimate, estimate, pool
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, fill_template, parse_override
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
-from pipeline.report.prompt_sums import prompt_sums, requests_by_prompt
+from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt, stage_sums
+from pipeline.report.text_reference import RequestsByPrompt, text_metrics, with_reference
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonRow
-    from pipeline.report.records import RequestRecord
+
+TEXT_METRICS, _STAGE = "text/", "stage/"
+"""Begin the metrics that compare texts, and those that a stage wrote."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,22 @@ def rows_of_jobs(exhibit: Exhibit, jobs: Sequence[ComparisonRow], base: Mapping[
         where = row_key(exhibit.rows, choices_of(job.result.overrides, base))
         found.setdefault((where.group, where.label), []).append((where, job))
     metrics = sorted(_metrics_shown(exhibit))
-    return [_row(members, metrics, base) for members in found.values()]
+    compared = any(metric.startswith(TEXT_METRICS) for metric in metrics)
+    references = _reference_requests(exhibit.rows, found) if compared else {}
+    return [_row(members, metrics, base, references) for members in found.values()]
+
+
+def _reference_requests(
+    rows: RowTemplate, found: Mapping[tuple[str, str], Sequence[tuple[RowKey, ComparisonRow]]]
+) -> dict[tuple[str, str], RequestsByPrompt]:
+    """(group, replicate) -> the requests of the row that others' texts are compared with."""
+    return {
+        (where.group, where.replicate): requests_by_prompt(job.result.artifact)
+        for (_, label), members in found.items()
+        if label == rows.text_reference
+        for where, job in members
+        if job.problem is None
+    }
 
 
 def _metrics_shown(exhibit: Exhibit) -> set[str]:
@@ -53,11 +71,17 @@ def _metrics_shown(exhibit: Exhibit) -> set[str]:
 
 
 def _row(
-    members: Sequence[tuple[RowKey, ComparisonRow]], metrics: Sequence[str], base: Mapping[str, str]
+    members: Sequence[tuple[RowKey, ComparisonRow]],
+    metrics: Sequence[str],
+    base: Mapping[str, str],
+    references: Mapping[tuple[str, str], RequestsByPrompt],
 ) -> ExhibitRow:
     where, first = members[0]
     complete = [(one.replicate, job) for one, job in members if job.problem is None]
-    by_prompt = [requests_by_prompt(job.result.artifact) for _, job in complete]
+    by_prompt = [
+        with_reference(requests_by_prompt(job.result.artifact), references.get((where.group, replicate), {}))
+        for replicate, job in complete
+    ]
     estimates = [
         _estimates(job, replicate, metrics, found) for (replicate, job), found in zip(complete, by_prompt, strict=True)
     ]
@@ -76,9 +100,14 @@ def _problem(jobs: Sequence[ComparisonRow]) -> str | None:
 
 
 def _estimates(
-    job: ComparisonRow, replicate: str, metrics: Sequence[str], by_prompt: Mapping[str, Sequence[RequestRecord]]
+    job: ComparisonRow, replicate: str, metrics: Sequence[str], by_prompt: RequestsByPrompt
 ) -> dict[str, Estimate]:
     known = {metric: job.result.metrics[metric] for metric in metrics if metric in job.result.metrics}
-    return {
-        metric: estimate(value, replicate, prompt_sums(metric, value, by_prompt)) for metric, value in known.items()
-    }
+    known |= text_metrics([metric for metric in metrics if metric.startswith(TEXT_METRICS)], by_prompt)
+    return {metric: estimate(value, replicate, _sums(metric, value, job, by_prompt)) for metric, value in known.items()}
+
+
+def _sums(metric: str, value: float, job: ComparisonRow, by_prompt: RequestsByPrompt) -> PromptSums | None:
+    if metric.startswith(_STAGE):
+        return stage_sums(metric, job.result.artifact)
+    return prompt_sums(metric, value, by_prompt)

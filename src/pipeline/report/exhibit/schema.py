@@ -54,11 +54,16 @@ class ExhibitColumn:
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """Templates of a row's label and group; jobs that differ only in the choice `pool_over` (a seed) are one row."""
+    """Templates of a row's label and group; jobs that differ only in the choice `pool_over` (a seed) are one row.
+
+    text_reference    label of the row with whose texts `text/rouge_1` and `text/same_prefix` compare the others of its
+                      group, prompt by prompt
+    """
 
     label: str
     group: str = ""
     pool_over: str = ""
+    text_reference: str = ""
 
     def __post_init__(self) -> None:
         if not self.label.strip():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.compose import written_overrides
 from pipeline.errors import ConfigError
 from pipeline.report.choices import check_baseline
-from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
+from pipeline.report.exhibit.jobs import TEXT_METRICS, RowKey, choices_of, row_key, rows_of_jobs
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
 from pipeline.report.exhibit.rows import RenderedExhibit, parse_override, template_fields
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
@@ -103,6 +103,11 @@ def _check_metrics(exhibit: Exhibit) -> None:
                 f"exhibit: there is no metric {column.metric_name!r} ({column.name}). There are quality and "
                 f"{', '.join(definitions.all_keys())}. `python -m pipeline show metrics` explains them."
             )
+        if column.metric_name.startswith(TEXT_METRICS) and not (exhibit.rows and exhibit.rows.text_reference):
+            raise ConfigError(
+                f"exhibit: {column.metric_name} ({column.name}) compares with the texts of another row; name it in "
+                "exhibit.rows.text_reference."
+            )
 
 
 def job_overrides(config: DictConfig, words: Sequence[str]) -> list[list[str]]:
@@ -182,6 +187,8 @@ def _check_rows(exhibit: Exhibit, places: Sequence[RowKey]) -> None:
 
 
 def _referenced_rows(exhibit: Exhibit) -> Iterator[tuple[str, str]]:
+    if exhibit.rows and exhibit.rows.text_reference:
+        yield "exhibit.rows.text_reference", exhibit.rows.text_reference
     for claim in exhibit.claims:
         yield from (
             (f"exhibit.claims, {claim.statement!r}", row) for row in (claim.row, claim.baseline) if row is not None

@@ -2,19 +2,26 @@
 
 import json
 
+import pytest
+
 from pipeline.report import comparison, job
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.jobs import rows_of_jobs
 from pipeline.report.exhibit.schema import ExhibitColumn, RowTemplate
+from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
+from pipeline.report.text_reference import shared_prefix
+from tests.pipeline.report.serve_artifact import request, write
 
 
-def reported(tmp_path, number: int, alpha: float) -> None:
+def reported(tmp_path, number: int, alpha: float, metric: str = "alpha", rows: object = None) -> None:
     """A job of a sweep that ended with a report stage of its own."""
     artifact, folder = tmp_path / f"stage{number}", tmp_path / "sweep" / str(number)
     artifact.mkdir()
-    (artifact / "metrics.json").write_text(json.dumps({"alpha": alpha}))
+    (artifact / "metrics.json").write_text(json.dumps({metric: alpha}))
+    if rows is not None:
+        (artifact / "rows.json").write_text(json.dumps(rows))
     stage = StageRun("hits", f"hits-{number}", "report", artifact, 1.0, False)
     job.report_stage(
         JobContext(
@@ -34,3 +41,40 @@ def test_a_stages_numbers_are_metrics_of_its_job(tmp_path):
     (line,) = rows_of_jobs(exhibit, rows, {})
     alpha = line.measured["stage/hits/alpha"]
     assert (alpha.value, alpha.seed_range, alpha.interval) == (0.6, (0.5, 0.7), None)
+
+
+def test_a_stages_number_that_has_a_value_for_each_answer_has_an_interval(tmp_path):
+    for number, share in enumerate((0.5, 0.7)):
+        by_answer = [share - 0.2, share + 0.2] * 8
+        reported(tmp_path, number, share, "token/all/top_1", {"token": {"all": {"top_1": by_answer}}})
+    hits = ExhibitColumn("hits", "stage/hits/token/all/top_1")
+    exhibit = Exhibit("t", (hits,), rows=RowTemplate("all", pool_over="seed"))
+    (line,) = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
+    found = line.measured[hits.metric_name]
+    assert found.value == pytest.approx(0.6)
+    assert 0.3 < found.interval.low < 0.55 < 0.65 < found.interval.high < 0.9
+
+
+def test_texts_are_compared_with_those_of_the_reference_row_prompt_by_prompt(tmp_path):
+    texts = {"cloud": ("one two three four", "five"), "synera": ("one two four three", "five")}
+    for number, (policy, (first, second)) in enumerate(texts.items()):
+        rows = [
+            request("a", "cccc", [1.0, 2.0, 3.0, 4.0], text=first, tokens=[1, 2, *((3, 4) if number == 0 else (4, 3))]),
+            request("b", "c", [1.0], text=second, tokens=[5]),
+        ]
+        artifact = str(write(tmp_path / policy, rows))
+        JobResult("complete", number, policy, (f"policy={policy}",), "d", artifact, metrics={}).write(
+            tmp_path / "sweep" / str(number)
+        )
+    columns = ExhibitColumn("ROUGE-1", "text/rouge_1"), ExhibitColumn("prefix", "text/same_prefix")
+    exhibit = Exhibit("t", columns, rows=RowTemplate("{policy}", text_reference="cloud"))
+    cloud, synera = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
+    assert [cloud.measured[column.metric_name].value for column in columns] == [1.0, 1.0]
+    assert synera.measured["text/rouge_1"].value == pytest.approx(1.0)  # the same words in another order
+    assert synera.measured["text/same_prefix"].value == pytest.approx((0.5 + 1.0) / 2)
+
+
+@pytest.mark.parametrize(("tokens", "share"), [((1, 2), 0.5), ((1, 2, 3, 4, 5), 1.0), ((9,), 0.0), ((), 0.0)])
+def test_the_shared_prefix_is_a_share_of_the_reference(tokens, share):
+    assert shared_prefix(tokens, (1, 2, 3, 4)) == share
+    assert shared_prefix(tokens, ()) == 1.0

@@ -62,6 +62,8 @@ def asked(
         (", pool_over: training.seed", "", "jobs 0 and 1 are both the row 'cloud'. Name what sets them apart"),
         ("title: A toy", "titel: A toy", "Exhibit has no option 'titel'. Its options: title, columns"),
         ("relation: below", "relation: lower", "exhibit.claims[0].relation: got 'lower'; allowed are above, below"),
+        ("quality}", "quality, metric: text/rouge_1}", "text/rouge_1 (quality) compares with the texts of another row"),
+        ('"{pair}"', '"{pair}", text_reference: clod', "exhibit.rows.text_reference: no job is the row 'clod'"),
         ("{name: quality}", "{name: quality, scale: much}", "exhibit.columns[0].scale: got 'much'; a number is wanted"),
         ("A toy", "${nothing.there}", "the exhibit cannot be resolved"),
         ("\nrows: {", "\nrow: {", "Exhibit has no option 'row'"),
