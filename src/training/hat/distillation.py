@@ -12,22 +12,56 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serving.engines.torch.draft_heads import init_adapter, init_medusa_heads
+from serving.engines.torch.draft_heads import MedusaHead, init_adapter, init_medusa_heads
 from serving.engines.torch.model import DecomposedModel
 from training.fitting.recipe import HATRecipe
 from training.hat.trace import HiddenStateTrace
 from training.hat.train import FrozenTargetModule, HiddenStateBatch, collate
 
+MAX_LOSS_TOKENS = 16_384
+"""Of a larger vocabulary the losses are over so many tokens."""
+
+
+def loss_tokens(trace: HiddenStateTrace, vocab_size: int) -> Tensor | None:
+    """The tokens that the losses are over, in their order; None for all of a vocabulary of `MAX_LOSS_TOKENS` or fewer.
+
+    They are the texts' own, and then the first of the vocabulary: byte-pair merges come in the order of their counts.
+    """
+    if vocab_size <= MAX_LOSS_TOKENS:
+        return None
+    used: Tensor = torch.unique(trace.tokens.long())
+    others = torch.ones(vocab_size, dtype=torch.bool)
+    others[used] = False
+    return torch.cat([used, others.nonzero()[:, 0][: max(0, MAX_LOSS_TOKENS - len(used))]]).sort().values
+
+
+def _rows(head: nn.Module, tokens: Tensor) -> nn.Linear:
+    """A copy of a head with the rows of these tokens alone."""
+    weight: Any = head.weight
+    found = nn.Linear(weight.shape[1], len(tokens), bias=False, dtype=weight.dtype)
+    found.weight = nn.Parameter(weight[tokens].detach().clone(), requires_grad=False)
+    return found
+
 
 class AdapterDistillation(FrozenTargetModule):
     """Trains the adapter behind the first `shallow_layers` layers of `model`.
 
-    The loss is SmoothL1(f_L, f_S) + ce_weight CE(H(f_L), H(f_S)), where f are the input states of the head H.
+    The loss is SmoothL1(f_L, f_S) + ce_weight CE(H(f_L), H(f_S)), where f are the input states of the head H, over
+    `tokens` of its vocabulary (None: all).
     """
 
-    def __init__(self, model: DecomposedModel, shallow_layers: int, recipe: HATRecipe, ce_weight: float) -> None:
-        super().__init__(trainable_adapter(model, shallow_layers), (model.norm, model.lm_head), recipe)
-        self._norm, self._head, self._rotary = (model.norm,), (model.lm_head,), model.rotary
+    def __init__(
+        self,
+        model: DecomposedModel,
+        shallow_layers: int,
+        recipe: HATRecipe,
+        ce_weight: float,
+        tokens: Tensor | None = None,
+    ) -> None:
+        head = model.lm_head if tokens is None else _rows(model.lm_head, tokens)
+        super().__init__(trainable_adapter(model, shallow_layers), (model.norm, model.lm_head, head), recipe)
+        self._norm, self._whole_head, self._head = (model.norm,), (model.lm_head,), (head,)
+        self._rotary = model.rotary
         self._attention_window, self._ce_weight = model.sliding_windows[shallow_layers - 1], ce_weight
 
     def deep_and_adapted(self, batch: HiddenStateBatch) -> tuple[Tensor, Tensor]:
@@ -47,7 +81,7 @@ class AdapterDistillation(FrozenTargetModule):
 
     @torch.no_grad()
     def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
-        deep, own = (self._head[0](states).argmax(-1) for states in self.deep_and_adapted(batch))
+        deep, own = (self._whole_head[0](states).argmax(-1) for states in self.deep_and_adapted(batch))
         return [float(((deep == own) * batch.loss_weights[batch.loss_weights > 0]).sum())]
 
 
@@ -77,12 +111,36 @@ MAX_RANKS = 10
 
 class MedusaModule(FrozenTargetModule):
     """Trains `num_heads` heads over a frozen target. Head k at position i learns token i + 1 + k, with the weight
-    `decay` to the power of k.
+    `decay` to the power of k. Only the rows of `loss_over` in its vocabulary are trained (None: all).
     """
 
-    def __init__(self, model: DecomposedModel, num_heads: int, recipe: HATRecipe, decay: float) -> None:
-        super().__init__(init_medusa_heads(model, num_heads).float().train(), (model.norm,), recipe)
-        self._norm, self._decay = (model.norm,), decay
+    def __init__(
+        self,
+        model: DecomposedModel,
+        num_heads: int,
+        recipe: HATRecipe,
+        decay: float,
+        loss_over: Tensor | None = None,
+    ) -> None:
+        heads = init_medusa_heads(model, num_heads).float().train()
+        self._whole_outs: list[Tensor] = []
+        if loss_over is not None:
+            for head in _medusa_heads(heads):
+                self._whole_outs.append(head.out.weight.detach())
+                head.out = _rows(head.out, loss_over).requires_grad_(True)
+        super().__init__(heads, (model.norm,), recipe)
+        self._norm, self._decay, self._loss_over = (model.norm,), decay, loss_over
+        self._places = _places(loss_over, model.vocab_size)
+
+    def whole_heads(self) -> nn.ModuleList:
+        """The trained heads over the whole vocabulary; rows that were not trained are those of the target's head."""
+        found = deepcopy(self.trained_module)
+        assert isinstance(found, nn.ModuleList)
+        for head, whole in zip(_medusa_heads(found), self._whole_outs, strict=bool(self._whole_outs)):
+            whole[self._loss_over] = head.out.weight.detach()
+            head.out = nn.Linear(whole.shape[1], whole.shape[0], bias=False)
+            head.out.weight = nn.Parameter(whole)
+        return found
 
     def loss(self, batch: HiddenStateBatch) -> Tensor:
         total = torch.zeros((), device=batch.deep.device)
@@ -91,14 +149,15 @@ class MedusaModule(FrozenTargetModule):
         return total
 
     def predictions(self, batch: HiddenStateBatch) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each head: logits (positions, vocabulary), target tokens and weights of these positions."""
+        """For each head: logits (positions, tokens of the loss), places of the targets among them, and weights."""
         hidden = self._norm[0](batch.deep)
         found = []
         for k, head in enumerate(self.trained_module.children(), start=1):
             tokens = batch.tokens[:, 1 + k :]
             weights = batch.loss_weights[:, : tokens.shape[1]]
             used = (weights > 0) & (tokens >= 0)
-            found.append((head(hidden[:, : tokens.shape[1]][used]), tokens[used], weights[used]))
+            targets = tokens[used] if self._places is None else self._places.to(tokens.device)[tokens[used]]
+            found.append((head(hidden[:, : tokens.shape[1]][used]), targets, weights[used]))
         return found
 
     @torch.no_grad()
@@ -116,3 +175,16 @@ class MedusaModule(FrozenTargetModule):
             float(((logits.argmax(-1) == tokens) * weights).sum() / weights.sum().clamp_min(1e-9))
             for logits, tokens, weights in self.predictions(batch)
         ]
+
+
+def _medusa_heads(heads: nn.Module) -> list[MedusaHead]:
+    return [head for head in heads.children() if isinstance(head, MedusaHead)]
+
+
+def _places(tokens: Tensor | None, vocab_size: int) -> Tensor | None:
+    """(vocabulary): the place of each token among `tokens`, -1 for others; None for all."""
+    if tokens is None:
+        return None
+    places = torch.full((vocab_size,), -1)
+    places[tokens] = torch.arange(len(tokens))
+    return places

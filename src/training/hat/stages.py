@@ -84,13 +84,15 @@ def train_adapter(
     from serving.engines.torch.model import load_model
     from serving.learned import adapter
     from training.hat import trace, train
-    from training.hat.distillation import AdapterDistillation
+    from training.hat.distillation import AdapterDistillation, loss_tokens
 
     found = trace.read(hidden_trace)
     split = found.split(seed)
     model = load_model(cloud.name_or_path, num_layers=found.shallow_layers + 1)
-    recipe = recipe.limit_epochs(len(split.train))
-    module = AdapterDistillation(model, found.shallow_layers, recipe, ce_weight)
+    recipe, tokens = recipe.limit_epochs(len(split.train)), loss_tokens(found, model.vocab_size)
+    if tokens is not None:
+        recipe = replace(recipe, prompt_loss_weight=0.0)  # a large head's time goes to answers alone
+    module = AdapterDistillation(model, found.shallow_layers, recipe, ce_weight, tokens)
     report = train.train(module, found, split, recipe, seed, trainer, work, progress) | {"ce_weight": ce_weight}
     _save_weights(module.trained_module, out / adapter.WEIGHTS)
     header = adapter.Adapter(found.shallow_layers, report["parameters"], made_from=trace.made_from(hidden_trace))
@@ -129,15 +131,18 @@ def train_medusa(
     from serving.engines.torch.model import load_model
     from serving.learned import medusa
     from training.hat import trace, train
-    from training.hat.distillation import MedusaModule
+    from training.hat.distillation import MedusaModule, loss_tokens
     from training.hat.serving_eval import build_tree
 
     found = trace.read(hidden_trace)
     split = found.split(seed)
     recipe = recipe.limit_epochs(len(split.train))
-    module = MedusaModule(load_model(cloud.name_or_path, num_layers=1), num_heads, recipe, head_decay)
+    model = load_model(cloud.name_or_path, num_layers=1)
+    module = MedusaModule(model, num_heads, recipe, head_decay, loss_tokens(found, model.vocab_size))
     report = train.train(module, found, split, recipe, seed, trainer, work, progress) | {"head_decay": head_decay}
-    _save_weights(module.trained_module, out / medusa.WEIGHTS)
+    heads = module.whole_heads()
+    _save_weights(heads, out / medusa.WEIGHTS)
+    report["parameters"] = sum(weight.numel() for weight in heads.parameters())
     accuracies = module.rank_accuracies(found, split.validation)
     header = medusa.MedusaHeads(
         num_heads,

@@ -12,7 +12,8 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from training.fitting.recipe import HATRecipe
-from training.hat.distillation import AdapterDistillation, MedusaModule, _window_mask
+from training.hat import distillation as distillation_module
+from training.hat.distillation import AdapterDistillation, MedusaModule, _window_mask, loss_tokens
 from training.hat.trace import HiddenStateTrace
 from training.hat.train import HiddenStateBatch, HiddenStateLoader, collate
 
@@ -132,3 +133,42 @@ def test_training_applies_the_sliding_window() -> None:
     mask = _window_mask(3, 2, CPU)
     assert mask is not None
     assert mask[0, 0].tolist() == [[True, False, False], [True, True, False], [False, True, True]]
+
+
+def test_a_small_vocabulary_is_learned_whole_and_a_large_one_by_its_texts_tokens(
+    found: HiddenStateTrace, model: DecomposedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loss_tokens(found, model.vocab_size) is None
+    used = set(found.tokens.tolist())
+    monkeypatch.setattr(distillation_module, "MAX_LOSS_TOKENS", len(used) + 3)
+    tokens = loss_tokens(found, model.vocab_size)
+    assert tokens is not None
+    others = [token for token in range(model.vocab_size) if token not in used]
+    assert tokens.tolist() == sorted([*used, *others[:3]])
+
+
+def test_a_loss_over_all_tokens_is_the_loss(batch: HiddenStateBatch, model: DecomposedModel) -> None:
+    whole, part = (
+        AdapterDistillation(model, 2, RECIPE, ce_weight=0.1, tokens=tokens)
+        for tokens in (None, torch.arange(model.vocab_size))
+    )
+    assert part.loss(batch).item() == pytest.approx(whole.loss(batch).item(), rel=1e-5)
+    assert part.top1_agreement(batch) == whole.top1_agreement(batch)
+    few = AdapterDistillation(model, 2, RECIPE, ce_weight=0.1, tokens=torch.unique(batch.tokens.clamp_min(0)))
+    assert few.loss(batch).item() < whole.loss(batch).item()  # fewer tokens to be wrong about
+
+
+def test_heads_that_learned_some_rows_are_whole_again(
+    batch: HiddenStateBatch, model: DecomposedModel, found: HiddenStateTrace
+) -> None:
+    tokens = torch.unique(found.tokens.long())
+    module = MedusaModule(model, 2, RECIPE, 0.8, tokens)
+    assert module.rank_accuracies(found, (0, 5))  # their ranks are among the rows
+    module.loss(batch).backward()
+    with torch.no_grad():
+        for weight in module.trained_module.parameters():
+            weight -= 0.1 * weight.grad
+    for head in module.whole_heads():
+        changed = (head.out.weight - model.lm_head.weight).abs().sum(-1) > 0
+        assert changed[tokens].any()
+        assert not changed[[token for token in range(model.vocab_size) if token not in set(tokens.tolist())]].any()
