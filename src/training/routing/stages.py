@@ -17,6 +17,7 @@ from serving.policy.policy import EngineRequirements
 from serving.policy.slots.offload import NeverOffload, Offload
 from serving.policy.slots.routed_offload import RoutedOffload
 from serving.progress import Progress
+from serving.workload.metrics import Metric, Rouge1
 from serving.workload.workload import Workload
 from training.fitting.held_out import held_out_queries, served_metrics, training_workload
 from training.fitting.recipe import CoLLMRecipe
@@ -29,13 +30,8 @@ if TYPE_CHECKING:
 
 
 def check_record_routes(*, workload: Workload, **_: object) -> None:
-    """Raises ValueError for a data set that cannot be read or is too small, or without a metric."""
+    """Raises ValueError for a data set that cannot be read or is too small."""
     workload.check_dataset()
-    if not workload.dataset.metrics:
-        raise ValueError(
-            f"{workload.dataset.name} has no quality metric, and a router learns from which model's answer is better; "
-            "choose another workload, or a policy without a router"
-        )
 
 
 def record_routes(
@@ -57,7 +53,8 @@ def record_routes(
 
     In the first round, without a `router`, the trajectories are the references; later the current policy writes them.
     The prompts are those of `training.fitting.held_out.training_workload`. If a data set's references are not what a
-    model would write, the large model's own answers are the references.
+    model would write, the large model's own answers are the references; without a metric, too, answers are compared by
+    their ROUGE-1 with these.
     """
     from serving.deployment.model_loading import load_models, make_queries
     from training.routing.record import TrajectoryRecorder
@@ -69,9 +66,10 @@ def record_routes(
     asked = make_queries(training_workload(workload, prompt_factor), decoding, seed, 1, models.tokenizer)
     offload: Offload = RoutedOffload(current) if current else NeverOffload()
     recorder = TrajectoryRecorder(models, routing_policy(offload), workload.dataset.metrics, seed, max_comparisons)
-    states = recorder.record(
-        asked, _reference_answers(asked, models, workload, seed, progress), current is None, progress
-    )
+    references = _reference_answers(asked, models, workload, seed, progress)
+    if not workload.dataset.metrics:
+        asked = _judged_by(asked, references, models)
+    states = recorder.record(asked, references, current is None, progress)
     made_from = {
         "pair": f"{device.display_name} + {cloud.display_name}",
         "data": f"{workload.dataset.name}, {len(asked)} prompts",
@@ -197,6 +195,14 @@ def _encode_reference(query: Query, tokenizer: Any) -> tuple[int, ...]:
     return (*ids, *(() if end is None else (int(end),)))[: query.request.max_new_tokens]
 
 
+def _judged_by(queries: Sequence[Query], answers: Sequence[tuple[int, ...]], models: LoadedModels) -> list[Query]:
+    """The queries with these answers' texts as references."""
+    return [
+        replace(query, prompt=replace(query.prompt, references=(models.tokenizer.decode(answer),)))
+        for query, answer in zip(queries, answers, strict=True)
+    ]
+
+
 def _evaluate_and_save(
     out: Path,
     router: TokenRouter,
@@ -209,7 +215,12 @@ def _evaluate_and_save(
     """Serves the router, raises ValueError if it is worse than none, and writes it with its metrics."""
     from training.routing import serving_eval
 
-    served = serving_eval.evaluate_router(router, models, queries, workload.dataset.metrics[0], seed, progress)
+    metric: Metric = Rouge1()
+    if workload.dataset.metrics:
+        metric = workload.dataset.metrics[0]
+    else:
+        queries = _judged_by(queries, _reference_answers(queries, models, workload, seed, progress), models)
+    served = serving_eval.evaluate_router(router, models, queries, metric, seed, progress)
     serving_eval.check(served)
     replace(router, metrics={**router.metrics, **served_metrics(served)}).save(out)
     (out / "metrics.json").write_text(json.dumps(_stage_metrics(router, served), indent=1), encoding="utf-8")

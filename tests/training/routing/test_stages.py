@@ -1,9 +1,9 @@
 """The stages at toy size: trajectories by references and by a router, and what is trained on them."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ from serving.engines.models import Checkpoint
 from serving.engines.tokenizer import Tokenizer
 from serving.learned.router import load
 from serving.progress import silent
-from serving.studies.capacity.cases import BlankDataset
+from serving.workload.metrics import Metric
 from serving.workload.workload import Workload
+from tests.training.routing.conftest import Unanswered
 from training.fitting.recipe import CoLLMRecipe
 from training.fitting.trainer import Trainer
 from training.routing import serving_eval
@@ -53,9 +54,31 @@ def router(first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path_fa
     return out
 
 
-def test_a_data_set_without_a_metric_is_refused_before_anything_is_recorded() -> None:
-    with pytest.raises(ValueError, match="blank has no quality metric, and a router learns from"):
-        check_record_routes(workload=Workload(dataset=BlankDataset()))
+@dataclass(frozen=True)
+class Unjudged(Unanswered):
+    """Prompts without references and without a metric, as Spec-Bench's."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    measures_quality_of: ClassVar[str] = "none"
+
+
+def test_without_a_metric_answers_are_judged_by_the_large_models_own(
+    common: dict[str, Any], toy_corpus: Path, one_thread: Trainer, tmp_path: Path
+) -> None:
+    workload = replace(common["workload"], dataset=Unjudged(toy_corpus))
+    check_record_routes(workload=workload)
+    stages = common | {"workload": workload}
+    routes, trained = tmp_path / "routes", tmp_path / "router"
+    for folder in (routes, trained):
+        folder.mkdir()
+    record_routes(routes, max_comparisons=1, **stages)
+    first_round = read(routes)
+    large_only = first_round.reason == PREFERENCE_REASONS.index("large")
+    assert large_only.any()
+    assert not first_round.small_preferred[large_only].any()
+    train_citer(trained, routes=(routes,), mlp=BRIEF, routed_share=0.2, trainer=one_thread, **stages)
+    served = load(trained).metrics
+    assert served["served/small_only_quality"] < 1  # ROUGE-1 with what the large model writes, which is 1 for itself
 
 
 def choices(path: Path, states: RoutingStates, text: int) -> list[int]:
