@@ -17,13 +17,15 @@ NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglo
 QUANTISED = "synera/table6"
 DISTINCT = (
     "compare", "hat/fig1a", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
-    "hat/table4", "hat/table5", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "real_run",
+    "hat/table4", "hat/table5", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures",
     "synera/fig13", "synera/fig14", "synera/fig18", "synera/fig4", "synera/table3", "token_routing/frontier",
     "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "wisp/embedded_pair", "wisp/fig1",
     "wisp/fig10", "wisp/fig11", "wisp/fig2", "wisp/fig4", "wisp/fig9", "wisp/matched_recall", "wisp/slo",
     "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table5", "wisp/table7", "wisp/table9", "wisp/theorem1",
 )  # fmt: skip
-"""One experiment of each set of stages and runtime; the others add choices and figures to one of these."""
+"""One experiment of each set of stages and runtime, real_run's apart, whose processes take a minute; the others add
+choices and figures to one of these.
+"""
 TOY = (
     "model=toy",
     "workload.num_prompts=6",
@@ -167,13 +169,14 @@ LESS = {
     "token_routing/kv_cache": (*ROUTED, "+variant/token_routing/router=citer,no_cache"),
     "token_routing/spans": (*ROUTED, "+variant/token_routing/router=citer,span_2", "routed_share=0.2"),
     "token_routing/commonsense_qa": (*FIRST, "policy.offload.threshold=0,0.9", *QUESTIONS),
+    "real/precision": (*QUESTIONS, "workload.dataset.evaluation=open"),
     "real/alignment": ("training.seed=0", *QUESTIONS),
     "real/compare": (
         *QUESTIONS,
         "workload.dataset.evaluation=open",
         "+variant/real/method=cloud_centric,lookup,synera",
     ),
-    "hat/table4": ("training.seed=0", "model.cloud.timed_architecture=vicuna_7b"),
+    "hat/table4": ("training.seed=0", "model.cloud.timed_architecture=vicuna_7b", "policy=u_shape,hat"),
     "hat/hidden_inversion": ("stages.inversion.probe.steps=20",),
     "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"),
     "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),

@@ -105,6 +105,8 @@ class RequestRecord:
     """ROUGE-1 with the text of an exhibit's reference row for the same prompt, see `pipeline.report.text_reference`."""
     reference_prefix: float | None = field(default=None, metadata=_NOT_RECORDED)
     """Share of that text's tokens that come before the first one that differs."""
+    reference_equal: bool | None = field(default=None, metadata=_NOT_RECORDED)
+    """True if it is that text."""
 
     @property
     def complete(self) -> bool:

@@ -14,7 +14,7 @@ RequestsByPrompt = Mapping[str, Sequence[RequestRecord]]
 
 
 def with_reference(by_prompt: RequestsByPrompt, reference: RequestsByPrompt) -> dict[str, list[RequestRecord]]:
-    """The requests with `reference_rouge_1` and `reference_prefix`, where `reference` has a text for their prompt."""
+    """The requests, compared with the text that `reference` has for their prompt."""
     return {
         prompt: [_compared(request, reference[prompt][0]) if prompt in reference else request for request in requests]
         for prompt, requests in by_prompt.items()
@@ -34,6 +34,7 @@ def _compared(request: RequestRecord, reference: RequestRecord) -> RequestRecord
         request,
         reference_rouge_1=1.0 if request.text == reference.text else Rouge1().score(request.text, prompt),
         reference_prefix=shared_prefix(request.tokens, reference.tokens),
+        reference_equal=request.tokens == reference.tokens,
     )
 
 

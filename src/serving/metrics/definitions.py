@@ -382,6 +382,7 @@ METRICS: tuple[MetricSpec, ...] = (
                Mean("reference_rouge_1"), "higher"),
     MetricSpec("text/same_prefix", "share", "Tokens of that text before the first one that differs, over its tokens.",
                Mean("reference_prefix"), "higher"),
+    MetricSpec("text/equal", "share", "Answers that are that text, token by token.", Mean("reference_equal"), "higher"),
     MetricSpec("quality/by_task/*", "score", "Mean score of each task.", Mean("quality", by="task"), "higher"),
     MetricSpec("slo/*/requests", "requests", "Requests of an SLO class.", Count(by="slo"), printed="count"),
     MetricSpec("slo/*/violation_rate", "share", "Violated requests of the class over its requests.",

@@ -66,11 +66,16 @@ def test_texts_are_compared_with_those_of_the_reference_row_prompt_by_prompt(tmp
         JobResult("complete", number, policy, (f"policy={policy}",), "d", artifact, metrics={}).write(
             tmp_path / "sweep" / str(number)
         )
-    columns = ExhibitColumn("ROUGE-1", "text/rouge_1"), ExhibitColumn("prefix", "text/same_prefix")
+    columns = (
+        ExhibitColumn("ROUGE-1", "text/rouge_1"),
+        ExhibitColumn("prefix", "text/same_prefix"),
+        ExhibitColumn("equal", "text/equal"),
+    )
     exhibit = Exhibit("t", columns, rows=RowTemplate("{policy}", text_reference="cloud"))
     cloud, synera = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
-    assert [cloud.measured[column.metric_name].value for column in columns] == [1.0, 1.0]
+    assert [cloud.measured[column.metric_name].value for column in columns] == [1.0, 1.0, 1.0]
     assert synera.measured["text/rouge_1"].value == pytest.approx(1.0)  # the same words in another order
+    assert synera.measured["text/equal"].value == 0.5
     assert synera.measured["text/same_prefix"].value == pytest.approx((0.5 + 1.0) / 2)
 
 
