@@ -19,7 +19,7 @@ LAYERS = {
         "cloud", "device", "page",
     ),
     "training": (
-        "fitting", "embedded_pair", "latency", "synera", "wisp", "hat", "routing", "hyperion", "privacy",
+        "fitting", "embedded_pair", "checkpoints", "latency", "synera", "wisp", "hat", "routing", "hyperion", "privacy",
     ),
     "pipeline": ("errors", "artifacts", "config", "report", "search", "running", "api", "command", "__main__"),
 }  # fmt: skip

@@ -4,11 +4,11 @@ cloud model's own text is what a policy should write.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 from pipeline.report.records import RequestRecord
 from pipeline.report.summary import request_mean
-from serving.workload.metrics import Rouge1
-from serving.workload.prompt import Prompt
 
 RequestsByPrompt = Mapping[str, Sequence[RequestRecord]]
 
@@ -29,10 +29,9 @@ def text_metrics(metrics: Sequence[str], by_prompt: RequestsByPrompt) -> dict[st
 
 
 def _compared(request: RequestRecord, reference: RequestRecord) -> RequestRecord:
-    prompt = Prompt(request.prompt_id, "", (reference.text,), request.task)
     return replace(
         request,
-        reference_rouge_1=1.0 if request.text == reference.text else Rouge1().score(request.text, prompt),
+        reference_rouge_1=1.0 if request.text == reference.text else rouge_1(request.text, reference.text),
         reference_prefix=shared_prefix(request.tokens, reference.tokens),
         reference_equal=request.tokens == reference.tokens,
     )
@@ -42,3 +41,15 @@ def shared_prefix(tokens: Sequence[int], reference: Sequence[int]) -> float:
     """The share of `reference` before the first token that differs; 1 for an empty reference."""
     same = next((i for i, pair in enumerate(zip(tokens, reference, strict=False)) if pair[0] != pair[1]), None)
     return 1.0 if not reference else (min(len(tokens), len(reference)) if same is None else same) / len(reference)
+
+
+def rouge_1(text: str, reference: str) -> float:
+    """ROUGE-1 F with Porter stemming (Lin, ROUGE: A Package for Automatic Evaluation of Summaries, 2004)."""
+    return float(_scorer().score(reference, text)["rouge1"].fmeasure)
+
+
+@cache
+def _scorer() -> Any:
+    from rouge_score import rouge_scorer
+
+    return rouge_scorer.RougeScorer(["rouge1"], use_stemmer=True)
