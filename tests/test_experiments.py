@@ -171,6 +171,8 @@ LESS = {
     "token_routing/commonsense_qa": (*FIRST, "policy.offload.threshold=0,0.9", *QUESTIONS),
     "real/precision": (*QUESTIONS, "workload.dataset.evaluation=open"),
     "real/alignment": ("training.seed=0", *QUESTIONS),
+    "real/agreement": ("training.seed=0", *QUESTIONS),
+    "real/drafters": (*QUESTIONS, "+variant/real/drafter=layers_24,lookup"),
     "real/compare": (
         *QUESTIONS,
         "workload.dataset.evaluation=open",

@@ -6,6 +6,8 @@ from typing import Any
 
 from serving.engines.models import Checkpoint
 from serving.progress import Progress
+from serving.workload.workload import Workload
+from training.checkpoints.drafters import Drafter
 from training.checkpoints.gguf import PackagedGGUF
 from training.fitting.recipe import HealingRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
@@ -103,3 +105,28 @@ def prune_model(
     influences = json.loads((layer_influences / INFLUENCES_FILE).read_text(encoding="utf-8"))
     layers = kept_layers(influences, keep)
     heal_pruned(out, work, progress, model.name_or_path, layers, read(self_prompts), recipe, seed, trainer)
+
+
+def record_answers(
+    out: Path, *, progress: Progress, model: Checkpoint, workload: Workload, accelerator: str = "cpu"
+) -> None:
+    """Records a model's greedy answers: answers.json."""
+    from training.checkpoints import agreement
+
+    agreement.write(out, agreement.record(model, workload, accelerator, progress))
+
+
+def measure_agreement(out: Path, *, progress: Progress, answers: Path, drafter: Drafter, gamma: int = 4) -> None:
+    """Measures how often a drafter writes the next token of recorded answers, and what a round of `gamma` drafts gives.
+
+    Writes rows.json and metrics.json: agreement, tokens a round, and tokens for as many weights as a pass of the target
+    reads.
+    """
+    from training.checkpoints import agreement
+
+    drafted = drafter.along(agreement.read(answers), gamma, progress)
+    rows = agreement.rows(drafted, gamma, drafter.weights_share)
+    (out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    means = {f"drafter/all/{name}": sum(cell) / len(cell) for name, cell in rows["drafter"]["all"].items()}
+    means["drafter/all/weights_share"] = drafter.weights_share
+    (out / "metrics.json").write_text(json.dumps(means, indent=1), encoding="utf-8")

@@ -252,11 +252,12 @@ class LookupDraft(_WithoutModel):
             )
 
     def proposal(self, session: Session) -> DraftOutcome | None:
-        found = self._continuation(session.tokens, min(self.k, session.remaining_tokens))
+        found = self.continuation(session.tokens, min(self.k, session.remaining_tokens))
         top_candidates = tuple((token,) for token in found)
         return DraftOutcome(found, {}, top_candidates, False, session.draft_cached_len) if found else None
 
-    def _continuation(self, text: Sequence[int], room: int) -> TokenIds:
+    def continuation(self, text: Sequence[int], room: int) -> TokenIds:
+        """Up to `room` tokens that once followed the end of `text`; empty if nothing like it came before."""
         for length in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
             wanted = text[-length:]
             for end in range(len(text) - 1, length - 1, -1):

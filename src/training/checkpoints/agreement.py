@@ -1,0 +1,57 @@
+"""How often a drafter writes the next token of the target's greedy text, and what a round of drafts gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
+from serving.progress import Progress
+from serving.workload.workload import Workload
+from training.checkpoints.drafters import Answer, Drafted
+from training.fitting.cluster_statistics import clustered_ratio
+
+ANSWERS_FILE = "answers.json"
+
+
+def rows(drafted: Sequence[Drafted], gamma: int, weights_share: float) -> dict[str, Any]:
+    """`{group: {row: {metric: values by answer}}}`: agreement, and tokens a round and a pass of the target."""
+    cluster = np.arange(len(drafted))
+    tokens = np.array([len(one.hits) for one in drafted], np.float64)
+    rounds = np.array([one.rounds for one in drafted], np.float64)
+    right = np.array([sum(one.hits) for one in drafted], np.float64)
+    passes = rounds * (1 + gamma * weights_share)
+    found = {"agreement": (right, tokens), "tokens_per_round": (tokens, rounds), "tokens_per_pass": (tokens, passes)}
+    cells = {name: clustered_ratio(*parts, cluster, len(drafted)) for name, parts in found.items()}
+    return {"drafter": {"all": cells}}
+
+
+def record(cloud: Checkpoint, workload: Workload, accelerator: str, progress: Progress) -> list[Answer]:
+    """The model's greedy answers."""
+    from serving.deployment.model_loading import load_models, make_queries
+    from serving.outcomes.offline import run_untimed
+    from serving.outcomes.record import target_only
+
+    models = load_models(cloud, cloud, accelerator)
+    queries = make_queries(workload, Decoding(), 0, 1, models.tokenizer)
+    records = run_untimed(target_only(), models, queries, 0, progress)
+    return [Answer(query.request.prompt, tuple(records[query.request.session].tokens)) for query in queries]
+
+
+def write(folder: Path, answers: Sequence[Answer]) -> None:
+    texts = [{"prompt": list(answer.prompt), "tokens": list(answer.tokens)} for answer in answers]
+    (folder / ANSWERS_FILE).write_text(json.dumps(texts), encoding="utf-8")
+
+
+def read(folder: Path) -> list[Answer]:
+    """Reads what `write` left. Raises ValueError for a damaged file."""
+    try:
+        texts = json.loads((folder / ANSWERS_FILE).read_text(encoding="utf-8"))
+        return [Answer(tuple(text["prompt"]), tuple(text["tokens"])) for text in texts]
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise ValueError(f"the answers of {folder / ANSWERS_FILE} cannot be read ({problem!r}); record again") from None

@@ -1,0 +1,85 @@
+"""Hits and rounds, counted by hand; a model along its own text; what a pass over part of the weights counts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.engines.models import Checkpoint
+from serving.policy.slots.draft import LookupDraft
+from serving.progress import silent
+from serving.workload.datasets.tiny import TinyTasks
+from serving.workload.workload import Workload
+from tests.support.conf_files import architecture
+from training.checkpoints.agreement import read, rows
+from training.checkpoints.drafters import Answer, Drafted, LookupDrafter, ModelDrafter, count_rounds
+from training.checkpoints.stages import measure_agreement, record_answers
+
+
+@pytest.mark.parametrize(
+    ("hits", "rounds"),
+    [
+        ("", 0),
+        ("....", 4),
+        ("xxxx", 1),
+        ("xxxxxxxxxx", 2),  # four and the verdict's own, twice
+        ("xx.xxxx.", 2),  # the missed token is the verdict's
+        (".xxxxx.", 3),
+    ],
+)
+def test_a_round_takes_the_hits_in_a_row_and_the_verdicts_own_token(hits: str, rounds: int) -> None:
+    assert count_rounds([hit == "x" for hit in hits], gamma=4) == rounds
+
+
+def test_drafts_are_read_off_the_text() -> None:
+    answer = Answer(prompt=(1, 2, 3, 4, 5, 9), tokens=(2, 3, 4, 5, 7, 8))
+    (found,) = LookupDrafter(draft=LookupDraft(4)).along([answer], 4, silent)
+    assert found.hits == (False, True, True, True, False, False)  # 3, 4, 5 once followed 2
+    assert found.rounds == 3  # 2 by the verdict; 3, 4, 5 and the verdict's 7; 8
+
+
+def test_tokens_a_pass_count_what_drafts_read() -> None:
+    cells = rows([Drafted((True,) * 5, 1), Drafted((False, True, False), 2)], gamma=4, weights_share=0.5)
+    means = {name: float(np.mean(cell)) for name, cell in cells["drafter"]["all"].items()}
+    assert means == pytest.approx({"agreement": 6 / 8, "tokens_per_round": 8 / 3, "tokens_per_pass": 8 / 9})
+
+
+@pytest.fixture(scope="module")
+def answers(toy_pair: tuple[Path, Path], toy_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answers")
+    workload = Workload(
+        dataset=TinyTasks(corpus=toy_corpus, split="validation"),
+        num_prompts=4,
+        max_prompt_tokens=192,
+        max_new_tokens=12,
+    )
+    record_answers(folder, progress=silent, model=Checkpoint(path=toy_pair[0]), workload=workload)
+    return folder
+
+
+def drafter(checkpoint: Path, layers: int | None = None) -> ModelDrafter:
+    timed = architecture("llama2_7b")
+    return ModelDrafter(model=Checkpoint(path=checkpoint), architecture=timed, target_architecture=timed, layers=layers)
+
+
+def test_a_model_agrees_with_itself_and_less_without_its_last_layers(
+    answers: Path, toy_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    measure_agreement(tmp_path, progress=silent, answers=answers, drafter=drafter(toy_pair[0]))
+    own = json.loads((tmp_path / "metrics.json").read_text())
+    assert own["drafter/all/agreement"] == 1.0
+    assert own["drafter/all/weights_share"] == 1.0
+    measure_agreement(tmp_path, progress=silent, answers=answers, drafter=drafter(toy_pair[0], layers=2))
+    early = json.loads((tmp_path / "metrics.json").read_text())
+    assert early["drafter/all/agreement"] < 1.0
+    assert early["drafter/all/weights_share"] < 0.2
+    assert 1 <= early["drafter/all/tokens_per_round"] < own["drafter/all/tokens_per_round"]
+
+
+def test_damaged_answers_and_too_many_layers_are_said(toy_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "answers.json").write_text("[{}]")
+    with pytest.raises(ValueError, match=r"answers.json cannot be read \(KeyError\('prompt'\)\); record again"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match=r"drafter.layers is 33; llama2_7b has 32"):
+        drafter(toy_pair[0], layers=33)
