@@ -40,4 +40,4 @@ def test_drafts_keep_the_text_of_a_real_model(tmp_path: Path) -> None:
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         written = model.generate(**ids, do_sample=False, max_new_tokens=LENGTH)[0, ids["input_ids"].shape[1] :]
         assert request.tokens == written.tolist()[: len(request.tokens)]  # the data set's stop strings end some
-    assert sum(len(request.tokens) for request in requests) > LENGTH
+    assert sum(len(request.tokens) for request in requests) >= 4 * ANSWERS
