@@ -5,6 +5,7 @@ They are saved as PNG, PDF and SVG; the same content always gives the same bytes
 
 import logging
 import textwrap
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,12 +94,19 @@ def add_legend(figure: "Figure") -> None:
 
 
 def _shortened(label: str, room_pt: float) -> str:
-    left = right = ceil(len(label) / 2)
-    short = label
-    while _width_pt(short, _LEGEND_PT) > room_pt - _HANDLE_PT:
-        left, right = left - 1, right - 1
-        short = f"{label[:left]}…{label[-right:]}"
-    return short
+    """The label, or as much of both its ends as fits, with … between them."""
+    room_pt -= _HANDLE_PT
+    if _width_pt(label, _LEGEND_PT) <= room_pt:
+        return label
+
+    def cut(letters: int) -> str:
+        return f"{label[:letters]}…{label[-letters:]}"
+
+    # A search by halves, because measuring a long label takes long.
+    too_wide = bisect_left(
+        range(1, ceil(len(label) / 2)), x=True, key=lambda n: _width_pt(cut(n), _LEGEND_PT) > room_pt
+    )
+    return cut(max(1, too_wide))
 
 
 def _width_pt(text: str, size_pt: float) -> float:
