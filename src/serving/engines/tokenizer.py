@@ -1,11 +1,15 @@
 """A checkpoint's tokenizer, and the check that two models of a pair have the same one."""
 
 import json
+import socket
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 _TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
+HUB_TIMEOUT_S = 5.0
 _PROBE_TEXT = "Ünïcode 世界 🙂\n\tif x >= 10: return 'a-b_c'  # 3.14, 1,000"
 
 
@@ -99,10 +103,32 @@ def _token_repr(vocabulary: dict[int, str], i: int) -> str:
 def _load_hf_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
+    if not Path(path).is_dir():
+        _check_hub(str(path))
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"there is no tokenizer that transformers can open at {path}: {error}") from error
+
+
+def _check_hub(name: str) -> None:
+    """Raises ValueError for a model that neither this machine's cache nor a reachable Hub has.
+
+    The library itself would try for a minute.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str) or getproxies():
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), HUB_TIMEOUT_S).close()
+    except OSError as problem:
+        raise ValueError(
+            f"{name} is not on this machine, and the Hugging Face Hub cannot be reached from here ({problem}). Give "
+            "the path of a copy (model.device.path, model.cloud.path), or take a pair that needs no Hub: model=tiny, or "
+            "model=smollm2"
+        ) from problem
 
 
 def _eos_token_ids(path: str | Path, tokenizer: Any) -> tuple[int, ...]:

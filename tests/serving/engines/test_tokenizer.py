@@ -8,6 +8,7 @@ import transformers
 from tokenizers import Tokenizer as Raw
 from tokenizers import models, pre_tokenizers
 
+from serving.engines import tokenizer as tokenizer_module
 from serving.engines.tokenizer import Tokenizer, check_same_tokenizer
 
 WORDS = ["<pad>", "</s>", "<u>", "<a>", "the", "red", "ball", "is", "in", "a", "box", "?"]
@@ -74,3 +75,13 @@ def test_a_damaged_tokenizer_file_is_named(path, tmp_path):
     (tmp_path / "two" / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer.json is damaged"):
         check_same_tokenizer(path, tmp_path / "two")
+
+
+def test_a_model_of_a_hub_that_cannot_be_reached_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(address: tuple[str, int], timeout: float) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(tokenizer_module.socket, "create_connection", unreachable)
+    monkeypatch.setattr(tokenizer_module, "getproxies", dict)
+    with pytest.raises(ValueError, match=r"some/model is not on this machine.*cannot be reached.*no route.*model=tiny"):
+        Tokenizer("some/model")
