@@ -126,7 +126,7 @@ def _check_hub(name: str) -> None:
     except OSError as problem:
         raise ValueError(
             f"{name} is not on this machine, and the Hugging Face Hub cannot be reached from here ({problem}). Give "
-            "the path of a copy (model.device.path, model.cloud.path), or take a pair that needs no Hub: model=tiny, or "
+            "the path of a copy (model.device.path, model.cloud.path), or take a pair that needs no Hub: model=tiny or "
             "model=smollm2"
         ) from problem
 
