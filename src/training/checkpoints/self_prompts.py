@@ -23,7 +23,7 @@ QUESTION_TOKENS, ANSWER_TOKENS = 96, 192
 """At most, of a conversation."""
 ANSWER_TEMPERATURE = 0.8
 """Of every second answer; the others are greedy."""
-MIN_ANSWER_TOKENS = 8
+MIN_ANSWER_TOKENS, MIN_QUESTION_TOKENS = 8, 4
 PART_ANSWER_TOKENS = 8192
 """After so many the conversations are saved."""
 
@@ -163,6 +163,32 @@ class SelfPrompter:
                 raise ValueError(f"the model ended no question within {len(top)} tokens; only a chat model does")
         return self._collect([*ended, *(_Answer(one, row) for row, one in enumerate(rows))], top)
 
+    @torch.inference_mode()
+    def ask(self, count: int, seed: int, progress: Progress) -> list[tuple[int, ...]]:
+        """`count` different questions, as tokens; those of several rows end at once, the shorter ones sooner.
+
+        Raises ValueError for a model that does not end its questions.
+        """
+        generator, before = torch.Generator().manual_seed(seed), self._turns.before
+        decoder = RowDecoder(self._model, before, self._rows, len(before) + QUESTION_TOKENS + 1)
+        rows: list[list[int]] = [[] for _ in range(self._rows)]
+        found: dict[tuple[int, ...], None] = {}
+        steps = 0
+        while len(found) < count:
+            for row, token in enumerate(_drawn(decoder.logits(), torch.ones(self._rows), generator).tolist()):
+                if token == self._end and len(rows[row]) >= MIN_QUESTION_TOKENS:
+                    found[tuple(rows[row])] = None
+                over = token == self._end or len(rows[row]) == QUESTION_TOKENS
+                rows[row] = [] if over else [*rows[row], token]
+                decoder.push(row, token)
+                if over:
+                    decoder.restart(row)
+            steps += 1
+            progress(min(len(found), count), count, "questions")
+            if steps > QUESTION_TOKENS * (2 + len(found)):
+                raise ValueError(f"the model asked {len(found)} questions in {steps} steps; only a chat model asks")
+        return list(found)[:count]
+
     def _new_conversation(self) -> _Conversation:
         return _Conversation(list(self._turns.before))
 
@@ -173,14 +199,9 @@ class SelfPrompter:
     def _sample(
         self, logits: Tensor, likeliest: Tensor, rows: Sequence[_Conversation], generator: torch.Generator
     ) -> Tensor:
-        """(rows): questions at temperature 1; answers of even rows are greedy, of odd ones at `ANSWER_TEMPERATURE`.
-
-        One number a row, found in the cumulative distribution: `multinomial` would draw one for every token.
-        """
+        """(rows): questions at temperature 1; answers of even rows are greedy, of odd ones at `ANSWER_TEMPERATURE`."""
         answering = torch.tensor([one.answer is not None for one in rows])
-        temperatures = torch.where(answering, ANSWER_TEMPERATURE, 1.0)
-        cumulative = (logits / temperatures[:, None]).softmax(-1).cumsum(-1)
-        drawn = torch.searchsorted(cumulative, torch.rand(len(rows), 1, generator=generator) * cumulative[:, -1:])[:, 0]
+        drawn = _drawn(logits, torch.where(answering, ANSWER_TEMPERATURE, 1.0), generator)
         greedy = answering & (torch.arange(len(rows)) % 2 == 0)
         return torch.where(greedy, likeliest.long(), drawn)
 
@@ -216,6 +237,16 @@ class SelfPrompter:
             top_tokens=rows(tokens),
             top_logits=rows(logits),
         )
+
+
+def _drawn(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+    """(rows): a token of each row, at its temperature.
+
+    One number a row, found in the cumulative distribution: `multinomial` would draw one for every token.
+    """
+    cumulative = (logits / temperatures[:, None]).softmax(-1).cumsum(-1)
+    drawn = torch.rand(len(logits), 1, generator=generator) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, drawn)[:, 0]
 
 
 def joined(parts: list[SelfPrompts]) -> SelfPrompts:

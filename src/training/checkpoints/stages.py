@@ -6,6 +6,7 @@ from typing import Any
 
 from serving.engines.models import Checkpoint
 from serving.progress import Progress
+from serving.workload.datasets.self_asked import QUESTIONS_FILE
 from serving.workload.workload import Workload
 from training.checkpoints.drafters import Drafter
 from training.checkpoints.gguf import PackagedGGUF
@@ -53,6 +54,33 @@ def record_self_prompts(
     with trainer.using_threads():
         found = self_prompts.record(prompter, answer_tokens, seed, work, progress)
     self_prompts.write(out, found, {"model": model.display_name, "seed": str(seed)})
+
+
+def record_questions(
+    out: Path,
+    *,
+    progress: Progress,
+    model: Checkpoint,
+    count: int,
+    rows: int = 64,
+    seed: int = 0,
+    trainer: Trainer = CPU_TRAINER,
+) -> None:
+    """Lets a chat model ask `count` questions: questions.jsonl, the data set `self_asked`.
+
+    Raises ValueError for a model without a chat template.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from training.checkpoints.self_prompts import SelfPrompter
+
+    name, tokenizer = model.name_or_path, AutoTokenizer.from_pretrained(model.name_or_path)
+    whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype())
+    with trainer.using_threads():
+        asked = SelfPrompter(whole.eval(), tokenizer, rows, 1).ask(count, seed, progress)
+    texts = [str(tokenizer.decode(list(question))).strip() for question in asked]
+    lines = [json.dumps({"id": f"asked-{number}", "question": text}) for number, text in enumerate(texts)]
+    (out / QUESTIONS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def rank_layers(

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from serving.engines.models import Checkpoint
+from serving.progress import silent
+from serving.workload.datasets.self_asked import SelfAsked
 from tests.support.tiny_models import save_checkpoint
 from training.checkpoints import stages
-from training.checkpoints.self_prompts import SelfPrompts, joined, read
+from training.checkpoints.self_prompts import SelfPrompter, SelfPrompts, joined, read
 from training.fitting.trainer import Trainer
 
 FP32 = Trainer(threads=1, precision="fp32")
@@ -76,3 +78,32 @@ def test_joined_parts_keep_their_texts(found: SelfPrompts) -> None:
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no chat template"):
         recorded(tmp_path / "out", tmp_path / "work", save_checkpoint(tmp_path / "plain"))
+
+
+def test_a_model_asks_different_questions_that_are_a_data_set(chat_model: Path, tmp_path: Path) -> None:
+    asked = {"model": Checkpoint(path=chat_model), "count": 12, "rows": 6, "progress": silent, "trainer": FP32}
+    stages.record_questions(tmp_path, **asked)
+    dataset = SelfAsked(questions=tmp_path)
+    questions = [prompt.text for prompt in dataset.prompts()]
+    assert dataset.is_built
+    assert len(set(questions)) == len(questions) == 12
+    assert all(len(question.split()) >= 4 for question in questions)
+    (tmp_path / "again").mkdir()
+    stages.record_questions(tmp_path / "again", **asked)
+    assert [prompt.text for prompt in SelfAsked(questions=tmp_path / "again").prompts()] == questions
+
+
+def test_a_model_that_ends_no_question_is_refused(chat_model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(chat_model).eval(),
+        AutoTokenizer.from_pretrained(chat_model),
+    )
+    tokenizer.eos_token = "QUESTION"
+    with torch.no_grad():
+        model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size)
+        model.lm_head.bias[tokenizer.eos_token_id] = -1e9
+    prompter = SelfPrompter(model, tokenizer, 2, 1)
+    with pytest.raises(ValueError, match=r"asked 0 questions in .* steps; only a chat model asks"):
+        prompter.ask(1, 0, silent)
