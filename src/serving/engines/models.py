@@ -1,12 +1,17 @@
 """A model pair: the checkpoints that write the tokens, and the architectures whose cost is charged."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from serving.engines.checkpoint_architecture import CONFIG_FILE, check_checkpoint, num_parameters
+from serving.engines.checkpoint_architecture import (
+    CONFIG_FILE,
+    check_checkpoint,
+    checkpoint_architecture,
+    num_parameters,
+)
 from serving.engines.remote.server import RemoteServer
 from serving.engines.tensor_parallel.commands import check_divisible_heads
 from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization
@@ -109,8 +114,19 @@ class ModelConfig(Checkpoint):
 
     @property
     def is_timed_as_itself(self) -> bool:
-        """True if time, bytes and memory are those of the checkpoint's own config.json."""
-        return self.path is not None and self.timed_architecture.source == str(self.path / CONFIG_FILE)
+        """True if time, bytes and memory are those of a model of the checkpoint's own shape."""
+        if self.path is None or self.adapter is not None:
+            return False
+        return self.timed_architecture.source == str(self.path / CONFIG_FILE) or self._has_timed_shape(self.path)
+
+    def _has_timed_shape(self, path: Path) -> bool:
+        timed = replace(self.timed_architecture, quantization="none")
+        try:
+            own = checkpoint_architecture(path)
+        except ValueError:
+            return False
+        named = {name: getattr(timed, name) for name in ("name", "source", "published_parameters")}
+        return replace(own, **named) == timed
 
     @property
     def onnx_graph(self) -> Path | None:

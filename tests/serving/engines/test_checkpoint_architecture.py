@@ -1,6 +1,7 @@
 """A checkpoint's architecture from its config.json, for all families that the engine runs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ def test_a_model_that_is_timed_as_itself_says_so(tmp_path: Path) -> None:
     assert own.is_timed_as_itself
     assert own.described.endswith(f"{tmp_path.name} (17 parameters)")
     assert not ModelConfig(path=tmp_path, timed_architecture=architecture("llama_68m")).is_timed_as_itself
+    published = replace(own.timed_architecture, name="a published name", source="a model card", published_parameters=9)
+    assert ModelConfig(path=tmp_path, timed_architecture=published).is_timed_as_itself
+    assert not ModelConfig(path=tmp_path, timed_architecture=replace(published, layers=4)).is_timed_as_itself
     assert ModelConfig(hub="a/b", timed_architecture=architecture("llama_68m")).described == "a/b"
 
 
