@@ -13,14 +13,14 @@ PAIRS = sorted(file.stem for file in (Path(__file__).parents[2] / "conf" / "mode
 PRUNED = [name for name in PAIRS if name in ("smollm2", "smollm2_d20", "smollm2_d15")]
 
 
-def planned(name: str) -> list[str]:
+def planned(name: str, workload: str = "synthetic") -> list[str]:
     return [
         stage.name.partition("-")[0]
         for stage in api.stages(
             [
                 f"model={name}",
                 "+policy=sled",
-                "workload=synthetic",
+                f"workload={workload}",
                 "hardware=raspberry_pi",
                 "hardware.cloud.tensor_parallel=4",
             ]
@@ -43,7 +43,16 @@ def test_a_pruned_drafter_is_made_of_the_clouds_model(
     (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"weights")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(gguf, "LIBRARIES", ())
-    assert planned(name) == ["cloud_model", "self_prompts", "layer_influences", "pruned_model", "serve"]
+    made = ["cloud_model", "self_prompts", "layer_influences", "pruned_model"]
+    assert planned(name) == [*made, "serve"]
+    assert sorted(planned(name, "self_asked")) == sorted([*made, "questions", "serve"])
+
+
+def test_questions_of_a_model_that_asks_none_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"needs 'questions', which is none of.* model=smollm2 the questions of workload"
+    ):
+        planned("tiny", "self_asked")
 
 
 def test_a_missing_package_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,8 @@ class _Planner:
             needed_by = f"stage {path[-1]!r} needs" if path else "asked for is"
             raise ConfigError(
                 f"{needed_by} {name!r}, which is none of: {', '.join(sorted(self.nodes))}. Stages come with the "
-                "choices of groups: choose a model that brings it, such as model=tiny, or a workload that does "
-                "without, such as workload=self_asked with model=smollm2."
+                "choices of groups: model=tiny brings the tasks of workload=tiny, model=smollm2 the questions of "
+                "workload=self_asked; public data sets go with every model."
             )
         if name not in self.stages:
             self.stages[name] = self._make_stage(name, path)

@@ -1,6 +1,7 @@
 """A checkpoint's tokenizer, and the check that two models of a pair have the same one."""
 
 import json
+import re
 import socket
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.request import getproxies
 
 _TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
 HUB_TIMEOUT_S = 5.0
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PROBE_TEXT = "Ünïcode 世界 🙂\n\tif x >= 10: return 'a-b_c'  # 3.14, 1,000"
 
 
@@ -103,7 +105,7 @@ def _token_repr(vocabulary: dict[int, str], i: int) -> str:
 def _load_hf_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
-    if not Path(path).is_dir():
+    if _HUB_NAME.fullmatch(str(path)) and not Path(path).is_dir():
         _check_hub(str(path))
     try:
         return AutoTokenizer.from_pretrained(path)
@@ -121,8 +123,9 @@ def _check_hub(name: str) -> None:
     if isinstance(try_to_load_from_cache(name, "config.json"), str) or getproxies():
         return
     hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), HUB_TIMEOUT_S).close()
+        socket.create_connection((hub.hostname or "", port), HUB_TIMEOUT_S).close()
     except OSError as problem:
         raise ValueError(
             f"{name} is not on this machine, and the Hugging Face Hub cannot be reached from here ({problem}). Give "

@@ -40,7 +40,7 @@ class Drafted:
 class Drafter(Protocol):
     @property
     def weights_share(self) -> float:
-        """Weights that are read for a drafted token, of those of a pass of the target."""
+        """Bytes of its weights, of those of the target; an embedding that is not the head, too."""
         ...
 
     def along(self, answers: Sequence[Answer], gamma: int, progress: Progress) -> list[Drafted]:
@@ -52,7 +52,7 @@ class Drafter(Protocol):
 class ModelDrafter:
     """A model of its own; with `layers` the first of its layers, read off by its head (early exit).
 
-    Raises ValueError for a number of layers that the model does not have.
+    Raises ValueError for a number of layers that the model does not have, and for HAT's adapter.
     """
 
     model: Checkpoint
@@ -61,6 +61,8 @@ class ModelDrafter:
     layers: int | None = None
 
     def __post_init__(self) -> None:
+        if self.model.adapter is not None:
+            raise ValueError("drafter.model has an adapter, whose drafts are served to be measured: +policy=hat")
         if self.layers is not None and not 0 < self.layers <= self.architecture.layers:
             raise ValueError(
                 f"drafter.layers is {self.layers}; {self.architecture.name} has {self.architecture.layers}"
@@ -109,7 +111,7 @@ class LookupDrafter:
 
         def accepted(place: int) -> int:
             position = len(answer.prompt) + place
-            found = self.draft.continuation(text[:position], gamma)
+            found = self.draft.continuation(text[:position], min(gamma, self.draft.k))
             return shared_len(found, answer.tokens[place:])
 
         hits = tuple(accepted(place) > 0 for place in range(len(answer.tokens)))

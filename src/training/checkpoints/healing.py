@@ -1,7 +1,8 @@
 """Heals a pruned model: it learns the distributions that the whole model had while it wrote its answers.
 
 The loss is the cross-entropy to the teacher's k largest logits at answers' positions, with a head that is restricted to
-the tokens that these answers use. Layers before the first dropped one stay as they are, and so do embedding and head.
+the tokens that these answers use. Layers before the first that follows another one than before stay as they are (all
+but the last if only the last ones are dropped), and so do embedding and head.
 """
 
 import json
@@ -105,7 +106,7 @@ def _grouped(found: SelfPrompts, texts: Sequence[int], tokens_per_step: int, see
 
 
 def head_tokens(found: SelfPrompts, count: int, vocab_size: int) -> Tensor:
-    """The `count` tokens that are most often among the teacher's likeliest, in their order."""
+    """The `count` tokens that are most often among the teacher's likeliest `COUNTED_RANKS`, in their order."""
     often = torch.bincount(found.top_tokens[:, :COUNTED_RANKS].reshape(-1).long(), minlength=vocab_size)
     return often.topk(min(count, vocab_size)).indices.sort().values
 
@@ -113,12 +114,14 @@ def head_tokens(found: SelfPrompts, count: int, vocab_size: int) -> Tensor:
 class HealingModule(LightningModule):
     """Trains the layers of `model` from `first_trained` on, and its last norm."""
 
-    def __init__(self, model: Any, first_trained: int, head: Tensor, recipe: HealingRecipe, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: Any, first_trained: int, head: Tensor, recipe: HealingRecipe, steps: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.model = model.train().requires_grad_(False)
         for module in (*model.model.layers[first_trained:], model.model.norm):
             module.requires_grad_(True)
-        self._recipe, self._compute_dtype = recipe, dtype
+        self._recipe, self._steps, self._compute_dtype = recipe, steps, dtype
         self.register_buffer("head", model.lm_head.weight[head].detach().clone(), persistent=False)
         self.head: Tensor
 
@@ -154,7 +157,7 @@ class HealingModule(LightningModule):
         }
 
     def _factor(self, step: int) -> float:
-        return self._recipe.lr_factor(step, self.trainer.max_steps)
+        return self._recipe.lr_factor(step, self._steps)
 
 
 def heal_pruned(
@@ -176,8 +179,8 @@ def heal_pruned(
         range(len(found)), (1 - 2 * recipe.held_out_share, recipe.held_out_share, recipe.held_out_share), seed
     )
     head = head_tokens(found, recipe.head_tokens, model.config.vocab_size)
-    module = HealingModule(model, first_changed(layers), head, recipe, trainer.dtype())
     loader = HealingLoader(found, split.train, head, recipe.tokens_per_step, seed)
+    module = HealingModule(model, first_changed(layers), head, recipe, len(loader), trainer.dtype())
     history = StepHistory(len(loader), progress)
     with trainer.using_threads() as threads:
         before = _agreement(module, loader, split.test)
@@ -210,6 +213,6 @@ def first_changed(layers: Sequence[int]) -> int:
 
 
 def _agreement(module: HealingModule, loader: HealingLoader, texts: Sequence[int]) -> float:
-    """The share of held-out answers' tokens at which the likeliest token is the teacher's."""
+    """The share of held-out answers' tokens at which the likeliest token of the restricted head is the teacher's."""
     counts = [module.agreement(loader.collate([text])) for text in texts]
     return sum(same for same, _ in counts) / sum(positions for _, positions in counts)

@@ -20,7 +20,7 @@ def layer_influences(model: Any, texts: Sequence[Tensor], progress: Progress) ->
     totals = [0.0] * len(model.model.layers)
     for number, text in enumerate(texts, 1):
         with _observed(model, totals):
-            model.model(input_ids=text[None].long(), use_cache=False)
+            model.model(input_ids=text[None].long().to(model.device), use_cache=False)
         progress(number, len(texts), "texts read")
     num_tokens = sum(map(len, texts))
     return [total / num_tokens for total in totals]

@@ -27,7 +27,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         assert self.keys is not None
         assert self.values is not None
         places, length = self._cache.places, self._cache.length
-        rows = torch.arange(len(places))[:, None]
+        rows = torch.arange(len(places), device=places.device)[:, None]
         self.keys[rows, :, places] = key_states.transpose(1, 2)
         self.values[rows, :, places] = value_states.transpose(1, 2)
         return self.keys[:, :, :length], self.values[:, :, :length]
@@ -61,17 +61,18 @@ class RowDecoder:
     def __init__(self, model: Any, prefix: Sequence[int], rows: int, capacity: int) -> None:
         self._model, self._prefix = model, list(prefix)
         self._cache = _RowCache(model.config.num_hidden_layers, capacity)
-        self._next = torch.full((rows,), self._prefix[-1])
-        self._positions = torch.full((rows,), len(self._prefix) - 1)
+        device = model.device
+        self._next = torch.full((rows,), self._prefix[-1], device=device)
+        self._positions = torch.full((rows,), len(self._prefix) - 1, device=device)
         if len(self._prefix) > 1:
-            begun = torch.tensor(self._prefix[:-1]).expand(rows, -1)
-            self._forward(begun, torch.arange(begun.shape[1]).expand(rows, -1))
+            begun = torch.tensor(self._prefix[:-1], device=device).expand(rows, -1)
+            self._forward(begun, torch.arange(begun.shape[1], device=device).expand(rows, -1))
 
     def logits(self) -> Tensor:
-        """(rows, vocabulary), fp32, of the token that each row reads last; rows then wait for `push`."""
+        """(rows, vocabulary), fp32, on the CPU, of the token that each row reads last; rows then wait for `push`."""
         hidden = self._forward(self._next[:, None], self._positions[:, None])
         found: Tensor = self._model.lm_head(hidden[:, -1])
-        return found.float()
+        return found.float().cpu()
 
     def push(self, row: int, token: int) -> None:
         """The token that the row reads next."""
@@ -86,7 +87,7 @@ class RowDecoder:
     def _forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         """(rows, new tokens, hidden)"""
         self._cache.places, self._cache.length = places, int(places.max()) + 1
-        mask = (torch.arange(self._cache.length) <= places[..., None])[:, None]
+        mask = (torch.arange(self._cache.length, device=places.device) <= places[..., None])[:, None]
         found: Tensor = self._model.model(
             input_ids=tokens, position_ids=places, attention_mask=mask, past_key_values=self._cache, use_cache=True
         ).last_hidden_state

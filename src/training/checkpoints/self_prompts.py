@@ -95,7 +95,7 @@ class _Turns:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "_Turns":
-        """Raises ValueError for a tokenizer without a chat template."""
+        """Raises ValueError for a tokenizer without a chat template, or whose user's turn ends otherwise than texts."""
         if not tokenizer.chat_template:
             raise ValueError("the cloud model's tokenizer has no chat template; only a chat model can prompt itself")
         mark = "QUESTION"
@@ -103,7 +103,14 @@ class _Turns:
             [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
         )
         before, _, between = text.partition(mark)
-        return cls(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, between)))
+        turns = cls(*(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, between)))
+        if len(turns.between) < 2 or turns.between[0] != tokenizer.eos_token_id:
+            raise ValueError(
+                f"the cloud model's chat template has {between!r} behind a question, which does not begin with the end "
+                f"token {tokenizer.eos_token!r}: the model cannot end its own questions. Give a model whose turns end "
+                "with its end token, as SmolLM2's and Qwen's do"
+            )
+        return turns
 
 
 @dataclass
@@ -165,7 +172,7 @@ class SelfPrompter:
 
     @torch.inference_mode()
     def ask(self, count: int, seed: int, progress: Progress) -> list[tuple[int, ...]]:
-        """`count` different questions, as tokens; those of several rows end at once, the shorter ones sooner.
+        """`count` different questions, as tokens. Rows write side by side, so short questions are found first.
 
         Raises ValueError for a model that does not end its questions.
         """

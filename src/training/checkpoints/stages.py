@@ -50,7 +50,9 @@ def record_self_prompts(
 
     name = model.name_or_path
     whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype())
-    prompter = self_prompts.SelfPrompter(whole.eval(), AutoTokenizer.from_pretrained(name), rows, top_k)
+    prompter = self_prompts.SelfPrompter(
+        whole.eval().to(trainer.torch_device), AutoTokenizer.from_pretrained(name), rows, top_k
+    )
     with trainer.using_threads():
         found = self_prompts.record(prompter, answer_tokens, seed, work, progress)
     self_prompts.write(out, found, {"model": model.display_name, "seed": str(seed)})
@@ -77,7 +79,7 @@ def record_questions(
     name, tokenizer = model.name_or_path, AutoTokenizer.from_pretrained(model.name_or_path)
     whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype())
     with trainer.using_threads():
-        asked = SelfPrompter(whole.eval(), tokenizer, rows, 1).ask(count, seed, progress)
+        asked = SelfPrompter(whole.eval().to(trainer.torch_device), tokenizer, rows, 1).ask(count, seed, progress)
     texts = [str(tokenizer.decode(list(question))).strip() for question in asked]
     lines = [json.dumps({"id": f"asked-{number}", "question": text}) for number, text in enumerate(texts)]
     (out / QUESTIONS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -93,6 +93,9 @@ class HATRecipe:
         return 0.05 + 0.95 * (1 + cos(pi * min(1.0, share))) / 2
 
 
+MAX_HELD_OUT_SHARE = 0.4
+
+
 @dataclass(frozen=True)
 class HealingRecipe:
     """Training of a pruned model, one epoch. Raises ValueError for a value out of range."""
@@ -106,14 +109,17 @@ class HealingRecipe:
     head_tokens: int = 16_384
     """Tokens of the restricted head that the loss is over."""
     held_out_share: float = 0.05
-    """Of the conversations: agreement is measured on them."""
+    """Of the conversations: agreement is measured on them. As many more are kept from training."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "tokens_per_step", "head_tokens", "warmup_steps")
         check_above_zero(self, "learning_rate", "held_out_share")
-        if not 0 <= self.stable_share < 1 or self.held_out_share >= 1:
+        if not 0 <= self.stable_share < 1:
+            raise ValueError(f"recipe.stable_share must be 0 or more and below 1, got {self.stable_share}")
+        if self.held_out_share >= MAX_HELD_OUT_SHARE:
             raise ValueError(
-                f"recipe.stable_share={self.stable_share} and held_out_share={self.held_out_share} must be below 1"
+                f"recipe.held_out_share must be below {MAX_HELD_OUT_SHARE}, got {self.held_out_share}: twice as much "
+                "is kept from training, half of it to be measured on"
             )
 
     def lr_factor(self, step: int, steps: int) -> float:

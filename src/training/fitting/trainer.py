@@ -53,6 +53,11 @@ class Trainer:
         if self.strategy == DEEPSPEED and self.accelerator == "gpu":
             _check_gpu()
 
+    @property
+    def torch_device(self) -> str:
+        """The device of work that is no training, such as recording what a model writes."""
+        return "cuda" if self.accelerator == "gpu" else "cpu"
+
     def dtype(self) -> "torch.dtype":
         """The dtype of matrix products."""
         import torch

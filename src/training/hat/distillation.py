@@ -19,7 +19,7 @@ from training.hat.trace import HiddenStateTrace
 from training.hat.train import FrozenTargetModule, HiddenStateBatch, collate
 
 MAX_LOSS_TOKENS = 16_384
-"""Of a larger vocabulary the losses are over so many tokens."""
+"""Of a larger vocabulary the losses are over so many tokens, or as many as the texts use."""
 
 
 def loss_tokens(trace: HiddenStateTrace, vocab_size: int) -> Tensor | None:
@@ -148,15 +148,18 @@ class MedusaModule(FrozenTargetModule):
             total = total + self._decay**k * (F.cross_entropy(logits, tokens, reduction="none") * weights).sum()
         return total
 
-    def predictions(self, batch: HiddenStateBatch) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each head: logits (positions, tokens of the loss), places of the targets among them, and weights."""
+    def predictions(self, batch: HiddenStateBatch, whole: bool = False) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """For each head: logits (positions, tokens of the loss), places of the targets among them, and weights; with
+        `whole` over the vocabulary, as served.
+        """
+        heads, places = (self.whole_heads(), None) if whole else (self.trained_module, self._places)
         hidden = self._norm[0](batch.deep)
         found = []
-        for k, head in enumerate(self.trained_module.children(), start=1):
+        for k, head in enumerate(heads.children(), start=1):
             tokens = batch.tokens[:, 1 + k :]
             weights = batch.loss_weights[:, : tokens.shape[1]]
             used = (weights > 0) & (tokens >= 0)
-            targets = tokens[used] if self._places is None else self._places.to(tokens.device)[tokens[used]]
+            targets = tokens[used] if places is None else places.to(tokens.device)[tokens[used]]
             found.append((head(hidden[:, : tokens.shape[1]][used]), targets, weights[used]))
         return found
 
@@ -164,7 +167,7 @@ class MedusaModule(FrozenTargetModule):
     def rank_accuracies(self, trace: HiddenStateTrace, texts: Sequence[int]) -> list[list[float]]:
         """For each head and rank the share of right predictions, over the answers of these texts."""
         found = []
-        for logits, tokens, weights in self.predictions(collate(trace, texts, 0.0)):
+        for logits, tokens, weights in self.predictions(collate(trace, texts, 0.0), whole=True):
             right = (logits.topk(MAX_RANKS, -1).indices == tokens[:, None]) * weights[:, None]
             found.append((right.sum(0) / weights.sum().clamp_min(1e-9)).tolist())
         return found
@@ -173,7 +176,7 @@ class MedusaModule(FrozenTargetModule):
     def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
         return [
             float(((logits.argmax(-1) == tokens) * weights).sum() / weights.sum().clamp_min(1e-9))
-            for logits, tokens, weights in self.predictions(batch)
+            for logits, tokens, weights in self.predictions(batch, whole=True)
         ]
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from tests.support.tiny_models import save_checkpoint
 
-TEMPLATE = "{% for m in messages %}where {{ m['content'] }} is{% endfor %}{% if add_generation_prompt %} it{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}where {{ m['content'] }} <eos>{% endfor %}{% if add_generation_prompt %} it{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")

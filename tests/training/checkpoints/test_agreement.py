@@ -1,6 +1,7 @@
 """Hits and rounds, counted by hand; a model along its own text; what a pass over part of the weights counts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,5 +82,7 @@ def test_damaged_answers_and_too_many_layers_are_said(toy_pair: tuple[Path, Path
     (tmp_path / "answers.json").write_text("[{}]")
     with pytest.raises(ValueError, match=r"answers.json cannot be read \(KeyError\('prompt'\)\); record again"):
         read(tmp_path)
+    with pytest.raises(ValueError, match=r"drafter.model has an adapter, whose drafts are served to be measured"):
+        replace(drafter(toy_pair[0]), model=Checkpoint(path=toy_pair[0], adapter=tmp_path))
     with pytest.raises(ValueError, match=r"drafter.layers is 33; llama2_7b has 32"):
         drafter(toy_pair[0], layers=33)

@@ -1,16 +1,19 @@
 """Layers of least influence are dropped, and what is left learns the whole model's distributions."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from serving.engines.models import Checkpoint
+from serving.progress import silent
 from training.checkpoints import stages
-from training.checkpoints.healing import first_changed
+from training.checkpoints.healing import first_changed, heal_pruned
 from training.checkpoints.layer_ranking import kept_layers, layer_influences
 from training.checkpoints.pruned import load_pruned
+from training.checkpoints.self_prompts import read
 from training.fitting.recipe import HealingRecipe
 from training.fitting.trainer import Trainer
 
@@ -69,3 +72,22 @@ def test_healing_makes_the_pruned_model_agree(chat_model: Path, prompts: Path, t
     assert report["losses"][-1] < report["losses"][0]
     assert Checkpoint(path=out).has_weights
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 4
+
+
+def test_healing_runs_by_deepspeed_as_by_lightning(chat_model: Path, prompts: Path, tmp_path: Path) -> None:
+    found = read(prompts)
+    recipe = HealingRecipe(tokens_per_step=512, learning_rate=3e-3, head_tokens=10)
+    losses = []
+    for name, trainer in (("lightning", FP32), ("deepspeed", replace(FP32, strategy="deepspeed"))):
+        out, work = tmp_path / name, tmp_path / f"{name}_work"
+        for folder in (out, work):
+            folder.mkdir()
+        heal_pruned(out, work, silent, str(chat_model), (0, 1, 5, 6), found, recipe, 0, trainer)
+        losses.append(json.loads((out / "pruning.json").read_text())["losses"])
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_a_share_that_leaves_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"held_out_share must be below 0.4, got 0.5"):
+        HealingRecipe(held_out_share=0.5)

@@ -1,5 +1,6 @@
 """A chat model writes conversations with itself; the kept logits are those that a forward of the text gives."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from serving.engines.models import Checkpoint
 from serving.progress import silent
 from serving.workload.datasets.self_asked import SelfAsked
 from tests.support.tiny_models import save_checkpoint
-from training.checkpoints import stages
+from training.checkpoints import self_prompts, stages
 from training.checkpoints.self_prompts import SelfPrompter, SelfPrompts, joined, read
 from training.fitting.trainer import Trainer
 
@@ -57,15 +58,20 @@ def test_the_greedy_answers_take_the_likeliest_token(found: SelfPrompts) -> None
     assert not all(greedy)
 
 
-def test_an_interrupted_recording_goes_on_from_its_parts(chat_model: Path, tmp_path: Path, found: SelfPrompts) -> None:
+def test_an_interrupted_recording_goes_on_from_its_parts(
+    chat_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_prompts, "PART_ANSWER_TOKENS", 40)
     few = recorded(tmp_path / "few", tmp_path / "work", chat_model, answer_tokens=1)
-    parts = sorted(path.name for path in (tmp_path / "work").iterdir())
-    again = recorded(tmp_path / "again", tmp_path / "work", chat_model)
-    assert parts == ["0"]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["0"]
+    again = recorded(tmp_path / "again", tmp_path / "work", chat_model, answer_tokens=100)
+    assert len(list((tmp_path / "work").iterdir())) > 1
+    at_once = recorded(tmp_path / "at_once", tmp_path / "work2", chat_model, answer_tokens=100)
+    assert torch.equal(again.tokens, at_once.tokens)
     assert torch.equal(again.tokens[: len(few.tokens)], few.tokens)
-    assert torch.equal(again.tokens, found.tokens)
-    other = recorded(tmp_path / "other", tmp_path / "work2", chat_model, seed=1)
-    assert not torch.equal(other.tokens[:20], found.tokens[:20])
+    assert not torch.equal(again.tokens[len(few.tokens) :][:20], few.tokens[:20])
+    other = recorded(tmp_path / "other", tmp_path / "work3", chat_model, answer_tokens=1, seed=1)
+    assert not torch.equal(other.tokens[:20], few.tokens[:20])
 
 
 def test_joined_parts_keep_their_texts(found: SelfPrompts) -> None:
@@ -73,6 +79,16 @@ def test_joined_parts_keep_their_texts(found: SelfPrompts) -> None:
     begin, end = found.span(0)
     assert twice.span(len(found)) == (len(found.tokens), len(found.tokens) + end - begin)
     assert len(twice.top_tokens) == 2 * len(found.top_tokens)
+
+
+def test_a_template_whose_turns_do_not_end_with_the_end_token_is_refused(chat_model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(chat_model, copy)
+    template = copy / "chat_template.jinja"
+    text = template.read_text() if template.is_file() else (copy / "tokenizer_config.json").read_text()
+    (template if template.is_file() else copy / "tokenizer_config.json").write_text(text.replace("<eos>{%", "is{%"))
+    with pytest.raises(ValueError, match=r"does not begin with the end token '<eos>': the model cannot end its own"):
+        recorded(tmp_path / "out", tmp_path / "work", copy)
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:
@@ -100,7 +116,6 @@ def test_a_model_that_ends_no_question_is_refused(chat_model: Path) -> None:
         AutoModelForCausalLM.from_pretrained(chat_model).eval(),
         AutoTokenizer.from_pretrained(chat_model),
     )
-    tokenizer.eos_token = "QUESTION"
     with torch.no_grad():
         model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size)
         model.lm_head.bias[tokenizer.eos_token_id] = -1e9
