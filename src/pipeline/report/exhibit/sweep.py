@@ -207,6 +207,6 @@ def _missing_metric_notes(exhibit: Exhibit, jobs: Sequence[ComparisonRow]) -> It
     """Columns whose metric no job has: those of stages are known only after the jobs."""
     known = {metric for job in jobs for metric in job.result.metrics}
     for column in exhibit.columns:
-        if known and column.metric_name not in known:
+        if known and column.metric_name not in known and not column.metric_name.startswith(TEXT_METRICS):
             own = ", ".join(sorted(metric for metric in known if metric.startswith("stage/")))
             yield f"no job has the metric {column.metric_name}; those of stages are: {own or 'none'}"
