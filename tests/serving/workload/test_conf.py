@@ -15,6 +15,8 @@ from pipeline.config.compose import prepare_hydra
 
 CONF = Path(__file__).parents[3] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "workload").glob("[!_]*.yaml"))
+PUBLIC = set(NAMES) - {"tiny", "smoke", "synthetic", "self_asked"}
+"""Those of public data sets, which have a file."""
 
 
 def composed(*overrides):
@@ -42,7 +44,7 @@ def test_a_workload_names_the_fields_of_what_it_builds(name, arrivals):
         assert set(one) - {"_target_"} <= {field.name for field in fields(getattr(import_module(module), kind))}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "synthetic"}))
+@pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_workload_path_reaches_the_data_set(name):
     workload = composed(f"+workload={name}", "workload.path=some/file").workload
     assert workload.dataset.path == "some/file"
@@ -63,7 +65,7 @@ def test_composing_a_workload_imports_no_heavy_package():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "synthetic"}))
+@pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_policies_are_trained_on_the_open_half_whatever_is_served(name):
     prepare_hydra()
     words = (f"+workload={name}", "workload.path=some/file", "workload.dataset.evaluation=sealed")
