@@ -70,19 +70,24 @@ def prompt_sums(metric: str, value: float, by_prompt: Mapping[str, Sequence[Requ
     return PromptSums(tuple(by_prompt), sums, found.combine)
 
 
-def stage_sums(metric: str, artifact: str | None) -> PromptSums | None:
-    """The sums of a stage's metric `stage/NAME/GROUP/ROW/METRIC`, whose values by cluster are in the rows.json of the
-    stage's artifact; None if there are none.
+def read_stage_rows(artifact: str | None) -> dict[str, Any]:
+    """`{group: {row: {metric: values by cluster}}}` of a stage's artifact; empty if it has no rows.json."""
+    file = Path(artifact or "") / ROWS_FILE
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if artifact and file.is_file() else {}
+    return found
+
+
+def stage_sums(metric: str, rows: Mapping[str, Any]) -> PromptSums | None:
+    """The sums of a stage's metric `stage/NAME/GROUP/ROW/METRIC` over the clusters of its values in `rows`; None where
+    there are none.
     """
     import numpy as np
 
-    file, place = Path(artifact or "") / ROWS_FILE, metric.split("/")[2:]
-    if not artifact or len(place) != _ROW_KEYS or not file.is_file():
-        return None
-    cell: Any = json.loads(file.read_text(encoding="utf-8"))
+    place = metric.split("/")[2:]
+    cell: Any = rows
     for key in place:
         cell = cell.get(key) if isinstance(cell, dict) else None
-    if not isinstance(cell, list):
+    if len(place) != _ROW_KEYS or not isinstance(cell, list):
         return None
     values = np.asarray(cell, dtype=np.float64)
     sums = np.stack([values, np.ones_like(values)], axis=1)

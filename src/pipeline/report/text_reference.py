@@ -10,6 +10,9 @@ from typing import Any
 from pipeline.report.records import RequestRecord
 from pipeline.report.summary import request_mean
 
+TEXT_METRICS = "text/"
+"""Begins the metrics that compare texts."""
+
 RequestsByPrompt = Mapping[str, Sequence[RequestRecord]]
 
 

@@ -63,7 +63,7 @@ class PrefixReusingEngine:
         if seq.start or seq.parents is not None or seq.kept_tree_nodes is not None:
             return seq
         known = self._texts.get((seq.session, layer), ())
-        same = _shared_len(known, seq.tokens[: seq.num_tokens - seq.num_drafts - 1])
+        same = shared_len(known, seq.tokens[: seq.num_tokens - seq.num_drafts - 1])
         if not same:
             return seq
         return replace(seq, start=same, num_tokens=seq.num_tokens - same, tokens=seq.tokens[same:])
@@ -81,7 +81,7 @@ class PrefixReusingEngine:
         known, computed = self._texts.get(place, ()), max(1, work.num_adopted_drafts)
         same = 0
         if not work.start:
-            same = _shared_len(known, work.input_tokens[: max(0, len(work.input_tokens) - computed)])
+            same = shared_len(known, work.input_tokens[: max(0, len(work.input_tokens) - computed)])
         outcome, loads = self._engine.execute(
             replace(work, start=work.start + same, input_tokens=work.input_tokens[same:])
         )
@@ -118,7 +118,7 @@ def _places(work: Work) -> list[tuple[str, int | None]]:
     return [(one.session, None) for one in (work.works if isinstance(work, DraftBatch) else (work,))]
 
 
-def _shared_len(known: TokenIds, tokens: TokenIds) -> int:
+def shared_len(known: TokenIds, tokens: TokenIds) -> int:
     """How many tokens both begin with."""
     same = zip(known, tokens, strict=False)
     return next((i for i, (a, b) in enumerate(same) if a != b), min(len(known), len(tokens)))

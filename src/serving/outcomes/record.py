@@ -66,6 +66,14 @@ def target_only() -> Policy:
     )
 
 
+def target_answers(
+    models: LoadedModels, queries: Sequence[Query], seed: int, progress: Progress
+) -> list[tuple[int, ...]]:
+    """The target's own answer to each query, as token ids."""
+    records = offline.run_untimed(target_only(), models, queries, seed, progress)
+    return [tuple(records[query.request.session].tokens) for query in queries]
+
+
 @dataclass(frozen=True)
 class TraceRecorder:
     """Records traces. With `policy` None or lossless it records the target's own text, else the policy's. Drafts exit

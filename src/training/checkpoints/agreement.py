@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
+from serving.policy.policy import NO_REQUIREMENTS
 from serving.progress import Progress
 from serving.workload.workload import Workload
 from training.checkpoints.drafters import Answer, Drafted
@@ -22,9 +24,9 @@ ANSWERS_FILE = "answers.json"
 def rows(drafted: Sequence[Drafted], gamma: int, weights_share: float) -> dict[str, Any]:
     """`{group: {row: {metric: values by answer}}}`: agreement, and tokens a round and a pass of the target."""
     cluster = np.arange(len(drafted))
-    tokens = np.array([len(one.hits) for one in drafted], np.float64)
-    rounds = np.array([one.rounds for one in drafted], np.float64)
-    right = np.array([sum(one.hits) for one in drafted], np.float64)
+    tokens = np.array([len(one.accepted) for one in drafted], np.float64)
+    rounds = np.array([one.num_rounds for one in drafted], np.float64)
+    right = np.array([one.num_hits for one in drafted], np.float64)
     passes = rounds * (1 + gamma * weights_share)
     found = {"agreement": (right, tokens), "tokens_per_round": (tokens, rounds), "tokens_per_pass": (tokens, passes)}
     cells = {name: clustered_ratio(*parts, cluster, len(drafted)) for name, parts in found.items()}
@@ -34,13 +36,12 @@ def rows(drafted: Sequence[Drafted], gamma: int, weights_share: float) -> dict[s
 def record(cloud: Checkpoint, workload: Workload, accelerator: str, progress: Progress) -> list[Answer]:
     """The model's greedy answers."""
     from serving.deployment.model_loading import load_models, make_queries
-    from serving.outcomes.offline import run_untimed
-    from serving.outcomes.record import target_only
+    from serving.outcomes.record import target_answers
 
-    models = load_models(cloud, cloud, accelerator)
+    models = load_models(cloud, cloud, accelerator, replace(NO_REQUIREMENTS, drafter=False))
     queries = make_queries(workload, Decoding(), 0, 1, models.tokenizer)
-    records = run_untimed(target_only(), models, queries, 0, progress)
-    return [Answer(query.request.prompt, tuple(records[query.request.session].tokens)) for query in queries]
+    answers = target_answers(models, queries, 0, progress)
+    return [Answer(query.request.prompt, answer) for query, answer in zip(queries, answers, strict=True)]
 
 
 def write(folder: Path, answers: Sequence[Answer]) -> None:

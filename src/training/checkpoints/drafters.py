@@ -6,17 +6,18 @@ counted from these hits are those that a session would have, without running one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from serving.engines.models import Checkpoint
+from serving.engines.prefix_reuse import shared_len
 from serving.hardware.architecture import Architecture
 from serving.policy.slots.draft import LookupDraft
 from serving.progress import Progress
 
 if TYPE_CHECKING:
-    from serving.engines.torch.model_runner import ModelRunner
+    from serving.outcomes.teacher_forcing import TeacherForcedModel
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,22 @@ class Answer:
 class Drafted:
     """What a drafter would have done along one answer of `n` tokens."""
 
-    hits: tuple[bool, ...]
-    """(n): True where it predicts the token."""
-    rounds: int
-    """Rounds of drafts and verdicts that write the answer."""
+    accepted: tuple[int, ...]
+    """(n): how many of the drafts that begin at each token are the answer's."""
+
+    @property
+    def num_hits(self) -> int:
+        """Tokens that the drafter predicts."""
+        return sum(count > 0 for count in self.accepted)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that write the answer: each takes the accepted drafts and the verdict's own token."""
+        rounds = place = 0
+        while place < len(self.accepted):
+            place += self.accepted[place] + 1
+            rounds += 1
+        return rounds
 
 
 class Drafter(Protocol):
@@ -62,7 +75,7 @@ class ModelDrafter:
 
     def __post_init__(self) -> None:
         if self.model.adapter is not None:
-            raise ValueError("drafter.model has an adapter, whose drafts are served to be measured: +policy=hat")
+            raise ValueError("drafter.model has an adapter; its drafts are measured by serving it: +policy=hat")
         if self.layers is not None and not 0 < self.layers <= self.architecture.layers:
             raise ValueError(
                 f"drafter.layers is {self.layers}; {self.architecture.name} has {self.architecture.layers}"
@@ -76,23 +89,24 @@ class ModelDrafter:
         return own.weights_nbytes("fp16") / self.target_architecture.weights_nbytes("fp16")
 
     def along(self, answers: Sequence[Answer], gamma: int, progress: Progress) -> list[Drafted]:
-        runner, found = self._runner(), []
+        model, found = self._load(), []
         for number, answer in enumerate(answers, 1):
-            hits = _hits(runner, answer)
-            found.append(Drafted(hits, count_rounds(hits, gamma)))
+            fed = (*answer.prompt, *answer.tokens)[:-1]
+            predicted = model.greedy_tokens(fed, len(answer.prompt), max_tokens=len(fed))
+            found.append(Drafted(accepted_drafts(predicted, answer.tokens, gamma)))
             progress(number, len(answers), "answers read")
         return found
 
-    def _runner(self) -> ModelRunner:
-        from serving.deployment.model_loading import load_models
-        from serving.engines.torch.model_runner import ModelRunner
+    def _load(self) -> TeacherForcedModel:
+        from serving.deployment.model_loading import load_tokenizer
+        from serving.engines.torch.model import load_model
+        from serving.outcomes.teacher_forcing import TeacherForcedModel
 
-        models = load_models(self.model, self.model)
-        engine: Any = models.cloud
-        model, layers = engine.model, self.layers
+        checkpoint, layers = self.model, self.layers
+        model = load_model(checkpoint.name_or_path, dtype=checkpoint.dtype, quantization=checkpoint.quantization)
         if layers is not None:
             model = replace(model, layers=model.layers[:layers], sliding_windows=model.sliding_windows[:layers])
-        return ModelRunner(model, min(len(models.tokenizer), model.vocab_size))
+        return TeacherForcedModel(model, load_tokenizer(checkpoint, checkpoint)[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,49 +118,20 @@ class LookupDrafter:
 
     def along(self, answers: Sequence[Answer], gamma: int, progress: Progress) -> list[Drafted]:
         progress(len(answers), len(answers), "answers read")
-        return [self._along(answer, gamma) for answer in answers]
+        return [Drafted(tuple(self._accepted(answer, gamma))) for answer in answers]
 
-    def _along(self, answer: Answer, gamma: int) -> Drafted:
+    def _accepted(self, answer: Answer, gamma: int) -> Iterator[int]:
         text = [*answer.prompt, *answer.tokens]
-
-        def accepted(place: int) -> int:
-            position = len(answer.prompt) + place
-            found = self.draft.continuation(text[:position], min(gamma, self.draft.k))
-            return shared_len(found, answer.tokens[place:])
-
-        hits = tuple(accepted(place) > 0 for place in range(len(answer.tokens)))
-        rounds = place = 0
-        while place < len(answer.tokens):
-            place += accepted(place) + 1
-            rounds += 1
-        return Drafted(hits, rounds)
+        for place in range(len(answer.tokens)):
+            drafts = self.draft.continuation(text[: len(answer.prompt) + place], min(gamma, self.draft.k))
+            yield shared_len(drafts, answer.tokens[place:])
 
 
-def shared_len(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    same = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-    return min(len(one), len(other)) if same is None else same
-
-
-def count_rounds(hits: Sequence[bool], gamma: int) -> int:
-    """Rounds that write an answer: each takes the hits in a row, `gamma` at most, and the verdict's own token."""
-    rounds = place = 0
-    while place < len(hits):
-        ahead = hits[place : place + gamma]
-        place += (ahead.index(False) if False in ahead else len(ahead)) + 1
-        rounds += 1
-    return rounds
-
-
-def _hits(runner: ModelRunner, answer: Answer) -> tuple[bool, ...]:
-    import torch
-
-    from serving.engines.torch.model_runner import RunnerInput
-    from serving.engines.torch.sequence_cache import SequenceCache
-
-    fed, depth = (*answer.prompt, *answer.tokens)[:-1], len(runner.model.layers)
-    with torch.inference_mode():
-        cache = SequenceCache(runner.model, 0, depth)
-        hidden = runner.run(runner.embed(fed), [RunnerInput(cache, len(fed))], 0, depth)
-        likeliest = runner.logits(hidden[len(answer.prompt) - 1 :]).argmax(-1).cpu()
-    return tuple((likeliest == torch.tensor(answer.tokens)).tolist())
+def accepted_drafts(predicted: Sequence[int], tokens: Sequence[int], gamma: int) -> tuple[int, ...]:
+    """(n): how many of `gamma` drafts from each of `n` tokens on are the answer's, where each token is predicted from
+    those before it.
+    """
+    counts = [0] * (len(tokens) + 1)
+    for place in reversed(range(len(tokens))):
+        counts[place] = counts[place + 1] + 1 if predicted[place] == tokens[place] else 0
+    return tuple(min(count, gamma) for count in counts[:-1])

@@ -13,7 +13,7 @@ ORIGIN_FILE = "origin.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PackagedGGUF:
-    """A GGUF file in an installed Python package, whose weights are in fewer bits than 16.
+    """A GGUF file, with weights in fewer bits than 16, in an installed Python package.
 
     Raises ValueError, with the command that installs it, if the package, the file or a library that reads it is
     missing.

@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from serving.progress import Progress
-from training.checkpoints.pruned import load_pruned
+from training.checkpoints.pruning import load_pruned
 from training.checkpoints.self_prompts import SelfPrompts
 from training.fitting import machine
 from training.fitting.batches import ResumableLoader
 from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer, StepHistory
 from training.fitting.held_out import random_split
 from training.fitting.recipe import HealingRecipe
+from training.fitting.token_subset import TokenSubset
 from training.fitting.trainer import Trainer
 
 SAVE_EVERY_STEPS = 25
@@ -58,12 +59,10 @@ class HealingBatch:
 class HealingLoader(ResumableLoader[HealingBatch]):
     """Batches of conversations of similar length, about `tokens_per_step` tokens each, in a seeded order."""
 
-    def __init__(self, found: SelfPrompts, texts: Sequence[int], head: Tensor, tokens_per_step: int, seed: int) -> None:
-        self._found, self._spans, self._places = (
-            found,
-            found.answer_spans(),
-            _places(head, int(found.top_tokens.max()) + 1),
-        )
+    def __init__(
+        self, found: SelfPrompts, texts: Sequence[int], head: TokenSubset, tokens_per_step: int, seed: int
+    ) -> None:
+        self._found, self._spans, self._places = found, found.answer_spans(), head.places
         self._batches = _grouped(found, texts, tokens_per_step, seed)
         super().__init__(len(self._batches))
 
@@ -83,13 +82,6 @@ class HealingLoader(ResumableLoader[HealingBatch]):
         return HealingBatch(tokens, mask, torch.cat(rows), top, self._found.top_logits[answers].float())
 
 
-def _places(head: Tensor, size: int) -> Tensor:
-    """(size): place of each token in the restricted head, -1 outside it."""
-    places = torch.full((max(size, int(head.max()) + 1),), -1)
-    places[head] = torch.arange(len(head))
-    return places
-
-
 def _grouped(found: SelfPrompts, texts: Sequence[int], tokens_per_step: int, seed: int) -> list[list[int]]:
     def length(text: int) -> int:
         begin, end = found.span(text)
@@ -105,25 +97,24 @@ def _grouped(found: SelfPrompts, texts: Sequence[int], tokens_per_step: int, see
     return [groups[place] for place in order]
 
 
-def head_tokens(found: SelfPrompts, count: int, vocab_size: int) -> Tensor:
+def head_tokens(found: SelfPrompts, count: int, vocab_size: int) -> TokenSubset:
     """The `count` tokens that are most often among the teacher's likeliest `COUNTED_RANKS`, in their order."""
     often = torch.bincount(found.top_tokens[:, :COUNTED_RANKS].reshape(-1).long(), minlength=vocab_size)
-    return often.topk(min(count, vocab_size)).indices.sort().values
+    return TokenSubset(often.topk(min(count, vocab_size)).indices.sort().values, vocab_size)
 
 
 class HealingModule(LightningModule):
     """Trains the layers of `model` from `first_trained` on, and its last norm."""
 
     def __init__(
-        self, model: Any, first_trained: int, head: Tensor, recipe: HealingRecipe, steps: int, dtype: torch.dtype
+        self, model: Any, first_trained: int, head: TokenSubset, recipe: HealingRecipe, steps: int, dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.model = model.train().requires_grad_(False)
         for module in (*model.model.layers[first_trained:], model.model.norm):
             module.requires_grad_(True)
         self._recipe, self._steps, self._compute_dtype = recipe, steps, dtype
-        self.register_buffer("head", model.lm_head.weight[head].detach().clone(), persistent=False)
-        self.head: Tensor
+        self._head = (head.head(model.lm_head),)  # in a tuple: checkpoints leave it out
 
     def training_step(self, batch: HealingBatch) -> Tensor:
         return self.loss(batch)
@@ -141,7 +132,7 @@ class HealingModule(LightningModule):
             hidden = self.model.model(
                 input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False
             ).last_hidden_state
-            return F.linear(hidden.flatten(0, 1)[batch.rows], self.head).float()
+            return F.linear(hidden.flatten(0, 1)[batch.rows], self._head[0].weight.to(hidden.device)).float()
 
     @torch.no_grad()
     def agreement(self, batch: HealingBatch) -> tuple[int, int]:

@@ -95,7 +95,7 @@ class _Turns:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "_Turns":
-        """Raises ValueError for a tokenizer without a chat template, or whose user's turn ends otherwise than texts."""
+        """Raises ValueError for a tokenizer without a chat template, or with one that ends turns by another token."""
         if not tokenizer.chat_template:
             raise ValueError("the cloud model's tokenizer has no chat template; only a chat model can prompt itself")
         mark = "QUESTION"
@@ -107,8 +107,8 @@ class _Turns:
         if len(turns.between) < 2 or turns.between[0] != tokenizer.eos_token_id:
             raise ValueError(
                 f"the cloud model's chat template has {between!r} behind a question, which does not begin with the end "
-                f"token {tokenizer.eos_token!r}: the model cannot end its own questions. Give a model whose turns end "
-                "with its end token, as SmolLM2's and Qwen's do"
+                f"token {tokenizer.eos_token!r}: the model cannot end its own questions. Give a model with turns "
+                "that end with its end token, as SmolLM2's and Qwen's do"
             )
         return turns
 
@@ -117,6 +117,7 @@ class _Turns:
 class _Conversation:
     """What one row of a batch has written so far."""
 
+    row: int
     prompt: list[int]
     """The template and the question, and once that has ended what leads to the answer."""
     pending: deque[int] = field(default_factory=deque)
@@ -125,12 +126,6 @@ class _Conversation:
     """None until the question has ended."""
     first_step: int = 0
     """The step that wrote the answer's first token."""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    conversation: _Conversation
-    row: int
 
 
 class SelfPrompter:
@@ -151,10 +146,10 @@ class SelfPrompter:
         generator = torch.Generator().manual_seed(seed)
         capacity = len(self._turns.before) + len(self._turns.between) + QUESTION_TOKENS + ANSWER_TOKENS + 1
         decoder = RowDecoder(self._model, self._turns.before, self._rows, capacity)
-        rows = [self._new_conversation() for _ in range(self._rows)]
-        ended: list[_Answer] = []
+        rows = [self._new_conversation(row) for row in range(self._rows)]
+        ended: list[_Conversation] = []
         top: list[tuple[Tensor, Tensor]] = []
-        while self._count(ended, rows) < num_answer_tokens:
+        while _num_answer_tokens([*ended, *rows]) < num_answer_tokens:
             logits = decoder.logits()
             values, tokens = logits.topk(self._k)
             top.append((values.half(), tokens.int()))
@@ -163,12 +158,12 @@ class SelfPrompter:
                 read, over = self._advance(rows[row], token, len(top) - 1)
                 decoder.push(row, read)
                 if over:
-                    ended.append(_Answer(rows[row], row))
-                    rows[row] = self._new_conversation()
+                    ended.append(rows[row])
+                    rows[row] = self._new_conversation(row)
                     decoder.restart(row)
-            if len(top) == 4 * QUESTION_TOKENS and not self._count(ended, rows):
+            if len(top) == 4 * QUESTION_TOKENS and not _num_answer_tokens([*ended, *rows]):
                 raise ValueError(f"the model ended no question within {len(top)} tokens; only a chat model does")
-        return self._collect([*ended, *(_Answer(one, row) for row, one in enumerate(rows))], top)
+        return _collect([*ended, *rows], top)
 
     @torch.inference_mode()
     def ask(self, count: int, seed: int, progress: Progress) -> list[tuple[int, ...]]:
@@ -196,12 +191,8 @@ class SelfPrompter:
                 raise ValueError(f"the model asked {len(found)} questions in {steps} steps; only a chat model asks")
         return list(found)[:count]
 
-    def _new_conversation(self) -> _Conversation:
-        return _Conversation(list(self._turns.before))
-
-    def _count(self, ended: Sequence[_Answer], rows: Sequence[_Conversation]) -> int:
-        conversations = [*(one.conversation for one in ended), *rows]
-        return sum(len(one.answer) for one in conversations if one.answer is not None)
+    def _new_conversation(self, row: int) -> _Conversation:
+        return _Conversation(row, list(self._turns.before))
 
     def _sample(
         self, logits: Tensor, likeliest: Tensor, rows: Sequence[_Conversation], generator: torch.Generator
@@ -227,23 +218,28 @@ class SelfPrompter:
             one.pending.extend(self._turns.between[1:])
         return sampled, sampled != self._end and len(one.prompt) - len(self._turns.before) == QUESTION_TOKENS
 
-    def _collect(self, answers: Sequence[_Answer], top: Sequence[tuple[Tensor, Tensor]]) -> SelfPrompts:
-        kept = [one for one in answers if len(one.conversation.answer or ()) >= MIN_ANSWER_TOKENS]
-        texts = [[*one.conversation.prompt, *(one.conversation.answer or ())] for one in kept]
-        logits, tokens = (torch.stack([each[part] for each in top], 1) for part in (0, 1))
 
-        def rows(of: Tensor) -> Tensor:
-            """(answer tokens, k): the steps that wrote each answer, end to end."""
-            spans = [(one.row, one.conversation.first_step, len(one.conversation.answer or ())) for one in kept]
-            return torch.cat([of[row, first : first + count] for row, first, count in spans])
+def _num_answer_tokens(conversations: Sequence[_Conversation]) -> int:
+    return sum(len(one.answer) for one in conversations if one.answer is not None)
 
-        return SelfPrompts(
-            tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
-            text_ends=torch.tensor([len(text) for text in texts]).cumsum(0),
-            answer_starts=torch.tensor([len(one.conversation.prompt) for one in kept]),
-            top_tokens=rows(tokens),
-            top_logits=rows(logits),
-        )
+
+def _collect(conversations: Sequence[_Conversation], top: Sequence[tuple[Tensor, Tensor]]) -> SelfPrompts:
+    """Those with an answer of some length; `top` holds each step's logits and tokens, (rows, k)."""
+    kept = [(one, one.answer) for one in conversations if one.answer and len(one.answer) >= MIN_ANSWER_TOKENS]
+    texts = [[*one.prompt, *answer] for one, answer in kept]
+    logits, tokens = (torch.stack([each[part] for each in top], 1) for part in (0, 1))
+
+    def of_answers(found: Tensor) -> Tensor:
+        """(answer tokens, k): the steps that wrote each answer, end to end."""
+        return torch.cat([found[one.row, one.first_step : one.first_step + len(answer)] for one, answer in kept])
+
+    return SelfPrompts(
+        tokens=torch.tensor([token for text in texts for token in text], dtype=torch.int32),
+        text_ends=torch.tensor([len(text) for text in texts]).cumsum(0),
+        answer_starts=torch.tensor([len(one.prompt) for one, _ in kept]),
+        top_tokens=of_answers(tokens),
+        top_logits=of_answers(logits),
+    )
 
 
 def _drawn(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:

@@ -44,15 +44,12 @@ def record_self_prompts(
 
     Raises ValueError for a model without a chat template.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from training.checkpoints import self_prompts
 
-    name = model.name_or_path
-    whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype())
-    prompter = self_prompts.SelfPrompter(
-        whole.eval().to(trainer.torch_device), AutoTokenizer.from_pretrained(name), rows, top_k
-    )
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    prompter = self_prompts.SelfPrompter(_load(model, trainer), tokenizer, rows, top_k)
     with trainer.using_threads():
         found = self_prompts.record(prompter, answer_tokens, seed, work, progress)
     self_prompts.write(out, found, {"model": model.display_name, "seed": str(seed)})
@@ -72,14 +69,13 @@ def record_questions(
 
     Raises ValueError for a model without a chat template.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from training.checkpoints.self_prompts import SelfPrompter
 
-    name, tokenizer = model.name_or_path, AutoTokenizer.from_pretrained(model.name_or_path)
-    whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=trainer.dtype())
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
     with trainer.using_threads():
-        asked = SelfPrompter(whole.eval().to(trainer.torch_device), tokenizer, rows, 1).ask(count, seed, progress)
+        asked = SelfPrompter(_load(model, trainer), tokenizer, rows, 1).ask(count, seed, progress)
     texts = [str(tokenizer.decode(list(question))).strip() for question in asked]
     lines = [json.dumps({"id": f"asked-{number}", "question": text}) for number, text in enumerate(texts)]
     (out / QUESTIONS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -95,18 +91,13 @@ def rank_layers(
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
     """The influence of every layer on the hidden states of some conversations: influences.json."""
-    from transformers import AutoModelForCausalLM
-
-    from training.checkpoints import layer_ranking
+    from training.checkpoints import pruning
     from training.checkpoints.self_prompts import read
 
     found = read(self_prompts)
-    whole: Any = AutoModelForCausalLM.from_pretrained(model.name_or_path, dtype=trainer.dtype())
-    spans = [found.span(text) for text in range(min(texts, len(found)))]
+    read_texts = [found.tokens[slice(*found.span(text))] for text in range(min(texts, len(found)))]
     with trainer.using_threads():
-        influences = layer_ranking.layer_influences(
-            whole.eval(), [found.tokens[slice(*span)] for span in spans], progress
-        )
+        influences = pruning.layer_influences(_load(model, trainer), read_texts, progress)
     (out / INFLUENCES_FILE).write_text(json.dumps([round(one, 6) for one in influences]), encoding="utf-8")
 
 
@@ -129,7 +120,7 @@ def prune_model(
     After an interruption, a call with the same `work` continues. Raises ValueError if `keep` is not below all layers.
     """
     from training.checkpoints.healing import heal_pruned
-    from training.checkpoints.layer_ranking import kept_layers
+    from training.checkpoints.pruning import kept_layers
     from training.checkpoints.self_prompts import read
 
     influences = json.loads((layer_influences / INFLUENCES_FILE).read_text(encoding="utf-8"))
@@ -160,3 +151,11 @@ def measure_agreement(out: Path, *, progress: Progress, answers: Path, drafter: 
     means = {f"drafter/all/{name}": sum(cell) / len(cell) for name, cell in rows["drafter"]["all"].items()}
     means["drafter/all/weights_share"] = drafter.weights_share
     (out / "metrics.json").write_text(json.dumps(means, indent=1), encoding="utf-8")
+
+
+def _load(model: Checkpoint, trainer: Trainer) -> Any:
+    """The model as `transformers` has it, in the trainer's precision, where the trainer works."""
+    from transformers import AutoModelForCausalLM
+
+    whole: Any = AutoModelForCausalLM.from_pretrained(model.name_or_path, dtype=trainer.dtype())
+    return whole.eval().to(trainer.torch_device)

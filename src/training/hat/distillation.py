@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from serving.engines.torch.draft_heads import MedusaHead, init_adapter, init_medusa_heads
 from serving.engines.torch.model import DecomposedModel
 from training.fitting.recipe import HATRecipe
+from training.fitting.token_subset import TokenSubset
 from training.hat.trace import HiddenStateTrace
 from training.hat.train import FrozenTargetModule, HiddenStateBatch, collate
 
@@ -22,7 +23,7 @@ MAX_LOSS_TOKENS = 16_384
 """Of a larger vocabulary the losses are over so many tokens, or as many as the texts use."""
 
 
-def loss_tokens(trace: HiddenStateTrace, vocab_size: int) -> Tensor | None:
+def loss_tokens(trace: HiddenStateTrace, vocab_size: int) -> TokenSubset | None:
     """The tokens that the losses are over, in their order; None for all of a vocabulary of `MAX_LOSS_TOKENS` or fewer.
 
     They are the texts' own, and then the first of the vocabulary: byte-pair merges come in the order of their counts.
@@ -32,15 +33,8 @@ def loss_tokens(trace: HiddenStateTrace, vocab_size: int) -> Tensor | None:
     used: Tensor = torch.unique(trace.tokens.long())
     others = torch.ones(vocab_size, dtype=torch.bool)
     others[used] = False
-    return torch.cat([used, others.nonzero()[:, 0][: max(0, MAX_LOSS_TOKENS - len(used))]]).sort().values
-
-
-def _rows(head: nn.Module, tokens: Tensor) -> nn.Linear:
-    """A copy of a head with the rows of these tokens alone."""
-    weight: Any = head.weight
-    found = nn.Linear(weight.shape[1], len(tokens), bias=False, dtype=weight.dtype)
-    found.weight = nn.Parameter(weight[tokens].detach().clone(), requires_grad=False)
-    return found
+    added = others.nonzero()[:, 0][: max(0, MAX_LOSS_TOKENS - len(used))]
+    return TokenSubset(torch.cat([used, added]).sort().values, vocab_size)
 
 
 class AdapterDistillation(FrozenTargetModule):
@@ -56,9 +50,9 @@ class AdapterDistillation(FrozenTargetModule):
         shallow_layers: int,
         recipe: HATRecipe,
         ce_weight: float,
-        tokens: Tensor | None = None,
+        tokens: TokenSubset | None = None,
     ) -> None:
-        head = model.lm_head if tokens is None else _rows(model.lm_head, tokens)
+        head = model.lm_head if tokens is None else tokens.head(model.lm_head)
         super().__init__(trainable_adapter(model, shallow_layers), (model.norm, model.lm_head, head), recipe)
         self._norm, self._whole_head, self._head = (model.norm,), (model.lm_head,), (head,)
         self._rotary = model.rotary
@@ -120,24 +114,26 @@ class MedusaModule(FrozenTargetModule):
         num_heads: int,
         recipe: HATRecipe,
         decay: float,
-        loss_over: Tensor | None = None,
+        loss_over: TokenSubset | None = None,
     ) -> None:
         heads = init_medusa_heads(model, num_heads).float().train()
         self._whole_outs: list[Tensor] = []
         if loss_over is not None:
             for head in _medusa_heads(heads):
                 self._whole_outs.append(head.out.weight.detach())
-                head.out = _rows(head.out, loss_over).requires_grad_(True)
+                head.out = loss_over.head(head.out).requires_grad_(True)
         super().__init__(heads, (model.norm,), recipe)
         self._norm, self._decay, self._loss_over = (model.norm,), decay, loss_over
-        self._places = _places(loss_over, model.vocab_size)
+        self._places = loss_over.places if loss_over else None
 
     def whole_heads(self) -> nn.ModuleList:
         """The trained heads over the whole vocabulary; rows that were not trained are those of the target's head."""
         found = deepcopy(self.trained_module)
         assert isinstance(found, nn.ModuleList)
-        for head, whole in zip(_medusa_heads(found), self._whole_outs, strict=bool(self._whole_outs)):
-            whole[self._loss_over] = head.out.weight.detach()
+        if self._loss_over is None:
+            return found
+        for head, whole in zip(_medusa_heads(found), self._whole_outs, strict=True):
+            whole[self._loss_over.tokens] = head.out.weight.detach()
             head.out = nn.Linear(whole.shape[1], whole.shape[0], bias=False)
             head.out.weight = nn.Parameter(whole)
         return found
@@ -182,12 +178,3 @@ class MedusaModule(FrozenTargetModule):
 
 def _medusa_heads(heads: nn.Module) -> list[MedusaHead]:
     return [head for head in heads.children() if isinstance(head, MedusaHead)]
-
-
-def _places(tokens: Tensor | None, vocab_size: int) -> Tensor | None:
-    """(vocabulary): the place of each token among `tokens`, -1 for others; None for all."""
-    if tokens is None:
-        return None
-    places = torch.full((vocab_size,), -1)
-    places[tokens] = torch.arange(len(tokens))
-    return places

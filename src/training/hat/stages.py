@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
-from serving.policy.policy import EngineRequirements
+from serving.policy.policy import NO_REQUIREMENTS, EngineRequirements
 from serving.policy.slots.draft import MedusaDraft, WindowDraft
 from serving.policy.slots.placement import UShapedPlacement
 from serving.progress import Progress
@@ -47,7 +47,7 @@ def record_hidden_states(
     from training.hat.trace import record
 
     layers = UShapedPlacement(shallow_layers=shallow_layers).device_layers(num_layers(cloud), timed_architecture.layers)
-    models = load_models(cloud, cloud, accelerator)
+    models = load_models(cloud, cloud, accelerator, replace(NO_REQUIREMENTS, drafter=False))
     queries = make_queries(training_workload(workload, prompt_factor), decoding, seed, 1, models.tokenizer)
     found = record(models, queries, layers, seed, progress)
     made_from = {

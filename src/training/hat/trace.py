@@ -17,8 +17,7 @@ from serving.engines.torch.forward import encode_hidden
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
-from serving.outcomes.offline import run_untimed
-from serving.outcomes.record import target_only
+from serving.outcomes.record import target_answers
 from serving.progress import Progress
 from training.fitting.held_out import Split, random_split
 
@@ -122,8 +121,8 @@ def record(
     and behind all.
     """
     target: Any = models.cloud
-    records = run_untimed(target_only(), models, queries, seed, progress)
-    texts = [(*query.request.prompt, *records[query.request.session].tokens) for query in queries]
+    answers = target_answers(models, queries, seed, progress)
+    texts = [(*query.request.prompt, *answer) for query, answer in zip(queries, answers, strict=True)]
     states = [hidden_states(target.model, text, shallow_layers) for text in texts]
     return HiddenStateTrace(
         shallow=torch.cat([shallow for shallow, _ in states]),

@@ -173,17 +173,16 @@ def _reference_answers(
     The embedded pair's tasks have it. Other references say what is right but not how a model writes it; there the
     large model's own answer is used.
     """
-    from serving.outcomes.offline import run_untimed
-    from serving.outcomes.record import target_only
+    from serving.outcomes.record import target_answers
 
     exact = workload.dataset.measures_quality_of == "embedded"
-    without = [query for query in queries if not (exact and any(query.prompt.references))]
-    records = run_untimed(target_only(), models, without, seed, progress) if without else {}
-    found = []
-    for query in queries:
-        own = records.get(query.request.session)
-        found.append(tuple(own.tokens) if own else _encode_reference(query, models.tokenizer))
-    return found
+    given = [exact and any(query.prompt.references) for query in queries]
+    without = [query for query, known in zip(queries, given, strict=True) if not known]
+    answers = iter(target_answers(models, without, seed, progress) if without else ())
+    return [
+        _encode_reference(query, models.tokenizer) if known else next(answers)
+        for query, known in zip(queries, given, strict=True)
+    ]
 
 
 def _encode_reference(query: Query, tokenizer: Any) -> tuple[int, ...]:

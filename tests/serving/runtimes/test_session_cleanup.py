@@ -69,6 +69,7 @@ def test_messages_after_a_release_open_no_session() -> None:
                 cloud.driver.receive(to, message)
             await until(lambda: not cloud.driver._heap and not cloud.node.running)
             await until(lambda: has_no_state(cloud))  # caches go on the chip's own thread
+            assert has_no_state(cloud)
 
     run(scenario)
 

@@ -23,21 +23,22 @@ def files(tmp_path: Path) -> tuple[str, str]:
     return str(chain), str(key)
 
 
-async def exchange(server: Security, client: Security) -> None:
+async def exchange(server: Security, client: Security) -> object:
+    """What arrives of a request."""
     cloud = FakeSink()
     async with (
         listening(cloud, security=server) as (_, address),
         dialling(FakeSink(), address, security=client) as client,
     ):
         client.send("device-0", "cloud-0", request())
-        assert (await cloud.received())[2] == request()
+        return (await cloud.received())[2]
 
 
 def test_the_right_token_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", SECRET)
 
     async def scenario() -> None:
-        await exchange(Security(), Security())
+        assert await exchange(Security(), Security()) == request()
 
     run_scenario(scenario)
 
@@ -80,7 +81,7 @@ def test_tls_with_a_token_works(monkeypatch: pytest.MonkeyPatch, files: tuple[st
     certificate, key = files
 
     async def scenario() -> None:
-        await exchange(Security(certificate, key), Security(ca_certificate=certificate))
+        assert await exchange(Security(certificate, key), Security(ca_certificate=certificate)) == request()
 
     run_scenario(scenario)
 

@@ -14,7 +14,7 @@ from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
 from tests.support.conf_files import architecture
 from training.checkpoints.agreement import read, rows
-from training.checkpoints.drafters import Answer, Drafted, LookupDrafter, ModelDrafter, count_rounds
+from training.checkpoints.drafters import Answer, Drafted, LookupDrafter, ModelDrafter, accepted_drafts
 from training.checkpoints.stages import measure_agreement, record_answers
 
 
@@ -30,18 +30,19 @@ from training.checkpoints.stages import measure_agreement, record_answers
     ],
 )
 def test_a_round_takes_the_hits_in_a_row_and_the_verdicts_own_token(hits: str, rounds: int) -> None:
-    assert count_rounds([hit == "x" for hit in hits], gamma=4) == rounds
+    predicted = [int(hit == "x") for hit in hits]
+    assert Drafted(accepted_drafts(predicted, [1] * len(hits), gamma=4)).num_rounds == rounds
 
 
 def test_drafts_are_read_off_the_text() -> None:
     answer = Answer(prompt=(1, 2, 3, 4, 5, 9), tokens=(2, 3, 4, 5, 7, 8))
     (found,) = LookupDrafter(draft=LookupDraft(4)).along([answer], 4, silent)
-    assert found.hits == (False, True, True, True, False, False)  # 3, 4, 5 once followed 2
-    assert found.rounds == 3  # 2 by the verdict; 3, 4, 5 and the verdict's 7; 8
+    assert found.accepted == (0, 3, 2, 1, 0, 0)  # 3, 4, 5 once followed 2
+    assert found.num_rounds == 3  # 2 by the verdict; 3, 4, 5 and the verdict's 7; 8
 
 
 def test_tokens_a_pass_count_what_drafts_read() -> None:
-    cells = rows([Drafted((True,) * 5, 1), Drafted((False, True, False), 2)], gamma=4, weights_share=0.5)
+    cells = rows([Drafted((4, 3, 2, 1, 1)), Drafted((0, 1, 0))], gamma=4, weights_share=0.5)
     means = {name: float(np.mean(cell)) for name, cell in cells["drafter"]["all"].items()}
     assert means == pytest.approx({"agreement": 6 / 8, "tokens_per_round": 8 / 3, "tokens_per_pass": 8 / 9})
 
@@ -82,7 +83,7 @@ def test_damaged_answers_and_too_many_layers_are_said(toy_pair: tuple[Path, Path
     (tmp_path / "answers.json").write_text("[{}]")
     with pytest.raises(ValueError, match=r"answers.json cannot be read \(KeyError\('prompt'\)\); record again"):
         read(tmp_path)
-    with pytest.raises(ValueError, match=r"drafter.model has an adapter, whose drafts are served to be measured"):
+    with pytest.raises(ValueError, match=r"drafter.model has an adapter; its drafts are measured by serving it"):
         replace(drafter(toy_pair[0]), model=Checkpoint(path=toy_pair[0], adapter=tmp_path))
     with pytest.raises(ValueError, match=r"drafter.layers is 33; llama2_7b has 32"):
         drafter(toy_pair[0], layers=33)

@@ -81,7 +81,7 @@ def test_joined_parts_keep_their_texts(found: SelfPrompts) -> None:
     assert len(twice.top_tokens) == 2 * len(found.top_tokens)
 
 
-def test_a_template_whose_turns_do_not_end_with_the_end_token_is_refused(chat_model: Path, tmp_path: Path) -> None:
+def test_a_template_that_ends_turns_without_the_end_token_is_refused(chat_model: Path, tmp_path: Path) -> None:
     copy = tmp_path / "model"
     shutil.copytree(chat_model, copy)
     template = copy / "chat_template.jinja"

@@ -12,6 +12,7 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from training.fitting.recipe import HATRecipe
+from training.fitting.token_subset import TokenSubset
 from training.hat import distillation as distillation_module
 from training.hat.distillation import AdapterDistillation, MedusaModule, _window_mask, loss_tokens
 from training.hat.trace import HiddenStateTrace
@@ -144,17 +145,18 @@ def test_a_small_vocabulary_is_learned_whole_and_a_large_one_by_its_texts_tokens
     tokens = loss_tokens(found, model.vocab_size)
     assert tokens is not None
     others = [token for token in range(model.vocab_size) if token not in used]
-    assert tokens.tolist() == sorted([*used, *others[:3]])
+    assert tokens.tokens.tolist() == sorted([*used, *others[:3]])
 
 
 def test_a_loss_over_all_tokens_is_the_loss(batch: HiddenStateBatch, model: DecomposedModel) -> None:
     whole, part = (
         AdapterDistillation(model, 2, RECIPE, ce_weight=0.1, tokens=tokens)
-        for tokens in (None, torch.arange(model.vocab_size))
+        for tokens in (None, TokenSubset(torch.arange(model.vocab_size), model.vocab_size))
     )
     assert part.loss(batch).item() == pytest.approx(whole.loss(batch).item(), rel=1e-5)
     assert part.top1_agreement(batch) == whole.top1_agreement(batch)
-    few = AdapterDistillation(model, 2, RECIPE, ce_weight=0.1, tokens=torch.unique(batch.tokens.clamp_min(0)))
+    used = TokenSubset(torch.unique(batch.tokens.clamp_min(0)), model.vocab_size)
+    few = AdapterDistillation(model, 2, RECIPE, ce_weight=0.1, tokens=used)
     assert few.loss(batch).item() < whole.loss(batch).item()  # fewer tokens to be wrong about
 
 
@@ -162,7 +164,7 @@ def test_heads_that_learned_some_rows_are_whole_again(
     batch: HiddenStateBatch, model: DecomposedModel, found: HiddenStateTrace
 ) -> None:
     tokens = torch.unique(found.tokens.long())
-    module = MedusaModule(model, 2, RECIPE, 0.8, tokens)
+    module = MedusaModule(model, 2, RECIPE, 0.8, TokenSubset(tokens, model.vocab_size))
     whole = MedusaModule(model, 2, RECIPE, 0.8)
     assert module.rank_accuracies(found, (0, 5)) == whole.rank_accuracies(found, (0, 5))  # as served, over all rows
     module.loss(batch).backward()

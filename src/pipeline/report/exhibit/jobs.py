@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from pipeline.report.estimate import Estimate, estimate, pool
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, fill_template, parse_override
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
-from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt, stage_sums
-from pipeline.report.text_reference import RequestsByPrompt, text_metrics, with_reference
+from pipeline.report.prompt_sums import PromptSums, prompt_sums, read_stage_rows, requests_by_prompt, stage_sums
+from pipeline.report.text_reference import TEXT_METRICS, RequestsByPrompt, text_metrics, with_reference
 
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonRow
 
-TEXT_METRICS, _STAGE = "text/", "stage/"
-"""Begin the metrics that compare texts, and those that a stage wrote."""
+_STAGE = "stage/"
+"""Begins the metrics that a stage wrote."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,9 @@ def _estimates(
 ) -> dict[str, Estimate]:
     known = {metric: job.result.metrics[metric] for metric in metrics if metric in job.result.metrics}
     known |= text_metrics([metric for metric in metrics if metric.startswith(TEXT_METRICS)], by_prompt)
-    return {metric: estimate(value, replicate, _sums(metric, value, job, by_prompt)) for metric, value in known.items()}
+    of_stages = read_stage_rows(job.result.artifact) if any(metric.startswith(_STAGE) for metric in known) else {}
 
+    def sums(metric: str, value: float) -> PromptSums | None:
+        return stage_sums(metric, of_stages) if metric.startswith(_STAGE) else prompt_sums(metric, value, by_prompt)
 
-def _sums(metric: str, value: float, job: ComparisonRow, by_prompt: RequestsByPrompt) -> PromptSums | None:
-    if metric.startswith(_STAGE):
-        return stage_sums(metric, job.result.artifact)
-    return prompt_sums(metric, value, by_prompt)
+    return {metric: estimate(value, replicate, sums(metric, value)) for metric, value in known.items()}

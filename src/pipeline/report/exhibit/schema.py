@@ -56,8 +56,8 @@ class ExhibitColumn:
 class RowTemplate:
     """Templates of a row's label and group; jobs that differ only in the choice `pool_over` (a seed) are one row.
 
-    text_reference    label of the row with whose texts `text/rouge_1` and `text/same_prefix` compare the others of its
-                      group, prompt by prompt
+    text_reference    label of a row; `text/rouge_1`, `text/equal` and `text/same_prefix` compare the texts of the other
+                      rows of its group with its own, prompt by prompt
     """
 
     label: str

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.compose import written_overrides
 from pipeline.errors import ConfigError
 from pipeline.report.choices import check_baseline
-from pipeline.report.exhibit.jobs import TEXT_METRICS, RowKey, choices_of, row_key, rows_of_jobs
+from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
 from pipeline.report.exhibit.rows import RenderedExhibit, parse_override, template_fields
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
 from pipeline.report.job_result import transport_checks
+from pipeline.report.text_reference import TEXT_METRICS
 from serving.metrics import definitions
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How little each layer of a causal LM changes the hidden state: what may be dropped first.
+"""Drops layers of a causal LM, those first that change the hidden state least.
 
 A layer's influence is 1 minus the mean cosine similarity of the states before and behind it (Men et al., ShortGPT,
 2024, section 3.1, Block Influence).
@@ -6,6 +6,7 @@ A layer's influence is 1 minus the mean cosine similarity of the states before a
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,3 +52,30 @@ def kept_layers(influences: Sequence[float], keep: int) -> tuple[int, ...]:
         raise ValueError(f"keep is {keep}; the model has {len(influences)} layers: keep 1 or more, not all")
     order = sorted(range(len(influences)), key=lambda layer: -influences[layer])
     return tuple(sorted(order[:keep]))
+
+
+def load_pruned(checkpoint: str | Path, layers: Sequence[int]) -> Any:
+    """The checkpoint in fp32 with these layers alone, as a model of `transformers`.
+
+    Raises ValueError for a model without layers at `model.layers`.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    blocks = getattr(getattr(model, "model", None), "layers", None)
+    if blocks is None:
+        raise ValueError(
+            f"{checkpoint} is a {type(model).__name__}, which has no layers at model.layers; give a Llama-like one"
+        )
+    model.model.layers = torch.nn.ModuleList(blocks[layer] for layer in layers)
+    for index, block in enumerate(model.model.layers):
+        block.self_attn.layer_idx = index
+    _shorten_config(model.config, layers)
+    return model
+
+
+def _shorten_config(config: Any, layers: Sequence[int]) -> None:
+    config.num_hidden_layers = len(layers)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        config.layer_types = [kinds[layer] for layer in layers]

@@ -11,8 +11,7 @@ from serving.engines.models import Checkpoint
 from serving.progress import silent
 from training.checkpoints import stages
 from training.checkpoints.healing import first_changed, heal_pruned
-from training.checkpoints.layer_ranking import kept_layers, layer_influences
-from training.checkpoints.pruned import load_pruned
+from training.checkpoints.pruning import kept_layers, layer_influences, load_pruned
 from training.checkpoints.self_prompts import read
 from training.fitting.recipe import HealingRecipe
 from training.fitting.trainer import Trainer
