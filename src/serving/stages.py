@@ -152,7 +152,8 @@ def record_outcomes(
 
     check_greedy(decoding)
     needed = policy.engine_requirements if policy else NO_REQUIREMENTS
-    needed = replace(needed, scorers=by_name((*needed.scorers.values(), *scorers)), drafter=True)
+    scored = by_name((*needed.scorers.values(), *scorers))
+    needed = replace(needed, scorers=scored, drafter=True, batch_invariant=decoding.exact)
     models = load_models(device, cloud, accelerator, needed)
     once: dict[str, Query] = {}
     for query in make_queries(workload, decoding, seed, 1, models.tokenizer):

@@ -1,7 +1,8 @@
 """Turns configuration into objects: a node's `_target_` names a class or a function, whose signature is the schema.
 
-`ConfigSchema.coerce` checks a node against it and returns canonical data (every option present, every type right, files
-by their content), of which a stage's digest is computed; `construct` turns that data into objects.
+`ConfigSchema.coerce` checks a node against it and returns canonical data (every option present, except later ones
+at their default; every type right, files by their content), of which a stage's digest is computed; `construct` turns
+that data into objects.
 """
 
 import importlib
@@ -27,6 +28,8 @@ class TargetParameter:
     annotation: Any
     default: Any
     """`inspect.Parameter.empty` if the option is required."""
+    omitted_at_default: bool = False
+    """True for an option that came later than artifacts did: at its default it is left out of their identity."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class ConfigSchema:
                 raise ConfigError(f"{where}: {path} needs the option {name!r}.")
             else:
                 data[name] = self._coerce_default(parameter, f"{where}.{name}")
+            if parameter.omitted_at_default and data[name] == parameter.default:
+                del data[name]
         return data
 
     def _coerce_default(self, parameter: TargetParameter, where: str) -> Any:
@@ -222,12 +227,13 @@ def _target_parameters(path: str, where: str) -> dict[str, TargetParameter]:
         if is_dataclass(target)
         else {}
     )
+    later = {f.name for f in fields(target) if f.metadata.get("omitted_at_default")} if is_dataclass(target) else set()
     found = {}
     for name, parameter in inspect.signature(target).parameters.items():
         if name in RUNNER_ARGUMENTS or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         default = factories[name]() if name in factories else parameter.default
-        found[name] = TargetParameter(hints.get(name, Any), default)
+        found[name] = TargetParameter(hints.get(name, Any), default, name in later)
     return found
 
 

@@ -1,6 +1,6 @@
 """How both models choose tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.messages import SamplingParams
 
@@ -12,6 +12,10 @@ class Decoding:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    exact: bool = field(default=False, metadata={"omitted_at_default": True})
+    """True: what the cloud's model computes for a token does not depend on the tokens that are computed with it, so
+    that a lossless policy writes its text in every number format. It takes longer here; the clock charges no more.
+    """
 
     def __post_init__(self) -> None:
         if self.temperature < 0:

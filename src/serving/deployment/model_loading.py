@@ -51,7 +51,7 @@ def load_models(
         return LoadedModels(drafter, num_layers(device), remote, num_layers(cloud), tokenizer, notes=remote.notes)
     if isinstance(cloud, ModelConfig) and cloud.tensor_parallel > 1:
         return _load_tensor_parallel(factory, device, cloud, accelerator, tokenizer)
-    target = _load_model(cloud, accelerator)
+    target = _load_model(cloud, accelerator, batch_invariant=requirements.batch_invariant)
     drafter = factory.drafter_engine(device, cloud, target, accelerator)
     layers, heads = len(target.layers), factory.medusa_heads(target)
 
@@ -87,7 +87,8 @@ def load_side(
     With a `tier`, only the layers that run there; else all that run in the cloud. `context_tokens`: a service's limit
     of a conversation; default: the workload's.
     """
-    pair, requirements = setup.pair, setup.policy.engine_requirements
+    pair, requirements = setup.pair, setup.engine_requirements
+    exact = requirements.batch_invariant
     tokenizer, vocab_size = load_tokenizer(pair.device, pair.cloud)
     small, layers = num_layers(pair.device), num_layers(pair.cloud)
     factory = _EngineFactory(tensor_store, vocab_size, requirements, tokenizer)
@@ -102,7 +103,7 @@ def load_side(
         if pair.cloud.tensor_parallel > 1:
             (cloud_engine,), close = factory.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
             return LoadedModels(UNAVAILABLE_ENGINE, small, cloud_engine, layers, tokenizer, close=close)
-        target = _load_model(pair.cloud, accelerator).restricted_to(ends)
+        target = _load_model(pair.cloud, accelerator, batch_invariant=exact).restricted_to(ends)
         return LoadedModels(
             UNAVAILABLE_ENGINE, small, factory.torch_engine(target, factory.medusa_heads(target)), layers, tokenizer
         )
@@ -110,7 +111,7 @@ def load_side(
         (hop.span.end_layer for hop in hops if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer),
         default=0,
     )
-    device_part = _load_model(pair.cloud, accelerator, num_held) if num_held else None
+    device_part = _load_model(pair.cloud, accelerator, num_held, exact) if num_held else None
     drafter = factory.drafter_engine(pair.device, pair.cloud, device_part, accelerator)
     device_target = (
         factory.torch_engine(device_part, factory.medusa_heads(device_part)) if device_part else UNAVAILABLE_ENGINE
@@ -272,13 +273,15 @@ class _EngineFactory:
         }
 
 
-def _load_model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "TorchModel":
+def _load_model(
+    checkpoint: Checkpoint, accelerator: str, layers: int | None = None, batch_invariant: bool = False
+) -> "TorchModel":
     """The whole model, or its first `layers` layers."""
     from serving.engines.torch.model import load_model
 
     return load_model(
         checkpoint.name_or_path, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization,
-        num_layers=layers,
+        num_layers=layers, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 

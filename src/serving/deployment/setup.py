@@ -2,7 +2,7 @@
 context: prompt and answer together.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serving.core.decoding import Decoding
 from serving.core.importance import importance_scores
@@ -13,7 +13,7 @@ from serving.hardware.fleet import check_memory
 from serving.hardware.testbed import Testbed
 from serving.messages import Hop
 from serving.network.link import Link
-from serving.policy.policy import Policy
+from serving.policy.policy import EngineRequirements, Policy
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
@@ -120,6 +120,13 @@ class Setup:
                 f"decoding.temperature is {self.decoding.temperature}, and verify={type(self.policy.verify).__name__} "
                 "knows greedy decoding only; set temperature=0"
             )
+        cloud = self.pair.cloud
+        if self.decoding.exact and (cloud.server is not None or cloud.tensor_parallel > 1):
+            where = "a server computes" if cloud.server is not None else "several processes compute"
+            raise ValueError(
+                f"decoding.exact is true, and {where} the cloud's model, whose order of additions is not known here; "
+                "set decoding.exact=false"
+            )
 
     def _check_scores(self) -> None:
         known = (*UNTRAINED_SCORES, *self.policy.scorers)
@@ -154,6 +161,11 @@ class Setup:
                 f"(workload.max_prompt_tokens + max_new_tokens, in blocks of {cache.block_tokens}); allow more, or "
                 "shorter requests"
             )
+
+    @property
+    def engine_requirements(self) -> EngineRequirements:
+        """What policy and decoding need from the engines."""
+        return replace(self.policy.engine_requirements, batch_invariant=self.decoding.exact)
 
     @property
     def requires_greedy(self) -> bool:

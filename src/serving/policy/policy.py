@@ -36,6 +36,8 @@ class EngineRequirements:
     """True if drafts are sent to be verified."""
     drafter: bool = True
     """True if the device's model is run."""
+    batch_invariant: bool = False
+    """True if what the target computes for a token may not depend on the other tokens of a pass."""
 
 
 NO_REQUIREMENTS = EngineRequirements()

@@ -42,7 +42,7 @@ class Emulated:
             setup.pair.device,
             setup.pair.cloud,
             accelerator,
-            setup.policy.engine_requirements,
+            setup.engine_requirements,
             setup.workload.context_tokens,
             wait_for_server=True,
         )

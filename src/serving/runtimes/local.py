@@ -70,7 +70,7 @@ class Local:
             setup.pair.device,
             setup.pair.cloud,
             accelerator,
-            setup.policy.engine_requirements,
+            setup.engine_requirements,
             setup.workload.context_tokens,
         )
         with closing(models):

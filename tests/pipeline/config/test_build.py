@@ -103,6 +103,20 @@ def test_defaults_are_filled_in() -> None:
     assert repr(coerced(**written)) == repr(coerced())  # 1 and 1.0 print differently
 
 
+@dataclass(frozen=True)
+class Grown:
+    old: int = 1
+    later: bool = field(default=False, metadata={"omitted_at_default": True})
+
+
+def test_a_later_option_at_its_default_leaves_identities_as_they_were() -> None:
+    node = {"_target_": f"{ME}.Grown"}
+    before = {**node, "old": 1}
+    assert SCHEMA.coerce_target(node, "") == SCHEMA.coerce_target({**node, "later": False}, "") == before
+    assert SCHEMA.coerce_target({**node, "later": True}, "") == {**before, "later": True}
+    assert construct(before, None) == Grown()
+
+
 TAKEN: dict[str, tuple[dict[str, Any], Any]] = {
     "a whole number where a number is wanted": ({"number": 3}, 3.0),
     "one of the allowed": ({"kind": "b"}, "b"),

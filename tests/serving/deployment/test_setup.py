@@ -77,6 +77,13 @@ def test_decoding_out_of_range_is_refused(how: dict[str, Any], message: str) -> 
         Decoding(**how)
 
 
+def test_exact_decoding_is_refused_where_others_compute() -> None:
+    own = pair()
+    shared = replace(own, cloud=replace(own.cloud, tensor_parallel=2))
+    with pytest.raises(ValueError, match=r"decoding\.exact is true, and several processes compute the cloud's model"):
+        replace(setup(), pair=shared, decoding=Decoding(exact=True))
+
+
 def test_greedy_is_the_absence_of_sampling() -> None:
     assert Decoding().sampling(3) is None
     drawn = Decoding(0.8, 50, 0.9).sampling(3)

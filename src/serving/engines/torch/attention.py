@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +16,9 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from serving.core.importance import AttentionRows
+from serving.engines.torch.batch_invariance import attend_alone
 
-ATTENTION_NAME = "tandem"
+ATTENTION_NAME, INVARIANT_ATTENTION_NAME = "tandem", "tandem_invariant"
 
 
 @dataclass(slots=True)
@@ -47,6 +49,28 @@ class PackedBatch:
     importance: ImportanceCollector | None = None
 
 
+class Kernel(Protocol):
+    """Attention of one session's queries to its keys; shapes as in `batch_invariance.attend_alone`."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float,
+        /,
+    ) -> torch.Tensor: ...
+
+
+def attend_together(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """All queries of a session in one product."""
+    causal, grouped = mask is None and query.shape[2] > 1, query.shape[1] != keys.shape[1]
+    return sdpa(query, keys, values, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped)
+
+
 def attend(
     module: Any,
     query: torch.Tensor,
@@ -56,6 +80,7 @@ def attend(
     *,
     packed: PackedBatch,
     scaling: float,
+    kernel: Kernel = attend_together,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Stores keys and values, then attends, one session after the other.
@@ -64,7 +89,7 @@ def attend(
     (1, tokens, heads, head size).
     """
     layer, segments = module.layer_idx, packed.segments
-    window, grouped = packed.sliding_windows[layer], query.shape[1] != key.shape[1]
+    window = packed.sliding_windows[layer]
     queries, new_keys, new_values = (
         (whole,) if len(segments) == 1 else torch.split(whole, packed.token_counts, 2) for whole in (query, key, value)
     )
@@ -77,17 +102,17 @@ def attend(
         keys, values = all_keys[i], all_values[i]
         if packed.importance is not None:
             packed.importance.observe(layer, q, keys, scaling, mask)
-        causal = mask is None and segment.num_tokens > 1
-        parts.append(sdpa(q, keys, values, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped))
+        parts.append(kernel(q, keys, values, mask, scaling))
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return out.transpose(1, 2), None
 
 
 def register_attention() -> None:
-    """Registers `attend` with `transformers`."""
+    """Registers `attend` with `transformers`, with both kernels."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
+    AttentionInterface.register(INVARIANT_ATTENTION_NAME, partial(attend, kernel=attend_alone))
 
 
 class WriteTarget(Protocol):

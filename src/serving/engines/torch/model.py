@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from serving.engines.torch import ARCHITECTURES
-from serving.engines.torch.attention import ATTENTION_NAME as ATTENTION
-from serving.engines.torch.attention import register_attention
+from serving.engines.torch.attention import ATTENTION_NAME, INVARIANT_ATTENTION_NAME, register_attention
+from serving.engines.torch.batch_invariance import use_blocks
 from serving.hardware.architecture import Quantization
 from serving.messages import Span
 
@@ -131,14 +131,17 @@ def load_model(
     device: str = "cpu",
     quantization: str = "none",
     num_layers: int | None = None,
+    batch_invariant: bool = False,
 ) -> DecomposedModel:
     """Loads a causal LM from a directory or Hub name, with only its first `num_layers` layers if that is given.
+
+    With `batch_invariant`, what it computes for a token does not depend on the other tokens of a pass.
 
     Raises ValueError if there is no such checkpoint, if it is not a causal LM, is damaged, or has an architecture that
     the engine cannot split into layers.
     """
     causal = load_causal_lm(path, dtype=dtype, device=device, quantization=quantization, num_layers=num_layers)
-    return decompose(causal, device=device, name=str(path))
+    return decompose(causal, device=device, name=str(path), batch_invariant=batch_invariant)
 
 
 def load_causal_lm(
@@ -233,7 +236,9 @@ def _check_architecture(config: Any, path: str) -> None:
         )
 
 
-def decompose(causal: Any, *, device: str = "cpu", name: str = "model") -> DecomposedModel:
+def decompose(
+    causal: Any, *, device: str = "cpu", name: str = "model", batch_invariant: bool = False
+) -> DecomposedModel:
     """Finds the parts of a loaded `transformers` causal LM and sets the engine's attention.
 
     The model's own `forward` does not work afterwards: this attention needs the `packed` batch of `ModelRunner`.
@@ -242,7 +247,9 @@ def decompose(causal: Any, *, device: str = "cpu", name: str = "model") -> Decom
     config = causal.config
     _check_architecture(config, name)
     register_attention()
-    causal.set_attn_implementation(ATTENTION)
+    causal.set_attn_implementation(INVARIANT_ATTENTION_NAME if batch_invariant else ATTENTION_NAME)
+    if batch_invariant:
+        use_blocks(causal)
     causal.eval().requires_grad_(False).to(device)
     base = causal.base_model
     heads = config.num_attention_heads

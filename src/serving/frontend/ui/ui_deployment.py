@@ -150,7 +150,7 @@ def open_shared_models(
     """
     from serving.deployment.model_loading import load_models
 
-    groups = engine_groups({name: setup.policy.engine_requirements for name, setup in setups.items()})
+    groups = engine_groups({name: setup.engine_requirements for name, setup in setups.items()})
     found: dict[str, LoadedModels] = {}
     for names, requirements in groups:
         pair = setups[names[0]].pair
