@@ -169,7 +169,7 @@ LESS = {
     "token_routing/kv_cache": (*ROUTED, "+variant/token_routing/router=citer,no_cache"),
     "token_routing/spans": (*ROUTED, "+variant/token_routing/router=citer,span_2", "routed_share=0.2"),
     "token_routing/commonsense_qa": (*FIRST, "policy.offload.threshold=0,0.9", *QUESTIONS),
-    "real/precision": (*QUESTIONS, "workload.dataset.evaluation=open"),
+    "real/precision": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/precision=fp32,bf16_exact"),
     "real/alignment": ("training.seed=0", *QUESTIONS),
     "real/agreement": ("training.seed=0", *QUESTIONS),
     "real/drafters": (*QUESTIONS, "+variant/real/drafter=layers_24,lookup"),

@@ -13,7 +13,7 @@ PAIRS = sorted(file.stem for file in (Path(__file__).parents[2] / "conf" / "mode
 PRUNED = [name for name in PAIRS if name in ("smollm2", "smollm2_d20", "smollm2_d15")]
 
 
-def planned(name: str, workload: str = "synthetic", policy: str = "sled") -> list[str]:
+def planned(name: str, workload: str = "synthetic", policy: str = "sled", *overrides: str) -> list[str]:
     return [
         stage.name.partition("-")[0]
         for stage in api.stages(
@@ -23,12 +23,13 @@ def planned(name: str, workload: str = "synthetic", policy: str = "sled") -> lis
                 f"workload={workload}",
                 "hardware=raspberry_pi",
                 "hardware.cloud.tensor_parallel=4",
+                *overrides,
             ]
         )
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if name not in PRUNED])
+@pytest.mark.parametrize("name", [name for name in PAIRS if name not in (*PRUNED, "smollm2_llama_cpp", "gguf")])
 def test_a_pair_is_planned(name: str) -> None:
     assert planned(name)[-1] == "serve"
 
@@ -62,6 +63,21 @@ def test_a_pruned_drafter_is_made_of_the_clouds_model(name: str) -> None:
 )  # fmt: skip
 def test_every_policy_is_planned_on_the_pruned_pair(policy: str, made: str) -> None:
     assert made in planned("smollm2", "self_asked", policy)
+
+
+@pytest.mark.usefixtures("package")
+def test_the_pruned_pair_on_llama_cpp_brings_its_files() -> None:
+    pytest.importorskip("cyllama")
+    made = ["cloud_gguf", "cloud_model", "self_prompts", "layer_influences", "pruned_model", "device_gguf", "serve"]
+    assert planned("smollm2_llama_cpp") == made
+
+
+def test_any_gguf_files_are_a_pair(tmp_path: Path) -> None:
+    pytest.importorskip("cyllama")
+    for side in ("device", "cloud"):
+        (tmp_path / f"{side}.gguf").write_bytes(b"weights")
+    files = [f"model.{side}.gguf={tmp_path / side}.gguf" for side in ("device", "cloud")]
+    assert planned("gguf", "synthetic", "sled", *files) == ["cloud_model", "device_model", "serve"]
 
 
 def test_questions_of_a_model_that_asks_none_are_refused() -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.tiny_tokenizers import tokenizer_json
+from tests.support.tiny_tokenizers import byte_level, tokenizer_json
 
 VOCABULARY = 97
 _SIZES = {
@@ -103,3 +103,21 @@ def save_checkpoints(root: Path) -> dict[str, Path]:
     encoder.mkdir()
     (encoder / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"], "model_type": "bert"}))
     return found | {"encoder": encoder}
+
+
+def save_byte_level(path: Path, layers: int, seed: int) -> Path:
+    """A Llama of random weights with a byte-level tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hf = byte_level()
+    config = LlamaConfig(
+        vocab_size=len(hf), hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.4, bos_token_id=hf.bos_token_id,
+        eos_token_id=hf.eos_token_id, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(path)
+    hf.save_pretrained(path)
+    return path

@@ -18,7 +18,7 @@ EXTRAS: Mapping[str, str] = {
     "sweeps": "hydra/launcher=joblib: the jobs of a sweep on all cores",
     "onnx": "model/drafter=onnx_graph: the device model on ONNX Runtime",
     "predictors": "wisp's predictor families: random forest, LightGBM, XGBoost",
-    "llama_cpp": "the cloud model in llama.cpp's server (benchmarks, tests of remote servers)",
+    "llama_cpp": "models on llama.cpp (model.device.backend, model.cloud.backend), and tests of its server",
     "smollm2": "the real pair, model=smollm2 (make smollm2)",
     "quantization": "the cloud model in nf4 or int8 (model.cloud.quantization)",
     "browser": "the page's tests in Chromium",

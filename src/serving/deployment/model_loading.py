@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from serving.core.decoding import Decoding
+from serving.core.scores import NO_SCORERS, Scorers
 from serving.deployment.queries import UNAVAILABLE_ENGINE, LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.engines.models import Checkpoint, ModelConfig
@@ -16,6 +17,7 @@ from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from serving.engines.llama_cpp.engine import LlamaCppEngine
     from serving.engines.onnx.engine import OnnxEngine
     from serving.engines.remote.engine import RemoteEngine
     from serving.engines.tokenizer import Tokenizer
@@ -51,6 +53,8 @@ def load_models(
         return LoadedModels(drafter, num_layers(device), remote, num_layers(cloud), tokenizer, notes=remote.notes)
     if isinstance(cloud, ModelConfig) and cloud.tensor_parallel > 1:
         return _load_tensor_parallel(factory, device, cloud, accelerator, tokenizer)
+    if isinstance(cloud, ModelConfig) and cloud.gguf_file:
+        return _load_gguf_cloud(factory, device, cloud, accelerator, tokenizer)
     target = _load_model(cloud, accelerator, batch_invariant=requirements.batch_invariant)
     drafter = factory.drafter_engine(device, cloud, target, accelerator)
     layers, heads = len(target.layers), factory.medusa_heads(target)
@@ -71,6 +75,17 @@ def _load_tensor_parallel(
     (cloud_engine, device_target), close = factory.tensor_parallel_engines(cloud, accelerator, 2)
     return LoadedModels(
         drafter, num_layers(device), cloud_engine, num_layers(cloud), tokenizer, device_target, close=close
+    )
+
+
+def _load_gguf_cloud(
+    factory: "_EngineFactory", device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
+) -> LoadedModels:
+    """As `load_models`, with the cloud's model on llama.cpp: nodes share its weights, and each has its own texts."""
+    new_engine = factory.llama_cpp_engines(cloud)
+    drafter = factory.drafter_engine(device, cloud, None, accelerator)
+    return LoadedModels(
+        drafter, num_layers(device), new_engine(), num_layers(cloud), tokenizer, new_cloud_engine=new_engine
     )
 
 
@@ -103,6 +118,9 @@ def load_side(
         if pair.cloud.tensor_parallel > 1:
             (cloud_engine,), close = factory.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
             return LoadedModels(UNAVAILABLE_ENGINE, small, cloud_engine, layers, tokenizer, close=close)
+        if pair.cloud.gguf_file:
+            engine = factory.llama_cpp_engines(pair.cloud)()
+            return LoadedModels(UNAVAILABLE_ENGINE, small, engine, layers, tokenizer)
         target = _load_model(pair.cloud, accelerator, batch_invariant=exact).restricted_to(ends)
         return LoadedModels(
             UNAVAILABLE_ENGINE, small, factory.torch_engine(target, factory.medusa_heads(target)), layers, tokenizer
@@ -200,6 +218,8 @@ class _EngineFactory:
             return UNAVAILABLE_ENGINE
         if device.onnx_graph:
             return self._onnx_engine(device, device.onnx_graph)
+        if isinstance(device, ModelConfig) and device.gguf_file:
+            return self.llama_cpp_engines(device, self.requirements.scorers)()
         model = _load_drafter(device, cloud, target, accelerator)
         self._check_scorers(model)
         return self.torch_engine(model)
@@ -238,6 +258,35 @@ class _EngineFactory:
                 "export again with force=[device_graph], or name the folder of its own graph in model.device.graph"
             )
         return engine
+
+    def llama_cpp_engines(self, model: ModelConfig, scorers: Scorers = NO_SCORERS) -> "Callable[[], LlamaCppEngine]":
+        """A function that makes engines which share the weights of the model's GGUF file.
+
+        Raises ValueError for a file of another model than the checkpoint's.
+        """
+        from serving.engines.llama_cpp.context import LlamaModel
+        from serving.engines.llama_cpp.engine import LlamaCppEngine
+
+        file = model.gguf_file
+        assert file is not None
+        weights, shape = LlamaModel(file), _model_shape(model)
+        if weights.layers != shape[0] or weights.vocab_size < min(shape[1], len(self.tokenizer)):
+            raise ValueError(
+                f"{file} has {weights.layers} layers and {weights.vocab_size} tokens, and {model.display_name} has "
+                f"{shape[0]} and {shape[1]}; give the GGUF file of this checkpoint"
+            )
+
+        def new_engine() -> "LlamaCppEngine":
+            return LlamaCppEngine(
+                weights,
+                tensor_store=self.tensor_store,
+                vocab_size=self.vocab_size,
+                scorers=scorers,
+                threads=model.threads,
+                token_text=self.tokenizer.token_text,
+            )
+
+        return new_engine
 
     def torch_engine(self, model: "TorchModel", medusa: "MedusaProposer | None" = None) -> "TorchEngine":
         from serving.engines.torch.engine import TorchEngine

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from serving.core.decoding import Decoding
 from serving.core.importance import importance_scores
-from serving.core.scores import UNTRAINED_SCORES
+from serving.core.scores import UNTRAINED_SCORES, reading_hidden_states
 from serving.engines.models import Checkpoint, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import check_memory
@@ -135,10 +135,13 @@ class Setup:
                 raise ValueError(f"policy: nothing computes a score {name!r}; there are {', '.join(known)}")
 
     def _check_backend(self) -> None:
-        """Raises ValueError that names the slot which needs what an ONNX graph does not give."""
-        if self.pair.device.backend != "onnx" or self.policy.draft.source != "model":
+        """Raises ValueError that names the slot which needs what a graph or llama.cpp does not give."""
+        if self.pair.cloud.backend == "llama_cpp" and self.uses_target:
+            self._check_llama_cpp_cloud()
+        backend = self.pair.device.backend
+        if backend == "torch" or self.policy.draft.source != "model":
             return
-        here = "model.device.backend=onnx runs the device's model as a graph, which shows"
+        here = f"model.device.backend={backend} runs the device's model whole, which shows"
         for slot, instead in _WITHOUT_IMPORTANCE.items():
             chosen = getattr(self.policy, slot)
             if importance_scores(chosen.requested_scores):
@@ -150,6 +153,30 @@ class Setup:
             raise ValueError(
                 f"policy.early_exit={type(self.policy.early_exit).__name__} leaves before the last layer, and {here} "
                 "none of them alone; choose policy/early_exit=none or tail, or set model.device.backend=torch"
+            )
+        if backend == "llama_cpp" and (hidden := ", ".join(reading_hidden_states(self.policy.scorers))):
+            raise ValueError(
+                f"policy: the trained score {hidden} reads hidden states, and {here} none; set "
+                "model.device.backend=torch"
+            )
+
+    def _check_llama_cpp_cloud(self) -> None:
+        here = "model.cloud.backend=llama_cpp runs the cloud's model whole, in one place"
+        (hop, *more), placement = self.hops, type(self.policy.placement).__name__
+        if more or hop.node == DEVICE_TIER:
+            raise ValueError(
+                f"policy.placement={placement} splits the cloud's model, and {here}; choose policy/placement=cloud, "
+                "or set model.cloud.backend=torch"
+            )
+        if self.policy.engine_requirements.medusa is not None:
+            raise ValueError(
+                f"policy.draft={type(self.policy.draft).__name__} reads hidden states of the cloud's model, and {here} "
+                "without showing them; choose another policy/draft, or set model.cloud.backend=torch"
+            )
+        if self.decoding.exact:
+            raise ValueError(
+                "decoding.exact is true, and llama.cpp chooses its order of additions itself; set "
+                "decoding.exact=false, or model.cloud.backend=torch"
             )
 
     def _check_cache(self, tokens: int) -> None:

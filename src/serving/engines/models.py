@@ -1,7 +1,7 @@
 """A model pair: the checkpoints that write the tokens, and the architectures whose cost is charged."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -17,11 +17,14 @@ from serving.engines.tensor_parallel.commands import check_divisible_heads
 from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-Backend = Literal["torch", "onnx"]
+Backend = Literal["torch", "onnx", "llama_cpp"]
 
 QUANTIZATION_LIBRARIES = ("bitsandbytes", "accelerate")
 """Packages that `transformers` needs to load weights in 8 or 4 bits."""
 ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
+LLAMA_CPP_LIBRARIES = ("cyllama",)
+GGUF_FILE = "model.gguf"
+"""In the folder of a stage that writes a GGUF file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +95,16 @@ class ModelConfig(Checkpoint):
 
     timed_architecture: Architecture
     backend: Backend = "torch"
-    """torch, or onnxruntime with the exported `graph`."""
+    """torch; onnxruntime with the exported `graph`; llama.cpp with the weights of `gguf`."""
     graph: Path | None = None
     """The folder that the stage `device_graph` wrote."""
     server: RemoteServer | None = None
     tensor_parallel: int = 1
     """How many processes share each block, by DeepSpeed; one GPU each. For the cloud's model only."""
     threads: int = 1
-    """CPU threads of torch that compute it on this machine, in the process of its side. The named hardware has none."""
+    """CPU threads that compute it on this machine, in the process of its side. The named hardware has none."""
+    gguf: Path | None = field(default=None, metadata={"omitted_at_default": True})
+    """The GGUF file that llama.cpp runs, or a folder with model.gguf; the checkpoint gives tokenizer and shape."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +114,8 @@ class ModelConfig(Checkpoint):
             _check_tensor_parallel(self)
         if self.backend == "onnx":
             _check_onnx_graph(self)
+        if self.backend == "llama_cpp":
+            _check_gguf(self)
         if self.quantization != "none":
             object.__setattr__(self, "timed_architecture", self.timed_architecture.quantized(self.quantization))
 
@@ -131,6 +138,13 @@ class ModelConfig(Checkpoint):
     @property
     def onnx_graph(self) -> Path | None:
         return self.graph if self.backend == "onnx" else None
+
+    @property
+    def gguf_file(self) -> Path | None:
+        """The file that llama.cpp runs, if it runs this model."""
+        if self.backend != "llama_cpp" or self.gguf is None:
+            return None
+        return self.gguf / GGUF_FILE if self.gguf.is_dir() else self.gguf
 
     @property
     def _is_remote(self) -> bool:
@@ -189,10 +203,10 @@ class ModelPair:
     """True for the pair that the project trains itself."""
 
     def __post_init__(self) -> None:
-        if self.cloud.backend != "torch":
+        if self.cloud.backend == "onnx":
             raise ValueError(
-                f"model.cloud.backend is {self.cloud.backend}, and the cloud verifies many sessions in one forward, "
-                "which only torch does here; set model.cloud.backend=torch"
+                "model.cloud.backend is onnx, and the cloud verifies many sessions in one forward, which a graph does "
+                "not do; set model.cloud.backend=torch or llama_cpp"
             )
         if self.device.server:
             raise ValueError(
@@ -266,6 +280,35 @@ def check_onnx_libraries() -> None:
         raise ValueError(
             f"model: backend=onnx needs {' and '.join(missing)}, which this Python does not have; "
             "install tandem-llm[onnx], or set model.device.backend=torch"
+        )
+
+
+def _check_gguf(model: ModelConfig) -> None:
+    """Raises ValueError for a model without a GGUF file, and for options that only torch has. Loads nothing."""
+    check_llama_cpp_libraries()
+    if model.gguf is None:
+        raise ValueError(
+            "model: backend=llama_cpp needs gguf, a GGUF file or the folder of a stage that writes one; "
+            "model=smollm2_llama_cpp and model=gguf have it"
+        )
+    if isinstance(model.gguf, Path) and model.gguf.is_file() and model.gguf.suffix != ".gguf":
+        raise ValueError(f"model: gguf is {model.gguf}; give a file that ends with .gguf")
+    for option, allowed in (("quantization", "none"), ("adapter", None), ("server", None), ("tensor_parallel", 1)):
+        found = getattr(model, option)
+        if found != allowed:
+            raise ValueError(
+                f"model: backend=llama_cpp runs a GGUF file as it is, and {option} is {found}; set {option}="
+                f"{'null' if allowed is None else allowed}, or backend=torch"
+            )
+
+
+def check_llama_cpp_libraries() -> None:
+    """Raises ValueError for a missing library. Imports none."""
+    missing = [name for name in LLAMA_CPP_LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"model: backend=llama_cpp needs {' and '.join(missing)}, which this Python does not have; "
+            "install tandem-llm[llama_cpp], or set backend=torch"
         )
 
 

@@ -57,13 +57,25 @@ class PackagedGGUF:
 
 def convert(source: PackagedGGUF, out: Path) -> None:
     """Writes the weights as bf16 safetensors, with config.json, tokenizer and origin.json."""
+    convert_file(source.path, out)
+    (out / ORIGIN_FILE).write_text(json.dumps(asdict(source), indent=1), encoding="utf-8")
+
+
+def convert_file(file: Path, out: Path) -> None:
+    """Writes a GGUF file's weights as bf16 safetensors, with config.json and tokenizer.
+
+    Raises ValueError for a file that `transformers` cannot read.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    folder, file = str(source.path.parent), source.path.name
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=file, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
+    folder, name = str(file.parent), file.name
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    except (ImportError, ValueError, OSError, KeyError) as problem:
+        raise ValueError(f"{file} cannot be unpacked by transformers ({problem}); give another GGUF file") from problem
     model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(out)
-    (out / ORIGIN_FILE).write_text(json.dumps(asdict(source), indent=1), encoding="utf-8")
+    tokenizer.save_pretrained(out)

@@ -1,10 +1,12 @@
 """Stages that make checkpoints from other checkpoints: unpacked from GGUF; self-prompts, layer influences, pruned."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from serving.engines.models import Checkpoint
+from serving.engines.llama_cpp.gguf import Weights
+from serving.engines.models import GGUF_FILE, Checkpoint
 from serving.progress import Progress
 from serving.workload.datasets.self_asked import QUESTIONS_FILE
 from serving.workload.workload import Workload
@@ -25,6 +27,35 @@ def convert_gguf(out: Path, *, source: PackagedGGUF) -> None:
 
     source.check_content()
     convert(source, out)
+
+
+def convert_gguf_file(out: Path, *, gguf: Path) -> None:
+    """Unpacks a user's GGUF file into a checkpoint of bf16 safetensors with its tokenizer.
+
+    Raises ValueError for a file that `transformers` cannot read.
+    """
+    from training.checkpoints.gguf import convert_file
+
+    convert_file(gguf, out)
+
+
+def copy_packaged_gguf(out: Path, *, source: PackagedGGUF) -> None:
+    """Copies the GGUF file of an installed package: model.gguf, which llama.cpp runs as it is.
+
+    Raises ValueError if the file is another one than its digest names.
+    """
+    source.check_content()
+    shutil.copyfile(source.path, out / GGUF_FILE)
+
+
+def export_gguf(out: Path, *, checkpoint: Path, weights: Weights = "f16") -> None:
+    """Writes a Llama checkpoint as model.gguf, which llama.cpp runs; matrices in the format of `weights`.
+
+    Raises ValueError for anything but a Llama with a byte-level BPE tokenizer.
+    """
+    from serving.engines.llama_cpp.gguf import convert
+
+    convert(checkpoint, out / GGUF_FILE, weights)
 
 
 def record_self_prompts(

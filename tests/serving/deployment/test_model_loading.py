@@ -1,11 +1,13 @@
 """What opening a setup's models makes of them, on checkpoints of a few thousand weights."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serving.deployment.model_loading import load_models
 from serving.engines.models import Checkpoint
+from serving.engines.torch.attention import ATTENTION_NAME, INVARIANT_ATTENTION_NAME
 from serving.learned.medusa import WEIGHTS, MedusaHeads
 from serving.messages import MEDUSA_TREE, DraftOutcome, DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 from serving.policy.policy import EngineRequirements
@@ -47,3 +49,14 @@ def test_medusa_heads_are_attached_to_every_end_of_the_target_only(
     drafted, _ = models.device.execute(DraftWork("s", 0, (2, 3), DraftStopRule(3)))
     assert isinstance(drafted, DraftOutcome)
     assert len(drafted.tokens) == 3
+
+
+def test_exact_decoding_makes_the_target_batch_invariant_and_not_the_drafter(
+    pair: tuple[Checkpoint, Checkpoint],
+) -> None:
+    models: Any = load_models(*pair, requirements=EngineRequirements(batch_invariant=True))
+    used = [
+        engine.model.layers[0].self_attn.config._attn_implementation
+        for engine in (models.device, models.cloud, models.device_target)
+    ]
+    assert used == [ATTENTION_NAME, INVARIANT_ATTENTION_NAME, INVARIANT_ATTENTION_NAME]

@@ -162,14 +162,15 @@ def _verdicts(
     verdicts, at = [], 0
     for seq in seqs:
         end = at + seq.num_drafts + 1
-        verdicts.append(_verdict(seq, logits[at:end], argmax_tokens[at:end], tensor_store))
+        verdicts.append(verdict(seq, logits[at:end], argmax_tokens[at:end], tensor_store))
         at = end
     return verdicts
 
 
-def _verdict(
+def verdict(
     seq: SequenceSlice, logits: torch.Tensor, argmax_tokens: Sequence[int], tensor_store: TensorStore
 ) -> Verdict:
+    """What the target makes of a slice's drafts; `logits` (drafts + 1, vocabulary) follow the token before them."""
     drafts = seq.tokens[len(seq.tokens) - seq.num_drafts :]
     if seq.rule == "sample":
         if seq.sampling is None or seq.parents is not None:

@@ -9,25 +9,7 @@ import pytest
 from serving.engines.remote.client import RemoteClient
 from serving.engines.remote.server import RemoteServer
 from serving.engines.tokenizer import Tokenizer
-from tests.support.tiny_tokenizers import byte_level
-
-
-def save(path: Path, layers: int, seed: int) -> Path:
-    """A Llama of random weights that speaks that tokenizer's tokens."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    hf = byte_level()
-    config = LlamaConfig(
-        vocab_size=len(hf), hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.4, bos_token_id=hf.bos_token_id,
-        eos_token_id=hf.eos_token_id, pad_token_id=None,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(path)
-    hf.save_pretrained(path)
-    return path
+from tests.support.tiny_models import save_byte_level
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +32,7 @@ def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(device, cloud)."""
     root = tmp_path_factory.mktemp("remote")
-    return save(root / "device", 2, 0), save(root / "cloud", 3, 1)
+    return save_byte_level(root / "device", 2, 0), save_byte_level(root / "cloud", 3, 1)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def url(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> It
     why = "xllamacpp and gguf are not installed (the extra llama_cpp): no real llama.cpp server is tested"
     xllamacpp = pytest.importorskip("xllamacpp", reason=why)
     pytest.importorskip("gguf", reason=why)
-    from serving.engines.remote.gguf import convert
+    from serving.engines.llama_cpp.gguf import convert
 
     file = tmp_path_factory.mktemp("gguf") / "large.gguf"
     convert(pair[1], file)

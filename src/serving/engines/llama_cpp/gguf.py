@@ -1,15 +1,16 @@
-"""Converts a Llama checkpoint to llama.cpp's format: `python -m serving.engines.remote.gguf CHECKPOINT FILE.gguf`.
+"""Converts a Llama checkpoint to llama.cpp's format: `python -m serving.engines.llama_cpp.gguf CHECKPOINT FILE.gguf`.
 
-Needs the package `gguf` (the extra `llama_cpp`). Weights stay in 32 bits, so that a llama.cpp server writes what
-`transformers` writes.
+Needs the package `gguf` (the extra `llama_cpp`). Weights stay in 32 bits unless fewer are asked for, so that llama.cpp
+writes what `transformers` writes.
 """
 
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+Weights = Literal["f32", "f16", "q8_0"]
 _LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -24,8 +25,11 @@ _LAYER_TENSORS = {
 _GLOBAL_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def convert(checkpoint: Path, file: Path) -> None:
-    """Writes `file`. Raises ValueError for anything but a Llama with a byte-level BPE tokenizer."""
+def convert(checkpoint: Path, file: Path, weights: Weights = "f32") -> None:
+    """Writes `file`, its matrices in the format of `weights`.
+
+    Raises ValueError for anything but a Llama with a byte-level BPE tokenizer.
+    """
     from gguf import GGUFWriter
     from transformers import AutoConfig
 
@@ -38,7 +42,7 @@ def convert(checkpoint: Path, file: Path) -> None:
     writer.add_name(checkpoint.name)
     _write_hyperparameters(writer, config, float(rope.get("rope_theta", 10000.0)))
     _write_tokenizer(writer, vocabulary, config)
-    _write_weights(writer, checkpoint, int(config.num_attention_heads), int(config.num_key_value_heads))
+    _write_weights(writer, checkpoint, weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -108,18 +112,25 @@ def _write_tokenizer(writer: Any, vocabulary: dict[str, Any], config: Any) -> No
             getattr(writer, f"add_{name}_token_id")(token)
 
 
-def _write_weights(writer: Any, checkpoint: Path, heads: int, kv_heads: int) -> None:
+def _write_weights(writer: Any, checkpoint: Path, weights: Weights) -> None:
     import torch
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    tied = bool(model.config.tie_word_embeddings)
+    heads, kv_heads = int(model.config.num_attention_heads), int(model.config.num_key_value_heads)
+    tied, kind = bool(model.config.tie_word_embeddings), GGMLQuantizationType[weights.upper()]
     for name, tensor in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
         if ".q_proj." in name or ".k_proj." in name:
             tensor = _permute_rotary(tensor, heads if ".q_proj." in name else kv_heads)
-        writer.add_tensor(_gguf_name(name), tensor.contiguous().numpy())
+        values = tensor.contiguous().numpy()
+        if weights == "f32" or values.ndim == 1:
+            writer.add_tensor(_gguf_name(name), values)
+        else:
+            writer.add_tensor(_gguf_name(name), quantize(values, kind), raw_dtype=kind)
 
 
 def _gguf_name(name: str) -> str:
@@ -139,7 +150,7 @@ def _permute_rotary(weight: Any, heads: int) -> Any:
 def main(arguments: Sequence[str]) -> None:
     if len(arguments) != 2:
         raise SystemExit(
-            "give a checkpoint's directory and the file to write: python -m serving.engines.remote.gguf DIR FILE"
+            "give a checkpoint's directory and the file to write: python -m serving.engines.llama_cpp.gguf DIR FILE"
         )
     try:
         convert(Path(arguments[0]), Path(arguments[1]))
