@@ -7,6 +7,7 @@ import sys
 
 from benchmarks import compression, job, lossless, overhead, partition, plan, scheduler, simulation, transport
 from benchmarks import engine as engine_speed
+from benchmarks import llama_cpp as llama_cpp_speed
 from benchmarks import onnx as onnx_speed
 from benchmarks.pair import artifacts
 
@@ -29,6 +30,7 @@ def main() -> int:
         scheduler.main(),
         partition.main(),
         onnx_speed.main(small, corpus),
+        llama_cpp_speed.main(small, corpus),
     ]
     passed.append(engine_speed.main([str(large), str(small), "--items", str(corpus / "test.jsonl")]) == 0)
     return 0 if all(passed) else 1

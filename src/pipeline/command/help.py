@@ -32,6 +32,7 @@ usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--
        python -m pipeline show metrics [WORD]             every metric: key, unit, meaning, formula
        python -m pipeline cache list|why|clean            the artifacts in outputs/artifacts
        python -m pipeline results list|keep|draws|write   results of experiments, and the tables of docs
+       python -m pipeline trace export|show|import FILE   a recorded trace as a file, to simulate elsewhere
        python -m pipeline speeds FILE [WORD=VALUE ...]    a benchmark of your machine against the clock
        python -m pipeline ui                              MLflow in the browser, with the pages to open
        python -m pipeline doctor                          what is installed here, and what needs what is not

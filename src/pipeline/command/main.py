@@ -1,4 +1,4 @@
-"""The command line: `python -m pipeline +policy=synera`, and commands such as `show`, `cache`, `results` and `ui`."""
+"""The command line: `python -m pipeline +policy=synera`, and commands such as `show`, `results`, `trace` and `ui`."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def main() -> None:
     argv = arguments.normalise(sys.argv[1:])
     commands = {
         "cache": _run_cache_command, "show": _run_show_command, "results": _run_results_command,
-        "speeds": _run_speeds_command,
+        "speeds": _run_speeds_command, "trace": _run_trace_command,
         "doctor": _run_doctor_command, "ui": _run_ui_command,
     }  # fmt: skip
     command = commands.get(argv[0] if argv else "")
@@ -136,6 +136,14 @@ def _run_results_command(argv: list[str]) -> int:
 
     with _closed_pipe_tolerated():
         return results.main(argv)
+    return 0
+
+
+def _run_trace_command(argv: list[str]) -> int:
+    from pipeline.command import trace
+
+    with _closed_pipe_tolerated():
+        return trace.main(argv)
     return 0
 
 

@@ -1,0 +1,209 @@
+"""A recorded trace as one file that travels: a zip of JSON and Parquet, with its licence and origin.
+
+`about.json` says what the file is and the size and SHA-256 of every other member; `trace.json` is the trace's header,
+`tokens.parquet` the texts, `rows.parquet` the tables, `tokenizer/` the tokenizer's text files.
+"""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from serving.outcomes.trace import FORMAT, HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR, load_trace
+
+KIND, VERSION = "tandem-trace", 1
+ABOUT_FILE, TOKENS_FILE, ROWS_FILE = "about.json", "tokens.parquet", "rows.parquet"
+ORIGIN_FILE = "origin.json"
+"""In an imported trace's folder: its licence and origin."""
+MAX_NBYTES, MAX_ABOUT_NBYTES, MAX_MEMBERS = 8 << 30, 1 << 20, 64
+_TEXT_SUFFIXES = (".json", ".jinja", ".txt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOrigin:
+    """What a reader of a trace must know. Raises ValueError for an empty field."""
+
+    license: str
+    """Of the texts in it: the prompts' and, where its licence says so, the models'."""
+    origin: str
+    """Where it was recorded, of what, by whom."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value.strip():
+                raise ValueError(f"{name} is empty; a trace that travels says its licence and origin")
+
+
+def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any]:
+    """Writes the trace in `folder` to `file`; returns what about.json says.
+
+    Raises ValueError for a folder without a trace.
+    """
+    load_trace(folder)
+    tensors = FORMAT.read_weights(folder)
+    tokens = tensors.pop("token_ids")
+    members = {
+        HEADER_FILE: (folder / HEADER_FILE).read_bytes(),
+        TOKENS_FILE: _parquet({"token_ids": tokens}),
+        ROWS_FILE: _parquet(tensors),
+        **{f"{TOKENIZER_DIR}/{path.name}": path.read_bytes() for path in _tokenizer_files(folder)},
+    }
+    header = json.loads(members[HEADER_FILE])
+    about = {
+        "kind": KIND,
+        "version": VERSION,
+        **asdict(origin),
+        "made_from": header["made_from"],
+        "policy": header["policy_name"],
+        "sessions": len(header["sessions"]),
+        "rows": len(tensors["targets"]),
+        "shapes": {name: list(array.shape[1:]) for name, array in tensors.items()},
+        "members": {name: {"nbytes": len(data), "sha256": sha256(data).hexdigest()} for name, data in members.items()},
+    }
+    partial = file.with_name(f".{file.name}.partial")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr(ABOUT_FILE, json.dumps(about, indent=1))
+        for name, data in members.items():
+            out.writestr(name, data)
+    partial.rename(file)
+    return about
+
+
+def read_about(file: Path) -> dict[str, Any]:
+    """What a trace file says of itself. Raises ValueError for what is no trace file, or one of another version."""
+    with _opened(file) as archive:
+        return _about(archive, file)
+
+
+def import_trace(file: Path, folder: Path) -> dict[str, Any]:
+    """Checks a trace file and unpacks it into `folder`, which a simulation reads; returns what it says of itself.
+
+    Raises ValueError for a file that is damaged, too large, inconsistent or of another version, and for a folder that
+    exists; nothing is left of a file that is refused.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists; remove it, or import under another name")
+    with _opened(file) as archive:
+        about = _about(archive, file)
+        members = {name: _member(archive, file, name, about) for name in about["members"]}
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / TOKENIZER_DIR).mkdir(parents=True)
+    try:
+        _unpack(members, about, partial)
+        load_trace(partial)
+    except Exception as problem:
+        shutil.rmtree(partial)
+        raise ValueError(f"{file} is no readable trace ({problem}); ask for it again") from problem
+    partial.rename(folder)
+    return about
+
+
+def _unpack(members: Mapping[str, bytes], about: Mapping[str, Any], folder: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    tables = _arrays(members[ROWS_FILE], about["shapes"]) | _arrays(members[TOKENS_FILE], {"token_ids": []})
+    save_file({name: np.ascontiguousarray(table) for name, table in tables.items()}, folder / TENSORS_FILE)
+    for name, data in members.items():
+        if name not in (TOKENS_FILE, ROWS_FILE):
+            (folder / name).write_bytes(data)
+    origin = {name: about[name] for name in ("license", "origin", "made_from")}
+    (folder / ORIGIN_FILE).write_text(json.dumps(origin, indent=1), encoding="utf-8")
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / TOKENIZER_DIR).iterdir() if path.suffix in _TEXT_SUFFIXES)
+
+
+def _parquet(tables: Mapping[str, Any]) -> bytes:
+    """One column a table, except empty ones; a row's numbers are a list of fixed length."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {}
+    for name, table in ((name, table) for name, table in tables.items() if table.size):
+        flat = pa.array(table.reshape(-1))
+        width = int(table.size // max(1, len(table)))
+        columns[name] = flat if table.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
+    out = BytesIO()
+    pq.write_table(pa.table(columns), out, compression="zstd")
+    return out.getvalue()
+
+
+def _arrays(data: bytes, shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a Parquet file; `shapes` of their rows. Raises ValueError for other columns."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    found = pq.read_table(BytesIO(data))
+    filled = {name: shape for name, shape in shapes.items() if 0 not in shape}
+    if sorted(found.column_names) != sorted(filled):
+        raise ValueError(f"it has the columns {sorted(found.column_names)}, and says {sorted(filled)}")
+    arrays = {name: np.zeros((found.num_rows, *shapes[name]), np.int32) for name in shapes.keys() - filled.keys()}
+    for name, shape in filled.items():
+        column = found[name].combine_chunks()
+        values = column.flatten() if shape else column
+        arrays[name] = values.to_numpy(zero_copy_only=False).reshape(len(column), *map(int, shape))
+    return arrays
+
+
+def _opened(file: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except (OSError, zipfile.BadZipFile) as problem:
+        raise ValueError(f"{file} is no trace file ({problem}); `trace export` writes one") from problem
+
+
+def _about(archive: zipfile.ZipFile, file: Path) -> dict[str, Any]:
+    try:
+        if archive.getinfo(ABOUT_FILE).file_size > MAX_ABOUT_NBYTES:
+            raise ValueError("it is too large")
+        about: dict[str, Any] = json.loads(archive.read(ABOUT_FILE))
+        if about["kind"] != KIND or not isinstance(about["members"], dict) or not isinstance(about["shapes"], dict):
+            raise ValueError(f"its kind is {about['kind']!r}")
+        TraceOrigin(license=str(about["license"]), origin=str(about["origin"]))
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
+        raise ValueError(f"{file} is no trace file: {ABOUT_FILE} cannot be used ({problem!r})") from problem
+    if about["version"] != VERSION:
+        raise ValueError(f"{file} is of version {about['version']}, and this code reads {VERSION}")
+    _check_members(archive, file, about)
+    return about
+
+
+def _check_members(archive: zipfile.ZipFile, file: Path, about: Mapping[str, Any]) -> None:
+    """Raises ValueError for members that a trace does not have, for missing ones, and beyond the bounds."""
+    names = set(archive.namelist()) - {ABOUT_FILE}
+    wanted = {HEADER_FILE, TOKENS_FILE, ROWS_FILE}
+    others = [name for name in names - wanted if not _is_tokenizer_file(name)]
+    if others or wanted - names or names != set(about["members"]):
+        raise ValueError(
+            f"{file} holds {', '.join(sorted(names))[:200]}; a trace has {', '.join(sorted(wanted))} and text files in "
+            f"{TOKENIZER_DIR}/, all of which {ABOUT_FILE} names"
+        )
+    total = sum(info.file_size for info in archive.infolist())
+    if total > MAX_NBYTES or len(names) > MAX_MEMBERS:
+        raise ValueError(
+            f"{file} unpacks to {total} bytes in {len(names)} files; the most is {MAX_NBYTES} in {MAX_MEMBERS}"
+        )
+
+
+def _is_tokenizer_file(name: str) -> bool:
+    path = PurePosixPath(name)
+    return str(path.parent) == TOKENIZER_DIR and path.suffix in _TEXT_SUFFIXES and path.name == name.split("/")[-1]
+
+
+def _member(archive: zipfile.ZipFile, file: Path, name: str, about: Mapping[str, Any]) -> bytes:
+    wanted = about["members"][name]
+    try:
+        data = archive.read(name)
+    except (zipfile.BadZipFile, OSError) as problem:
+        raise ValueError(f"{file}: {name} is damaged ({problem}); copy the file again") from problem
+    if len(data) != wanted["nbytes"] or sha256(data).hexdigest() != wanted["sha256"]:
+        raise ValueError(f"{file}: {name} is not what {ABOUT_FILE} says; copy the file again")
+    return data
