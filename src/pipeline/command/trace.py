@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.build import load
 from pipeline.errors import UserError
 
 USAGE = """\
@@ -31,24 +32,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _export(folder: Path, file: Path, license: str = "", origin: str = "") -> None:  # noqa: A002
-    from serving.outcomes.trace_file import TraceOrigin, export_trace
-
-    about = export_trace(folder, file, TraceOrigin(license=license, origin=origin))
+    about = _call("export_trace", folder, file, _call("TraceOrigin", license=license, origin=origin))
     print(f"{_described(about)}\nwritten: {file}, {file.stat().st_size / 1e6:.1f} MB")
 
 
 def _show(file: Path) -> None:
-    from serving.outcomes.trace_file import read_about
-
-    print(_described(read_about(file)))
+    print(_described(_call("read_about", file)))
 
 
 def _import(file: Path, outputs: str = "outputs", name: str = "") -> None:
-    from serving.outcomes.trace_file import import_trace
-
     folder = (Path(outputs) / "traces" / (name or file.stem)).absolute()
-    print(_described(import_trace(file, folder)))
+    print(_described(_call("import_trace", file, folder)))
     print(f"unpacked: {folder}\nto simulate it: runtime=simulated runtime.outcomes.path={folder}")
+
+
+def _call(name: str, *args: Any, **options: Any) -> Any:
+    return load(f"serving.outcomes.trace_file.{name}", "trace")(*args, **options)
 
 
 def _described(about: Mapping[str, Any]) -> str:
