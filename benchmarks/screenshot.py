@@ -1,6 +1,7 @@
-"""`python -m benchmarks.screenshot [FILE] [OVERRIDE ...]`: the page's picture in the README, taken of a real run.
+"""`python -m benchmarks.screenshot [FILE] [beside=POLICY] [OVERRIDE ...]`: the page's picture, taken of a real run.
 
-It needs the extra `browser` and Debian's chromium. The same words as for `python -m serving.page` may follow.
+It needs the extra `browser` and Debian's chromium. The same words as for `python -m serving.page` may follow. The
+second run is the device alone (mode small_only), or that of the policy `beside`.
 """
 
 import re
@@ -12,38 +13,46 @@ from typing import Any
 OVERRIDES = ("+policy=citer", "network=lte", "service.page.port=0")
 EXAMPLE_INDEX = 2
 """Which of the page's examples."""
+BESIDE = "beside="
 SIZE = {"width": 1280, "height": 800}
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 
 
 def main(file: str = "docs/page.png", *words: str) -> None:
+    beside = next((word.removeprefix(BESIDE) for word in words if word.startswith(BESIDE)), "")
+    words = tuple(word for word in words if not word.startswith(BESIDE))
+    chosen = words if any(word.startswith("+policy=") for word in words) else (*OVERRIDES[:2], *words)
     from playwright.sync_api import sync_playwright
 
     with subprocess.Popen(
-        [sys.executable, "-m", "serving.page", *OVERRIDES, *words], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "serving.page", *chosen, OVERRIDES[-1]], stdout=subprocess.PIPE, text=True
     ) as server:
         try:
             assert server.stdout
             found = next(hit for line in server.stdout if (hit := re.search(r"open (http\S+)", line)))
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
-                _take_screenshot(browser.new_page(viewport=SIZE, color_scheme="light"), found[1], file)
+                _take_screenshot(browser.new_page(viewport=SIZE, color_scheme="light"), found[1], file, beside)
                 browser.close()
         finally:
             server.terminate()
 
 
-def _take_screenshot(page: Any, url: str, file: str) -> None:
-    """A joint run beside one of the device alone, with the pointer on a token of the cloud."""
+def _take_screenshot(page: Any, url: str, file: str, beside: str) -> None:
+    """Two runs beside each other, with the pointer on a token of the cloud."""
     page.goto(url)
     page.wait_for_selector("#run:enabled")
     page.select_option("#examples", index=EXAMPLE_INDEX)
     page.check("#pair")
-    page.locator(".pane").nth(1).locator("input[value=small_only]").check()
+    second = page.locator(".pane").nth(1)
+    if beside:
+        second.locator("select.policy").select_option(beside)
+    else:
+        second.locator("input[value=small_only]").check()
     page.click("#run")
     page.wait_for_selector("#stop:disabled")
     page.wait_for_selector("#run:enabled")
-    page.locator(".answer .token.cloud").first.hover()
+    page.locator(".answer .token.cloud, .answer .token.checked").first.hover()
     page.screenshot(path=file)
     print(file, page.inner_text("#status"))
 
