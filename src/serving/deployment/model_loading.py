@@ -82,7 +82,7 @@ def _load_gguf_cloud(
     factory: "_EngineFactory", device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
 ) -> LoadedModels:
     """As `load_models`, with the cloud's model on llama.cpp: nodes share its weights, and each has its own texts."""
-    new_engine = factory.llama_cpp_engines(cloud)
+    new_engine = factory.llama_cpp_engines(cloud, batch_invariant=factory.requirements.batch_invariant)
     drafter = factory.drafter_engine(device, cloud, None, accelerator)
     return LoadedModels(
         drafter, num_layers(device), new_engine(), num_layers(cloud), tokenizer, new_cloud_engine=new_engine
@@ -119,7 +119,7 @@ def load_side(
             (cloud_engine,), close = factory.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
             return LoadedModels(UNAVAILABLE_ENGINE, small, cloud_engine, layers, tokenizer, close=close)
         if pair.cloud.gguf_file:
-            engine = factory.llama_cpp_engines(pair.cloud)()
+            engine = factory.llama_cpp_engines(pair.cloud, batch_invariant=exact)()
             return LoadedModels(UNAVAILABLE_ENGINE, small, engine, layers, tokenizer)
         target = _load_model(pair.cloud, accelerator, batch_invariant=exact).restricted_to(ends)
         return LoadedModels(
@@ -259,7 +259,9 @@ class _EngineFactory:
             )
         return engine
 
-    def llama_cpp_engines(self, model: ModelConfig, scorers: Scorers = NO_SCORERS) -> "Callable[[], LlamaCppEngine]":
+    def llama_cpp_engines(
+        self, model: ModelConfig, scorers: Scorers = NO_SCORERS, batch_invariant: bool = False
+    ) -> "Callable[[], LlamaCppEngine]":
         """A function that makes engines which share the weights of the model's GGUF file.
 
         Raises ValueError for a file of another model than the checkpoint's.
@@ -284,6 +286,7 @@ class _EngineFactory:
                 scorers=scorers,
                 threads=model.threads,
                 token_text=self.tokenizer.token_text,
+                batch_invariant=batch_invariant,
             )
 
         return new_engine

@@ -173,11 +173,6 @@ class Setup:
                 f"policy.draft={type(self.policy.draft).__name__} reads hidden states of the cloud's model, and {here} "
                 "without showing them; choose another policy/draft, or set model.cloud.backend=torch"
             )
-        if self.decoding.exact:
-            raise ValueError(
-                "decoding.exact is true, and llama.cpp chooses its order of additions itself; set "
-                "decoding.exact=false, or model.cloud.backend=torch"
-            )
 
     def _check_cache(self, tokens: int) -> None:
         cache = self.policy.kv_cache

@@ -58,11 +58,11 @@ class LlamaModel:
             raise ValueError(f"{file} cannot be opened by llama.cpp ({problem}); give another GGUF file") from problem
         self.layers, self.vocab_size = int(self._model.n_layer), self._model.n_vocab
 
-    def open_context(self, cells: int, threads: int) -> Any:
-        """A KV cache of `cells` tokens that all sequences share."""
+    def open_context(self, cells: int, threads: int, one_by_one: bool = False) -> Any:
+        """A KV cache of `cells` tokens that all sequences share; with `one_by_one` every token is computed alone."""
         options = self._library.LlamaContextParams()
         options.n_ctx, options.n_seq_max, options.kv_unified = cells, MAX_SESSIONS + 1, True
-        options.n_batch = options.n_ubatch = _BATCH_TOKENS
+        options.n_batch, options.n_ubatch = _BATCH_TOKENS, 1 if one_by_one else _BATCH_TOKENS
         options.n_threads = options.n_threads_batch = threads
         return self._library.LlamaContext(self._model, options)
 
@@ -76,17 +76,23 @@ class LlamaCache:
     Args:
         vocab_size: how many rows of the head are real tokens.
         threads: of llama.cpp.
+        one_by_one: compute every token alone, so that it does not depend on the tokens of its pass.
     """
 
-    def __init__(self, model: LlamaModel, vocab_size: int, threads: int = 1) -> None:
-        self._model, self._vocab_size, self._threads = model, vocab_size, threads
-        self._cells, self._context = _FIRST_CELLS, model.open_context(_FIRST_CELLS, threads)
+    def __init__(self, model: LlamaModel, vocab_size: int, threads: int = 1, one_by_one: bool = False) -> None:
+        self._model, self._vocab_size, self._threads, self._one_by_one = model, vocab_size, threads, one_by_one
+        self._cells, self._context = _FIRST_CELLS, model.open_context(_FIRST_CELLS, threads, one_by_one)
         self._batch = model.new_batch()
         self._sequences: dict[str, LlamaSequence] = {}
         self._free = list(range(MAX_SESSIONS))
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    @property
+    def tokens_a_pass(self) -> int:
+        """How many tokens are computed together at most."""
+        return int(self._context.n_ubatch)
 
     def length(self, session: str) -> int:
         """How many tokens are cached; 0 for an unknown session."""
@@ -179,7 +185,7 @@ class LlamaCache:
         while self._cells < used + num_tokens:
             self._cells *= 2
         if self._cells > self._context.n_ctx:
-            larger = self._model.open_context(self._cells, self._threads)
+            larger = self._model.open_context(self._cells, self._threads, self._one_by_one)
             for sequence in self._sequences.values():
                 if sequence.length:
                     larger.set_state_seq_data(self._context.get_state_seq_data(sequence.number), sequence.number)

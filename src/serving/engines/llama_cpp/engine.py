@@ -27,6 +27,7 @@ class LlamaCppEngine(WholeModelDrafter[LlamaSequence]):
         scorers: trained scores of logits, by name.
         threads: of llama.cpp.
         token_text: the tokenizer's, for drafts that a stop string ends.
+        batch_invariant: compute every token alone; it takes as long as decoding it.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class LlamaCppEngine(WholeModelDrafter[LlamaSequence]):
         scorers: Scorers = NO_SCORERS,
         threads: int = 1,
         token_text: TokenText = no_token_text,
+        batch_invariant: bool = False,
     ) -> None:
-        self.cache = LlamaCache(model, vocab_size or model.vocab_size, threads)
+        self.cache = LlamaCache(model, vocab_size or model.vocab_size, threads, batch_invariant)
         store = TensorStore() if tensor_store is None else tensor_store
         super().__init__("llama.cpp", model.layers, store, scorers, token_text)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Weights = Literal["f32", "f16", "q8_0"]
+_BLOCK_WEIGHTS = 32
+"""Weights of a row that share a scale in q8_0; other rows are kept in fp16."""
 _LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -129,8 +131,9 @@ def _write_weights(writer: Any, checkpoint: Path, weights: Weights) -> None:
         values = tensor.contiguous().numpy()
         if weights == "f32" or values.ndim == 1:
             writer.add_tensor(_gguf_name(name), values)
-        else:
-            writer.add_tensor(_gguf_name(name), quantize(values, kind), raw_dtype=kind)
+            continue
+        own = kind if values.shape[-1] % _BLOCK_WEIGHTS == 0 else GGMLQuantizationType.F16
+        writer.add_tensor(_gguf_name(name), quantize(values, own), raw_dtype=own)
 
 
 def _gguf_name(name: str) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.core.decoding import Decoding
 from serving.deployment.model_loading import load_models
 from serving.deployment.setup import Setup
 from serving.engines.llama_cpp.engine import LlamaCppEngine
 from serving.engines.models import ModelConfig, ModelPair
 from serving.engines.tokenizer import Tokenizer
 from serving.learned.router import TokenRouter
+from serving.policy.policy import EngineRequirements
 from serving.policy.slots.routed_offload import RoutedOffload
 from serving.runtimes import emulated
 from tests.serving.engines.remote.test_served_policies import queries
@@ -84,11 +84,6 @@ def test_scores_of_hidden_states_are_refused() -> None:
         both_on_llama_cpp("sled", offload=RoutedOffload(router))
 
 
-def test_exact_decoding_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"decoding\.exact is true, and llama\.cpp chooses its order of additions"):
-        replace(both_on_llama_cpp("sled"), decoding=Decoding(exact=True))
-
-
 @pytest.fixture(scope="module")
 def pair(checkpoint: Path, gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     """A drafter of two layers on torch, and the tiny Llama of three on llama.cpp."""
@@ -112,6 +107,13 @@ def test_a_lossless_policy_writes_the_text_of_its_cloud_on_llama_cpp(pair: Model
     assert served(pair, "sled") == alone
     on_torch = replace(pair, cloud=replace(pair.cloud, backend="torch"))
     assert served(on_torch, "cloud_centric") == alone
+
+
+def test_exact_decoding_computes_every_token_of_the_cloud_alone(pair: ModelPair) -> None:
+    own = replace(pair.cloud, timed_architecture=pair.device.timed_architecture)
+    models: Any = load_models(own, pair.cloud, requirements=EngineRequirements(batch_invariant=True))
+    assert models.cloud.cache.tokens_a_pass == 1
+    assert models.device.cache.tokens_a_pass > 1
 
 
 def test_a_device_drafts_on_llama_cpp(pair: ModelPair) -> None:

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from serving.core.scores import IMPORTANCE
 from serving.engines.llama_cpp import context
 from serving.engines.llama_cpp.context import LlamaCache, LlamaModel, Part
 from serving.engines.llama_cpp.engine import LlamaCppEngine
+from serving.engines.llama_cpp.gguf import convert
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.kv_pool import CacheFullError
 from serving.engines.torch.model import load_model
@@ -37,7 +39,6 @@ def verified(engine: Any, *slices: SequenceSlice) -> list[tuple[int, int]]:
 
 
 def test_it_computes_the_logits_of_torch(model: LlamaModel, checkpoint: Path) -> None:
-    import torch
     from transformers import AutoModelForCausalLM
 
     cache = LlamaCache(model, model.vocab_size)
@@ -70,6 +71,15 @@ def test_sessions_in_one_batch_have_the_verdicts_of_sessions_alone(model: LlamaM
     slices = [SequenceSlice(name, 0, length, TEXT[:length], 0, "greedy") for name, length in (("a", 9), ("b", 31))]
     together = verified(LlamaCppEngine(model), *slices)
     assert together == [verified(LlamaCppEngine(model), one)[0] for one in slices]
+
+
+def test_a_batch_invariant_engine_has_the_bits_of_single_tokens(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "q8.gguf", "q8_0")
+    model = LlamaModel(tmp_path / "q8.gguf")
+    together, alone = (LlamaCache(model, model.vocab_size, one_by_one=True) for _ in range(2))
+    (found,) = together.forward([Part(together.open("a", 0), TEXT, len(TEXT))])
+    one = alone.open("a", 0)
+    assert found.equal(torch.cat([alone.forward([Part(one, (token,), 1)])[0] for token in TEXT]))
 
 
 def test_a_rolled_back_session_goes_on_as_a_new_one(engine: LlamaCppEngine) -> None:
