@@ -1,12 +1,13 @@
 """A model on llama.cpp: executes draft work, and forward work over all its layers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from serving.core.scores import NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, no_token_text
-from serving.engines.llama_cpp.context import LlamaCache, LlamaModel, LlamaSequence, Part
+from serving.engines.llama_cpp.context import LlamaCache, LlamaModel
 from serving.engines.torch.draft import StepOutput
 from serving.engines.torch.forward import verdict
 from serving.engines.torch.tensor_store import TensorStore
@@ -17,7 +18,19 @@ from serving.messages import ForwardWork, Outcome, SequenceSlice, SliceOutcome, 
 _NO_HIDDEN_STATE = torch.empty(1, 0)
 
 
-class LlamaCppEngine(WholeModelDrafter[LlamaSequence]):
+@dataclass(frozen=True)
+class SessionText:
+    """A session's text in the cache."""
+
+    cache: LlamaCache
+    session: str
+
+    @property
+    def length(self) -> int:
+        return self.cache.length(self.session)
+
+
+class LlamaCppEngine(WholeModelDrafter[SessionText]):
     """Drafts and verifies with a GGUF model; every session keeps its text in the engine's own context.
 
     Args:
@@ -27,7 +40,7 @@ class LlamaCppEngine(WholeModelDrafter[LlamaSequence]):
         scorers: trained scores of logits, by name.
         threads: of llama.cpp.
         token_text: the tokenizer's, for drafts that a stop string ends.
-        batch_invariant: compute every token alone; it takes as long as decoding it.
+        batch_invariant: every session has a context of its own, and computes every token alone.
     """
 
     def __init__(
@@ -58,23 +71,21 @@ class LlamaCppEngine(WholeModelDrafter[LlamaSequence]):
         """All sessions of the batch in one pass."""
         for seq in work.slices:
             _check_slice(seq, work)
-        cached = [(seq.start, seq.num_tokens) for seq in work.slices]
-        sequences = [self.cache.open(seq.session, seq.start) for seq in work.slices]
+        for seq in work.slices:
+            self.cache.open(seq.session, seq.start)
         outputs = [seq.num_drafts + 1 if seq.rule else 0 for seq in work.slices]
         found = self.cache.forward(
-            [Part(one, seq.tokens, count) for one, seq, count in zip(sequences, work.slices, outputs, strict=True)]
+            [(seq.session, seq.tokens, count) for seq, count in zip(work.slices, outputs, strict=True)]
         )
-        results = [
-            self._judged(seq, sequence, logits)
-            for seq, sequence, logits in zip(work.slices, sequences, found, strict=True)
-        ]
+        results = [self._judged(seq, logits) for seq, logits in zip(work.slices, found, strict=True)]
+        cached = [(seq.start, seq.num_tokens) for seq in work.slices]
         return tuple(results), (batch_load(self._num_layers, cached, float(sum(outputs))),)
 
-    def _judged(self, seq: SequenceSlice, sequence: LlamaSequence, logits: torch.Tensor) -> SliceOutcome:
+    def _judged(self, seq: SequenceSlice, logits: torch.Tensor) -> SliceOutcome:
         if not seq.rule:
             return SliceOutcome(None, None)
         found = verdict(seq, logits, logits.argmax(-1).tolist(), self.tensor_store)
-        self.cache.truncate(sequence, sequence.length - seq.num_drafts + found.accepted)
+        self.cache.truncate(seq.session, seq.start + seq.num_tokens - seq.num_drafts + found.accepted)
         return SliceOutcome(found, None)
 
     def drop(self, session: str, first: int | None) -> None:  # noqa: ARG002 - one text a session
@@ -82,18 +93,19 @@ class LlamaCppEngine(WholeModelDrafter[LlamaSequence]):
         self.cache.drop(session)
         self.tensor_store.discard_owner(f"odds/{session}")
 
-    def _open(self, session: str, start: int) -> LlamaSequence:
-        return self.cache.open(session, start)
+    def _open(self, session: str, start: int) -> SessionText:
+        self.cache.open(session, start)
+        return SessionText(self.cache, session)
 
-    def _feed(self, cache: LlamaSequence, tokens: Sequence[int]) -> None:
-        self.cache.forward([Part(cache, tokens, 0)])
+    def _feed(self, cache: SessionText, tokens: Sequence[int]) -> None:
+        self.cache.forward([(cache.session, tokens, 0)])
 
-    def _step(self, cache: LlamaSequence, tokens: Sequence[int]) -> StepOutput:
-        (logits,) = self.cache.forward([Part(cache, tokens, 1)])
+    def _step(self, cache: SessionText, tokens: Sequence[int]) -> StepOutput:
+        (logits,) = self.cache.forward([(cache.session, tokens, 1)])
         return StepOutput(logits, _NO_HIDDEN_STATE, 1.0)
 
-    def _peek(self, cache: LlamaSequence, tokens: Sequence[int]) -> StepOutput:
-        return StepOutput(self.cache.peek(cache, tokens), _NO_HIDDEN_STATE, 1.0)
+    def _peek(self, cache: SessionText, tokens: Sequence[int]) -> StepOutput:
+        return StepOutput(self.cache.peek(cache.session, tokens), _NO_HIDDEN_STATE, 1.0)
 
 
 def _check_slice(seq: SequenceSlice, work: ForwardWork) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from serving.core.scores import IMPORTANCE
 from serving.engines.llama_cpp import context
-from serving.engines.llama_cpp.context import LlamaCache, LlamaModel, Part
+from serving.engines.llama_cpp.context import LlamaCache, LlamaModel
 from serving.engines.llama_cpp.engine import LlamaCppEngine
 from serving.engines.llama_cpp.gguf import convert
 from serving.engines.torch.engine import TorchEngine
@@ -42,7 +42,8 @@ def test_it_computes_the_logits_of_torch(model: LlamaModel, checkpoint: Path) ->
     from transformers import AutoModelForCausalLM
 
     cache = LlamaCache(model, model.vocab_size)
-    (found,) = cache.forward([Part(cache.open("a", 0), TEXT, len(TEXT))])
+    cache.open("a", 0)
+    (found,) = cache.forward([("a", TEXT, len(TEXT))])
     with torch.inference_mode():
         whole: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
         want = whole(torch.tensor([TEXT])).logits[0]
@@ -76,10 +77,11 @@ def test_sessions_in_one_batch_have_the_verdicts_of_sessions_alone(model: LlamaM
 def test_a_batch_invariant_engine_has_the_bits_of_single_tokens(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "q8.gguf", "q8_0")
     model = LlamaModel(tmp_path / "q8.gguf")
-    together, alone = (LlamaCache(model, model.vocab_size, one_by_one=True) for _ in range(2))
-    (found,) = together.forward([Part(together.open("a", 0), TEXT, len(TEXT))])
-    one = alone.open("a", 0)
-    assert found.equal(torch.cat([alone.forward([Part(one, (token,), 1)])[0] for token in TEXT]))
+    cache = LlamaCache(model, model.vocab_size, batch_invariant=True)
+    for session in ("together", "other", "alone"):
+        cache.open(session, 0)
+    found, _ = cache.forward([("together", TEXT, len(TEXT)), ("other", TEXT[3:], 1)])
+    assert found.equal(torch.cat([cache.forward([("alone", (token,), 1)])[0] for token in TEXT]))
 
 
 def test_a_rolled_back_session_goes_on_as_a_new_one(engine: LlamaCppEngine) -> None:
