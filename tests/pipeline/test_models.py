@@ -80,6 +80,13 @@ def test_any_gguf_files_are_a_pair(tmp_path: Path) -> None:
     assert planned("gguf", "synthetic", "sled", *files) == ["cloud_model", "device_model", "serve"]
 
 
+def test_a_gguf_pair_without_files_says_how_to_give_them() -> None:
+    with pytest.raises(
+        UserError, match=r"one of them is not given; write model.cloud.gguf=FILE model.device.gguf=FILE"
+    ):
+        planned("gguf")
+
+
 def test_questions_of_a_model_that_asks_none_are_refused() -> None:
     with pytest.raises(
         UserError, match=r"needs 'questions', which is none of.* model=smollm2 the questions of workload"

@@ -55,6 +55,20 @@ class PackagedGGUF:
             )
 
 
+@dataclass(frozen=True)
+class UserGGUF:
+    """A GGUF file of the user's. Raises ValueError where none is given."""
+
+    path: Path | None
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            raise ValueError(
+                "model=gguf runs two GGUF files with one tokenizer, and one of them is not given; write "
+                "model.cloud.gguf=FILE model.device.gguf=FILE"
+            )
+
+
 def convert(source: PackagedGGUF, out: Path) -> None:
     """Writes the weights as bf16 safetensors, with config.json, tokenizer and origin.json."""
     convert_file(source.path, out)

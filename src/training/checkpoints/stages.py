@@ -11,7 +11,7 @@ from serving.progress import Progress
 from serving.workload.datasets.self_asked import QUESTIONS_FILE
 from serving.workload.workload import Workload
 from training.checkpoints.drafters import Drafter
-from training.checkpoints.gguf import PackagedGGUF
+from training.checkpoints.gguf import PackagedGGUF, UserGGUF
 from training.fitting.recipe import HealingRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
 
@@ -29,14 +29,15 @@ def convert_gguf(out: Path, *, source: PackagedGGUF) -> None:
     convert(source, out)
 
 
-def convert_gguf_file(out: Path, *, gguf: Path) -> None:
+def convert_user_gguf(out: Path, *, source: UserGGUF) -> None:
     """Unpacks a user's GGUF file into a checkpoint of bf16 safetensors with its tokenizer.
 
     Raises ValueError for a file that `transformers` cannot read.
     """
     from training.checkpoints.gguf import convert_file
 
-    convert_file(gguf, out)
+    assert source.path is not None
+    convert_file(source.path, out)
 
 
 def copy_packaged_gguf(out: Path, *, source: PackagedGGUF) -> None:
