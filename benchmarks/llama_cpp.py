@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 from benchmarks.engine import chat_tokens
+from benchmarks.onnx import measure_in_turn
 from serving.engines.llama_cpp.context import LlamaModel
 from serving.engines.llama_cpp.engine import LlamaCppEngine
 from serving.engines.llama_cpp.gguf import convert
@@ -25,11 +27,10 @@ from serving.engines.torch.model import load_model
 from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.workload.datasets.tiny import TinyTasks
 
-PROMPTS, ROUNDS, TOKENS, STREAMS, PREFILL = 8, 9, 32, 8, 512
+PROMPTS, TOKENS, STREAMS, PREFILL = 8, 32, 8, 512
 MIN_OF_LLAMA_CPP = 0.5
 """Of llama.cpp's own tokens/s that the engine on it has to reach with eight streams."""
 Prompt: TypeAlias = tuple[int, ...]
-Texts: TypeAlias = dict[str, list[int]]
 
 
 class EngineStreams:
@@ -74,13 +75,12 @@ class LibraryStreams:
 
     def _run(self, new: Sequence[tuple[int, int, Prompt]]) -> list[int]:
         self._batch.reset()
-        outputs = []
         for number, start, tokens in new:
             for place, token in enumerate(tokens):
                 self._batch.add(token, start + place, [number], place == len(tokens) - 1)
-            outputs.append(sum(len(part) for _, _, part in new[: len(outputs) + 1]) - 1)
         self._context.decode(self._batch)
-        return [int(self._sampler.sample(self._context, place)) for place in outputs]
+        ends = accumulate(len(tokens) for _, _, tokens in new)
+        return [int(self._sampler.sample(self._context, end - 1)) for end in ends]
 
     def end(self, count: int) -> None:
         for i in range(count):
@@ -155,17 +155,11 @@ def prefill_per_s(streams: Any, prompts: Sequence[Prompt]) -> float:
 
 
 def measured(found: dict[str, Any], what: str, measure: Callable[[Any], float]) -> dict[str, float]:
-    """The median of each, printed with its spread; round by round, after one that is not counted."""
-    values: dict[str, list[float]] = {name: [] for name in found}
-    for round_ in range(ROUNDS + 1):
-        for name in sorted(found, key=lambda name: (list(found).index(name) + round_) % len(found)):
-            value = measure(found[name])
-            if round_:
-                values[name].append(value)
+    """The median of each, printed with its spread."""
+    values = measure_in_turn(found, measure)
     for name, each in values.items():
-        print(
-            f"llama.cpp: {what}, {name:22} {statistics.median(each):8.1f} tokens/s ({min(each):.1f} to {max(each):.1f})"
-        )
+        spread = f"{min(each):.1f} to {max(each):.1f}"
+        print(f"llama.cpp: {what}, {name:22} {statistics.median(each):8.1f} tokens/s ({spread})")
     return {name: statistics.median(each) for name, each in values.items()}
 
 

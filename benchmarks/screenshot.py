@@ -10,7 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
-OVERRIDES = ("+policy=citer", "network=lte", "service.page.port=0")
+DEFAULTS = ("+policy=citer", "network=lte")
+"""Where the words name no policy."""
 EXAMPLE_INDEX = 2
 """Which of the page's examples."""
 BESIDE = "beside="
@@ -19,13 +20,14 @@ CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", 
 
 
 def main(file: str = "docs/page.png", *words: str) -> None:
-    beside = next((word.removeprefix(BESIDE) for word in words if word.startswith(BESIDE)), "")
-    words = tuple(word for word in words if not word.startswith(BESIDE))
-    chosen = words if any(word.startswith("+policy=") for word in words) else (*OVERRIDES[:2], *words)
     from playwright.sync_api import sync_playwright
 
+    beside = next((word.removeprefix(BESIDE) for word in words if word.startswith(BESIDE)), "")
+    chosen = [word for word in words if not word.startswith(BESIDE)]
+    if not any(word.startswith("+policy=") for word in chosen):
+        chosen = [*DEFAULTS, *chosen]
     with subprocess.Popen(
-        [sys.executable, "-m", "serving.page", *chosen, OVERRIDES[-1]], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "serving.page", *chosen, "service.page.port=0"], stdout=subprocess.PIPE, text=True
     ) as server:
         try:
             assert server.stdout

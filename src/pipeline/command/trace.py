@@ -21,8 +21,8 @@ def main(argv: Sequence[str]) -> int:
     }  # fmt: skip
     words = [word for word in argv[1:] if "=" not in word]
     given = dict(word.split("=", 1) for word in argv[1:] if "=" in word)
-    command, count, options = commands.get(argv[0] if argv else "", (_show, -1, ()))
-    if len(words) != count or given.keys() - set(options):
+    command, count, options = commands[argv[0]] if argv and argv[0] in commands else (None, 0, ())
+    if command is None or len(words) != count or given.keys() - set(options):
         raise UserError(f"trace: {' '.join(argv) or 'nothing'} was asked for; there are\n{USAGE}")
     try:
         command(*map(Path, words), **given)

@@ -222,18 +222,15 @@ def _target_parameters(path: str, where: str) -> dict[str, TargetParameter]:
     """The options of a target, by its signature."""
     target = load(path, where)
     hints = get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
-    factories = (
-        {f.name: f.default_factory for f in fields(target) if callable(f.default_factory)}
-        if is_dataclass(target)
-        else {}
-    )
-    later = {f.name for f in fields(target) if f.metadata.get("omitted_at_default")} if is_dataclass(target) else set()
+    declared = {f.name: f for f in fields(target)} if is_dataclass(target) else {}
     found = {}
     for name, parameter in inspect.signature(target).parameters.items():
         if name in RUNNER_ARGUMENTS or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        default = factories[name]() if name in factories else parameter.default
-        found[name] = TargetParameter(hints.get(name, Any), default, name in later)
+        field = declared.get(name)
+        default = field.default_factory() if field and callable(field.default_factory) else parameter.default
+        later = field is not None and bool(field.metadata.get("omitted_at_default"))
+        found[name] = TargetParameter(hints.get(name, Any), default, later)
     return found
 
 

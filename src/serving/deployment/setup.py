@@ -124,8 +124,8 @@ class Setup:
         if self.decoding.exact and (cloud.server is not None or cloud.tensor_parallel > 1):
             where = "a server computes" if cloud.server is not None else "several processes compute"
             raise ValueError(
-                f"decoding.exact is true, and {where} the cloud's model, whose order of additions is not known here; "
-                "set decoding.exact=false"
+                f"decoding.exact is true, and {where} the cloud's model in an order of additions that is not "
+                "chosen here; set decoding.exact=false"
             )
 
     def _check_scores(self) -> None:

@@ -1,6 +1,7 @@
 """A model pair: the checkpoints that write the tokens, and the architectures whose cost is charged."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,7 +53,8 @@ class Checkpoint:
         if self.path is not None and self.hub is not None:
             raise ValueError(f"model: both a path and hub={self.hub} are given; set path=null to take the Hub's")
         if self.quantization != "none":
-            _check_quantization_libraries(self.quantization)
+            option = f"quantization={self.quantization}"
+            _check_libraries(option, QUANTIZATION_LIBRARIES, "quantization", "quantization=none")
         if isinstance(self.path, Path):
             check_checkpoint(self.path, self.quantization)
 
@@ -80,7 +82,12 @@ class Checkpoint:
 
     @property
     def onnx_graph(self) -> Path | None:
-        """The folder of the exported graph; None if torch runs the model."""
+        """The folder of the exported graph that onnxruntime runs; None if it does not run the model."""
+        return None
+
+    @property
+    def gguf_file(self) -> Path | None:
+        """The file that llama.cpp runs; None if it does not run the model."""
         return None
 
 
@@ -141,7 +148,6 @@ class ModelConfig(Checkpoint):
 
     @property
     def gguf_file(self) -> Path | None:
-        """The file that llama.cpp runs, if it runs this model."""
         if self.backend != "llama_cpp" or self.gguf is None:
             return None
         return self.gguf / GGUF_FILE if self.gguf.is_dir() else self.gguf
@@ -253,12 +259,13 @@ def _check_tensor_parallel(model: ModelConfig) -> None:
         check_divisible_heads(model.tensor_parallel, config, str(model.path))
 
 
-def _check_quantization_libraries(quantization: str) -> None:
-    missing = [name for name in QUANTIZATION_LIBRARIES if find_spec(name) is None]
+def _check_libraries(option: str, libraries: Sequence[str], extra: str, instead: str) -> None:
+    """Raises ValueError for a library that this Python lacks. Imports none."""
+    missing = [name for name in libraries if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"model: quantization={quantization} needs {' and '.join(missing)}, which this Python does not have; "
-            "install tandem-llm[quantization], or set quantization=none"
+            f"model: {option} needs {' and '.join(missing)}, which this Python does not have; "
+            f"install tandem-llm[{extra}], or set {instead}"
         )
 
 
@@ -275,12 +282,7 @@ def _check_onnx_graph(model: ModelConfig) -> None:
 
 def check_onnx_libraries() -> None:
     """Raises ValueError for a missing library. Imports none."""
-    missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f"model: backend=onnx needs {' and '.join(missing)}, which this Python does not have; "
-            "install tandem-llm[onnx], or set model.device.backend=torch"
-        )
+    _check_libraries("backend=onnx", ONNX_LIBRARIES, "onnx", "model.device.backend=torch")
 
 
 def _check_gguf(model: ModelConfig) -> None:
@@ -304,12 +306,7 @@ def _check_gguf(model: ModelConfig) -> None:
 
 def check_llama_cpp_libraries() -> None:
     """Raises ValueError for a missing library. Imports none."""
-    missing = [name for name in LLAMA_CPP_LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f"model: backend=llama_cpp needs {' and '.join(missing)}, which this Python does not have; "
-            "install tandem-llm[llama_cpp], or set backend=torch"
-        )
+    _check_libraries("backend=llama_cpp", LLAMA_CPP_LIBRARIES, "llama_cpp", "backend=torch")
 
 
 def check_exportable(checkpoint: Checkpoint) -> None:

@@ -32,7 +32,7 @@ class WholeModelDrafter(ABC, Generic[CacheT]):
 
     Args:
         described: what runs the model, for errors ("a graph of onnxruntime").
-        num_layers: of the model, whose forwards are charged whole.
+        num_layers: of the model; a forward is charged for all of them.
         token_text: the tokenizer's, for drafts that a stop string ends.
     """
 

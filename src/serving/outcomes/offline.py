@@ -50,7 +50,8 @@ def run_untimed(
     rounding, in a fraction of the time.
     """
     num_devices, concurrency = (1, BATCHED_SESSIONS) if batch_drafts else (CONCURRENT_SESSIONS, 1)
-    policy = replace(policy, batch_drafts=batch_drafts or policy.batch_drafts)
+    if batch_drafts:
+        policy = replace(policy, batch_drafts=True)
     names = [f"device-{i}" for i in range(num_devices)]
     hops = policy.placement.hops(models.cloud_layers, timed_layers or models.cloud_layers)
     tiers = {tier: (f"{tier}-0",) for tier in dict.fromkeys(hop.node for hop in hops if hop.node != DEVICE_TIER)}

@@ -207,7 +207,7 @@ def save_trace(out: Path, trace: OutcomeTrace) -> None:
     header = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
     header["exit_rule"] = asdict(trace.exit_rule) if trace.exit_rule else None
     token_ids = np.array([token for text in texts for token in text], np.int32)
-    FORMAT.save(out, header, {"token_ids": token_ids, **_arrays(trace.tables)})
+    FORMAT.save(out, header, {"token_ids": token_ids, **table_arrays(trace.tables)})
 
 
 def load_trace(path: Path) -> OutcomeTrace:
@@ -242,11 +242,11 @@ def stack_tables(tables: Sequence[TraceTables]) -> TraceTables:
     """One table with the rows of several."""
     import numpy as np
 
-    parts = [_arrays(one) for one in tables]
+    parts = [table_arrays(one) for one in tables]
     return _tables({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-def _arrays(tables: TraceTables) -> dict[str, Any]:
+def table_arrays(tables: TraceTables) -> dict[str, Any]:
     """All tables by name, as they are saved."""
     plain = {each.name: getattr(tables, each.name) for each in fields(TraceTables) if each.name != "scores"}
     return plain | {f"{_SCORE}{name}": column for name, column in tables.scores.items()}
@@ -297,7 +297,7 @@ def _check(trace: OutcomeTrace, text: int) -> None:
     }
     if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
-    found = {name: array.shape for name, array in _arrays(tables).items()}
+    found = {name: array.shape for name, array in table_arrays(tables).items()}
     if found != shapes:
         name = next(name for name in {**shapes, **found} if shapes.get(name) != found.get(name))
         raise ValueError(f"{name} has the shape {found.get(name)}, and the header says {shapes.get(name)}")

@@ -11,16 +11,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from io import BytesIO
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from serving.outcomes.trace import FORMAT, HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR, load_trace
+from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR, load_trace, table_arrays
 
 KIND, VERSION = "tandem-trace", 1
 ABOUT_FILE, TOKENS_FILE, ROWS_FILE = "about.json", "tokens.parquet", "rows.parquet"
 ORIGIN_FILE = "origin.json"
 """In an imported trace's folder: its licence and origin."""
 MAX_NBYTES, MAX_ABOUT_NBYTES, MAX_MEMBERS = 8 << 30, 1 << 20, 64
+_ABOUT_FIELDS = {"version": int, "made_from": dict, "sessions": int, "rows": int, "shapes": dict, "members": dict}
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt")
 
 
@@ -44,26 +46,26 @@ def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any
 
     Raises ValueError for a folder without a trace.
     """
-    load_trace(folder)
-    tensors = FORMAT.read_weights(folder)
-    tokens = tensors.pop("token_ids")
+    import numpy as np
+
+    trace = load_trace(folder)
+    tables, tokens = table_arrays(trace.tables), [token for one in trace.sessions for token in one.token_ids]
     members = {
         HEADER_FILE: (folder / HEADER_FILE).read_bytes(),
-        TOKENS_FILE: _parquet({"token_ids": tokens}),
-        ROWS_FILE: _parquet(tensors),
+        TOKENS_FILE: _parquet({"token_ids": np.array(tokens, np.int32)}),
+        ROWS_FILE: _parquet(tables),
         **{f"{TOKENIZER_DIR}/{path.name}": path.read_bytes() for path in _tokenizer_files(folder)},
     }
-    header = json.loads(members[HEADER_FILE])
     about = {
         "kind": KIND,
         "version": VERSION,
         **asdict(origin),
-        "made_from": header["made_from"],
-        "policy": header["policy_name"],
-        "sessions": len(header["sessions"]),
-        "rows": len(tensors["targets"]),
-        "shapes": {name: list(array.shape[1:]) for name, array in tensors.items()},
-        "members": {name: {"nbytes": len(data), "sha256": sha256(data).hexdigest()} for name, data in members.items()},
+        "made_from": trace.made_from,
+        "policy": trace.policy_name,
+        "sessions": len(trace.sessions),
+        "rows": len(trace.tables.targets),
+        "shapes": {name: list(array.shape[1:]) for name, array in tables.items()},
+        "members": {name: _described(data) for name, data in members.items()},
     }
     partial = file.with_name(f".{file.name}.partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as out:
@@ -72,6 +74,10 @@ def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any
             out.writestr(name, data)
     partial.rename(file)
     return about
+
+
+def _described(member: bytes) -> dict[str, Any]:
+    return {"nbytes": len(member), "sha256": sha256(member).hexdigest()}
 
 
 def read_about(file: Path) -> dict[str, Any]:
@@ -141,16 +147,35 @@ def _arrays(data: bytes, shapes: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
     import pyarrow.parquet as pq
 
-    found = pq.read_table(BytesIO(data), use_threads=False, pre_buffer=False)
     filled = {name: shape for name, shape in shapes.items() if 0 not in shape}
-    if sorted(found.column_names) != sorted(filled):
-        raise ValueError(f"it has the columns {sorted(found.column_names)}, and says {sorted(filled)}")
+    _check_columns(pq.ParquetFile(BytesIO(data)), filled)
+    found = pq.read_table(BytesIO(data), use_threads=False, pre_buffer=False)
     arrays = {name: np.zeros((found.num_rows, *shapes[name]), np.int32) for name in shapes.keys() - filled.keys()}
     for name, shape in filled.items():
         column = found[name].combine_chunks()
         values = column.flatten() if shape else column
         arrays[name] = values.to_numpy(zero_copy_only=False).reshape(len(column), *map(int, shape))
     return arrays
+
+
+def _check_columns(file: Any, shapes: Mapping[str, Any]) -> None:
+    """Raises ValueError for other columns than numbers of these shapes, and beyond the bound. Reads no values."""
+    import pyarrow as pa
+
+    schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    if sorted(schema.names) != sorted(shapes):
+        raise ValueError(f"it has the columns {sorted(schema.names)}, and says {sorted(shapes)}")
+    nbytes = 0
+    for name, shape in shapes.items():
+        kind, width = schema.field(name).type, prod(map(int, shape))
+        number = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+        if not (pa.types.is_integer(number) or pa.types.is_floating(number)):
+            raise ValueError(f"its column {name} holds {kind}, not numbers")
+        if (kind.list_size if kind is not number else 1) != width:
+            raise ValueError(f"its column {name} is {kind}, and says {list(shape)}")
+        nbytes += num_rows * width * number.bit_width // 8
+    if nbytes > MAX_NBYTES:
+        raise ValueError(f"its tables take {nbytes} bytes; the most is {MAX_NBYTES}")
 
 
 def _opened(file: Path) -> zipfile.ZipFile:
@@ -165,8 +190,11 @@ def _about(archive: zipfile.ZipFile, file: Path) -> dict[str, Any]:
         if archive.getinfo(ABOUT_FILE).file_size > MAX_ABOUT_NBYTES:
             raise ValueError("it is too large")
         about: dict[str, Any] = json.loads(archive.read(ABOUT_FILE))
-        if about["kind"] != KIND or not isinstance(about["members"], dict) or not isinstance(about["shapes"], dict):
+        if about["kind"] != KIND:
             raise ValueError(f"its kind is {about['kind']!r}")
+        for name, kind in _ABOUT_FIELDS.items():
+            if not isinstance(about[name], kind):
+                raise TypeError(f"{name} is {about[name]!r:.40}")
         TraceOrigin(license=str(about["license"]), origin=str(about["origin"]))
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
         raise ValueError(f"{file} is no trace file: {ABOUT_FILE} cannot be used ({problem!r})") from problem
@@ -199,11 +227,10 @@ def _is_tokenizer_file(name: str) -> bool:
 
 
 def _member(archive: zipfile.ZipFile, file: Path, name: str, about: Mapping[str, Any]) -> bytes:
-    wanted = about["members"][name]
     try:
         data = archive.read(name)
     except (zipfile.BadZipFile, OSError) as problem:
         raise ValueError(f"{file}: {name} is damaged ({problem}); copy the file again") from problem
-    if len(data) != wanted["nbytes"] or sha256(data).hexdigest() != wanted["sha256"]:
+    if about["members"][name] != _described(data):
         raise ValueError(f"{file}: {name} is not what {ABOUT_FILE} says; copy the file again")
     return data

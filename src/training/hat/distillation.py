@@ -134,7 +134,7 @@ class MedusaModule(FrozenTargetModule):
             return found
         for head, whole in zip(_medusa_heads(found), self._whole_outs, strict=True):
             whole[self._loss_over.tokens] = head.out.weight.detach()
-            head.out = nn.Linear(whole.shape[1], whole.shape[0], bias=False)
+            head.out = nn.Linear(whole.shape[1], whole.shape[0], bias=False, device="meta")
             head.out.weight = nn.Parameter(whole)
         return found
 

@@ -176,12 +176,13 @@ def _reference_answers(
     from serving.outcomes.record import target_answers
 
     exact = workload.dataset.measures_quality_of == "embedded"
-    given = [exact and any(query.prompt.references) for query in queries]
-    without = [query for query, known in zip(queries, given, strict=True) if not known]
-    answers = iter(target_answers(models, without, seed, progress) if without else ())
+    without = [query for query in queries if not (exact and any(query.prompt.references))]
+    answers = target_answers(models, without, seed, progress) if without else []
+    own = {query.request.session: answer for query, answer in zip(without, answers, strict=True)}
+    sessions = [query.request.session for query in queries]
     return [
-        _encode_reference(query, models.tokenizer) if known else next(answers)
-        for query, known in zip(queries, given, strict=True)
+        own[session] if session in own else _encode_reference(query, models.tokenizer)
+        for session, query in zip(sessions, queries, strict=True)
     ]
 
 

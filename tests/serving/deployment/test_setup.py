@@ -80,7 +80,9 @@ def test_decoding_out_of_range_is_refused(how: dict[str, Any], message: str) -> 
 def test_exact_decoding_is_refused_where_others_compute() -> None:
     own = pair()
     shared = replace(own, cloud=replace(own.cloud, tensor_parallel=2))
-    with pytest.raises(ValueError, match=r"decoding\.exact is true, and several processes compute the cloud's model"):
+    with pytest.raises(
+        ValueError, match=r"decoding\.exact is true, and several processes compute the cloud's model in an order"
+    ):
         replace(setup(), pair=shared, decoding=Decoding(exact=True))
 
 

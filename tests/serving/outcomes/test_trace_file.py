@@ -3,15 +3,18 @@
 import json
 import zipfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from serving.outcomes import trace_file
 from serving.outcomes.replayed import load
-from serving.outcomes.trace import TOKENIZER_DIR, load_trace, save_trace
+from serving.outcomes.trace import TOKENIZER_DIR, load_trace, save_trace, table_arrays
 from serving.outcomes.trace_file import ABOUT_FILE, ORIGIN_FILE, TraceOrigin, export_trace, import_trace, read_about
 from tests.serving.outcomes.made_up_trace import trace
 from tests.support.tiny_tokenizers import byte_level
@@ -79,9 +82,19 @@ def test_a_licence_and_an_origin_are_wanted() -> None:
         TraceOrigin(license=" ", origin="here")
 
 
+def undigested(members: dict[str, bytes]) -> None:
+    about_with(members=dict.fromkeys(members.keys() - {ABOUT_FILE}, 1))(members)
+
+
+SHAPES = {name: list(table.shape[1:]) for name, table in table_arrays(trace(exits=True).tables).items()}
 REFUSED: dict[str, tuple[Callable[[dict[str, bytes]], Any], str]] = {
     "another version": (about_with(version=2), "is of version 2, and this code reads 1"),
     "another kind": (about_with(kind="holiday photos"), "its kind is 'holiday photos'"),
+    "no number of sessions": (about_with(sessions="many"), "sessions is 'many'"),
+    "no list of members": (about_with(members=3), "members is 3"),
+    "a member without a digest": (undigested, "is not what about.json says"),
+    "other columns": (about_with(shapes={"targets": []}), "it has the columns .*ask for it again"),
+    "another shape": (about_with(shapes=SHAPES | {"drafts": [5]}), "its column drafts is fixed_size_list"),
     "no licence": (about_with(license=""), "license is empty"),
     "a changed member": (
         lambda members: members.update({"trace.json": members["trace.json"].replace(b"r00000", b"r00009")}),
@@ -124,6 +137,23 @@ def test_a_file_beyond_the_bound_is_refused_unread(
     monkeypatch.setattr(trace_file, "MAX_NBYTES", 1000)
     with pytest.raises(ValueError, match=r"unpacks to \d+ bytes in \d+ files; the most is 1000 in 64"):
         read_about(exported)
+
+
+def test_tables_beyond_the_bound_are_refused_unread(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_file, "_check_members", lambda *_: None)  # small in the archive, large in memory
+    monkeypatch.setattr(trace_file, "MAX_NBYTES", 1000)
+    with pytest.raises(ValueError, match=r"its tables take \d+ bytes; the most is 1000"):
+        import_trace(exported, tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_column_that_holds_no_numbers_is_refused() -> None:
+    column = BytesIO()
+    pq.write_table(pa.table({"targets": ["one", "two"]}), column)
+    with pytest.raises(ValueError, match="its column targets holds string, not numbers"):
+        trace_file._arrays(column.getvalue(), {"targets": []})
 
 
 def test_what_is_no_archive_is_named(tmp_path: Path) -> None:

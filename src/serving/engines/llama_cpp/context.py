@@ -113,7 +113,7 @@ class LlamaStore:
 
     def peek(self, sequence: LlamaSequence, tokens: Sequence[int]) -> list[list[Any]]:
         """The logits after tokens that are not kept."""
-        self._reserve(len(tokens))
+        self._reserve(len(tokens))  # before the copy, which would not move to a larger context
         branch = LlamaSequence(self._branch, sequence.length)
         self._context.memory_seq_cp(sequence.number, branch.number, -1, -1)
         found = self.forward([Part(branch, tokens, 1)])

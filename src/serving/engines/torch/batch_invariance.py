@@ -15,10 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 BLOCK_ROWS = 8
 """As many as a round of drafts has; a single row takes the time of so many."""
-
-
 VECTOR_COLUMNS = 64
 """Kernels of elementwise functions compute what is left of a row behind so many numbers otherwise."""
+Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_blocks(causal: Any) -> None:
@@ -36,9 +35,6 @@ def use_blocks(causal: Any) -> None:
 
 def _compute_by(blocks: Callable[..., torch.Tensor], module: Any) -> None:
     module.forward = partial(blocks, module.forward)
-
-
-Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _in_blocks(whole: Function, hidden: torch.Tensor) -> torch.Tensor:
