@@ -8,7 +8,7 @@ from serving.deployment.setup import Setup
 from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.latency import ForwardLoad, batch_load
 from serving.hardware.testbed import Testbed
-from serving.messages import DraftWork, GenerationRequest, Outcome, Work
+from serving.messages import DraftOutcome, DraftWork, GenerationRequest, Outcome, Work
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Workload
@@ -43,6 +43,63 @@ class FakeEngine:
 
     def drop(self, session: str, first: int | None) -> None:
         self.pair.drop(session, first)
+
+
+class StepwiseEngine(FakeEngine):
+    """Runs a forward for each token of a draft."""
+
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+        outcome, loads = super().execute(work)
+        if isinstance(work, DraftWork) and isinstance(outcome, DraftOutcome):
+            loads = (*loads, *[batch_load(LAYERS, [(work.start, 1)], 1)] * (len(outcome.tokens) - 1))
+        return outcome, loads
+
+
+@dataclass
+class PoolingEngine(StepwiseEngine):
+    """The same, with drafts that advance together, a token a forward."""
+
+    running: list["PooledDraft"] = field(default_factory=list)
+    forwards: int = 0
+    most: int = 0
+
+    def begin(self, work: DraftWork) -> "PooledDraft":
+        self.running.append(PooledDraft(self, *self.execute(work)))
+        return self.running[-1]
+
+    def step(self) -> None:
+        self.forwards, self.most = self.forwards + 1, max(self.most, len(self.running))
+        for draft in self.running:
+            draft.num_run += 1
+        self.running = [draft for draft in self.running if not draft.done]
+
+
+@dataclass(eq=False)
+class PooledDraft:
+    engine: PoolingEngine
+    outcome: Outcome
+    whole: tuple[ForwardLoad, ...]
+    num_run: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.num_run == len(self.whole)
+
+    @property
+    def loads(self) -> tuple[ForwardLoad, ...]:
+        return self.whole[: self.num_run]
+
+    @property
+    def next_load(self) -> ForwardLoad:
+        return self.whole[self.num_run]
+
+    def advance(self) -> None:
+        self.engine.step()
+
+    def finish(self) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+        while not self.done:
+            self.engine.step()
+        return self.outcome, self.whole
 
 
 class Words:

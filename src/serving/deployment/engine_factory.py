@@ -135,8 +135,12 @@ class EngineFactory:
         )
 
     def torch_engine(self, model: "TorchModel", medusa: "MedusaProposer | None" = None) -> "TorchEngine":
+        """Packs the model's weights, which can then not be read."""
         from serving.engines.torch.engine import TorchEngine
+        from serving.engines.torch.packed_layers import pack_weights
 
+        if self.requirements.packed_weights:
+            pack_weights(model)
         return TorchEngine(model, proposer=medusa, **self._engine_options())
 
     def tensor_parallel_engines(

@@ -187,7 +187,11 @@ class Setup:
     @property
     def engine_requirements(self) -> EngineRequirements:
         """What policy and decoding need from the engines."""
-        return replace(self.policy.engine_requirements, batch_invariant=self.decoding.exact)
+        return replace(
+            self.policy.engine_requirements,
+            batch_invariant=self.decoding.exact,
+            packed_weights=self.decoding.packed_weights,
+        )
 
     @property
     def requires_greedy(self) -> bool:

@@ -15,11 +15,12 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
-from serving.hardware.executor import Executor, TransientWorkError
+from serving.hardware.executor import Executor, PatientExecutor, TransientWorkError, WorkInProgress
 from serving.messages import (
     INF,
     Command,
     DraftDecision,
+    DraftWork,
     DropCache,
     EmitTokens,
     Event,
@@ -93,6 +94,20 @@ class ComputeResource:
     processor: Processor = field(default_factory=Processor)
 
 
+@dataclass(slots=True)
+class _StartedWork:
+    """A draft that has begun on a node's chip, and whose end is not known yet."""
+
+    node: str
+    job: int
+    work: DraftWork
+    progress: WorkInProgress
+    processor: Processor
+    begin_s: float
+    serial: int
+    least_end_s: float
+
+
 class Simulator:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.now = 0.0
@@ -105,6 +120,8 @@ class Simulator:
         self._compute: dict[str, ComputeResource] = {}
         self._links: dict[str, dict[str, LinkDirection]] = defaultdict(dict)
         self._observers = tuple(observers)
+        self._started: list[_StartedWork] = []
+        """Drafts whose end is not known yet, in the order in which they began."""
         self._end_callbacks: list[Callable[[str, float], None]] = []
         self._command_handlers: dict[type[Command], Callable[[str, Any], None]] = {
             StartWork: self._start_work,
@@ -146,7 +163,11 @@ class Simulator:
     def _run(self, until: float) -> None:
         heap, nodes, handlers, crash_serials = self._heap, self._nodes, self._command_handlers, self._crash_serials
         observe = [observer.event_handled for observer in self._observers]
-        while heap and heap[0][0] <= until:
+        while True:
+            if self._started:
+                self._run_started_work()
+            if not heap or heap[0][0] > until:
+                break
             now, _, serial, name, event = heappop(heap)
             self.now = now
             if not name:
@@ -165,6 +186,8 @@ class Simulator:
         self.post(command.due_s, name, TimerFired(command.timer), Phase.DECISION)
 
     def _drop_cache(self, name: str, command: DropCache) -> None:
+        if self._started:
+            self._end([each for each in self._started if each.work.session == command.session])
         self._compute[name].executor.drop(command.session, command.start_layer)
 
     def _emit(self, name: str, command: EmitTokens) -> None:  # noqa: ARG002
@@ -175,6 +198,10 @@ class Simulator:
     def _start_work(self, name: str, command: StartWork) -> None:
         compute, work = self._compute[name], command.work
         processor = compute.processor
+        if self._started:
+            self._end([each for each in self._started if each.processor is processor])
+        if isinstance(work, DraftWork) and self._begin_draft(name, command.job, work, compute):
+            return
         try:
             outcome, seconds = compute.executor.execute(work)
         except TransientWorkError as error:
@@ -188,6 +215,42 @@ class Simulator:
         for observer in self._observers:
             observer.work_done(name, work, outcome, begin, end)
         heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, WorkFinished(command.job, outcome)))
+
+    def _begin_draft(self, name: str, job: int, work: DraftWork, compute: ComputeResource) -> bool:
+        """True if the draft begins, and is written together with others that begin before it can end."""
+        executor, processor = compute.executor, compute.processor
+        progress = executor.begin(work) if isinstance(executor, PatientExecutor) else None
+        if progress is None:
+            return False
+        begin_s = max(self.now, processor.busy_until_s)
+        least_end_s = begin_s + progress.least_s
+        self._started.append(
+            _StartedWork(name, job, work, progress, processor, begin_s, next(self._serial), least_end_s)
+        )
+        return True
+
+    def _run_started_work(self) -> None:
+        """Runs started work for as long as some of it may end before the next event."""
+        while self._started:
+            first = min(self._started, key=lambda each: each.least_end_s)
+            if self._heap and first.least_end_s > self._heap[0][0]:
+                return
+            if not first.progress.done:
+                first.progress.advance()
+            for each in self._started:
+                each.least_end_s = each.begin_s + each.progress.least_s
+            self._end([each for each in self._started if each.progress.done])
+
+    def _end(self, ending: Sequence[_StartedWork]) -> None:
+        """Runs what is left of the work, and posts its end."""
+        for each in ending:
+            outcome, seconds = each.progress.finish()
+            end_s = each.processor.busy_until_s = each.begin_s + seconds
+            for observer in self._observers:
+                observer.work_done(each.node, each.work, outcome, each.begin_s, end_s)
+            event = WorkFinished(each.job, outcome)
+            heappush(self._heap, (end_s, _ARRIVAL, each.serial, each.node, event))
+        self._started = [each for each in self._started if each not in ending]
 
     def _send(self, name: str, command: SendMessage) -> None:
         now, to, message, nbytes = self.now, command.to, command.message, command.nbytes

@@ -1,9 +1,11 @@
 """An engine for virtual time that runs only what is new of a text, and reports the load of the whole text."""
 
 from collections import OrderedDict
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
-from serving.hardware.executor import Engine
+from serving.hardware.executor import DraftingEngine, DraftInProgress, Engine
 from serving.hardware.latency import ForwardLoad, batch_load, forward_load
 from serving.messages import (
     DraftBatch,
@@ -42,6 +44,16 @@ class PrefixReusingEngine:
             self._texts.pop(place, None)  # their caches change unseen
         return self._engine.execute(work)
 
+    def begin(self, work: DraftWork) -> "ReusingDraft | None":
+        if not isinstance(self._engine, DraftingEngine):
+            return None
+        known, same = self._reused(work)
+        begun = self._engine.begin(_without(work, same))
+        if begun is None:
+            return None
+        self._texts.pop((work.session, None), None)  # not to be freed while it grows
+        return ReusingDraft(begun, work, same, partial(self._drafted, work, known))
+
     def drop(self, session: str, first: int | None) -> None:
         """Keeps the target's cache of a known text, which a worker drops after each request; all others go."""
         if first is None or (session, first) not in self._texts:
@@ -77,25 +89,24 @@ class PrefixReusingEngine:
         return (*before, *seq.tokens[: seq.num_tokens - rejected]) if len(before) == seq.start else ()
 
     def _draft(self, work: DraftWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
-        place = work.session, None
-        known, computed = self._texts.get(place, ()), max(1, work.num_adopted_drafts)
-        same = 0
-        if not work.start:
-            same = shared_len(known, work.input_tokens[: max(0, len(work.input_tokens) - computed)])
-        outcome, loads = self._engine.execute(
-            replace(work, start=work.start + same, input_tokens=work.input_tokens[same:])
-        )
+        known, same = self._reused(work)
+        outcome, loads = self._engine.execute(_without(work, same))
+        self._drafted(work, known, outcome)
+        return outcome, _whole_loads(work, loads) if same else loads
+
+    def _reused(self, work: DraftWork) -> tuple[TokenIds, int]:
+        """The text in the session's cache, and how many of the input tokens it begins with."""
+        known, computed = self._texts.get((work.session, None), ()), max(1, work.num_adopted_drafts)
+        if work.start:
+            return known, 0
+        return known, shared_len(known, work.input_tokens[: max(0, len(work.input_tokens) - computed)])
+
+    def _drafted(self, work: DraftWork, known: TokenIds, outcome: Outcome) -> None:
         assert isinstance(outcome, DraftOutcome)
         before = known[: work.start]
         text = (*before, *work.input_tokens, *outcome.tokens)[: outcome.cached_len]
-        self._keep(place, text if len(before) == work.start else ())
+        self._keep((work.session, None), text if len(before) == work.start else ())
         self._free_caches()
-        return outcome, self._whole_loads(work, loads) if same else loads
-
-    def _whole_loads(self, work: DraftWork, loads: tuple[ForwardLoad, ...]) -> tuple[ForwardLoad, ...]:
-        first, *steps = loads
-        whole = batch_load(first.layers, [(work.start, len(work.input_tokens))], first.head_tokens)
-        return (whole, *steps)
 
     def _keep(self, place: tuple[str, int | None], text: TokenIds) -> None:
         self._texts.pop(place, None)
@@ -109,6 +120,49 @@ class PrefixReusingEngine:
             place, text = self._texts.popitem(last=False)
             self._engine.drop(*place)
             total -= len(text)
+
+
+@dataclass(frozen=True)
+class ReusingDraft:
+    """A draft that has begun without the first `same` of its input tokens, and is charged for them."""
+
+    begun: DraftInProgress
+    work: DraftWork
+    same: int
+    drafted: Callable[[Outcome], None]
+
+    @property
+    def done(self) -> bool:
+        return self.begun.done
+
+    @property
+    def loads(self) -> tuple[ForwardLoad, ...]:
+        loads = tuple(self.begun.loads)
+        return _whole_loads(self.work, loads) if self.same and loads else loads
+
+    @property
+    def next_load(self) -> ForwardLoad:
+        own = self.begun.next_load
+        return _whole_loads(self.work, (own,))[0] if self.same and not self.begun.loads else own
+
+    def advance(self) -> None:
+        self.begun.advance()
+
+    def finish(self) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+        outcome, loads = self.begun.finish()
+        self.drafted(outcome)
+        return outcome, _whole_loads(self.work, loads) if self.same else loads
+
+
+def _without(work: DraftWork, same: int) -> DraftWork:
+    return replace(work, start=work.start + same, input_tokens=work.input_tokens[same:])
+
+
+def _whole_loads(work: DraftWork, loads: tuple[ForwardLoad, ...]) -> tuple[ForwardLoad, ...]:
+    """The loads, the first of all input tokens."""
+    first, *steps = loads
+    whole = batch_load(first.layers, [(work.start, len(work.input_tokens))], first.head_tokens)
+    return (whole, *steps)
 
 
 def _places(work: Work) -> list[tuple[str, int | None]]:

@@ -1,8 +1,8 @@
 """Executors run work. `TimedExecutor` runs it on a local model and times it as another architecture on another chip."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.latency import ForwardLoad, LatencyModel, LayerScale
@@ -11,6 +11,7 @@ from serving.messages import (
     MEDUSA_TREE,
     DraftBatchOutcome,
     DraftOutcome,
+    DraftWork,
     ForwardWork,
     Outcome,
     SliceOutcome,
@@ -25,6 +26,69 @@ class TransientWorkError(RuntimeError):
 
 class FatalWorkError(RuntimeError):
     """Work failed and all later work would: the process ends, so that its peers lose its nodes."""
+
+
+class DraftInProgress(Protocol):
+    """A draft that has begun on an engine, and is written together with others."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def loads(self) -> Sequence[ForwardLoad]:
+        """Of the forwards that have run."""
+        ...
+
+    @property
+    def next_load(self) -> ForwardLoad:
+        """Of the next forward, of a draft that is not done."""
+        ...
+
+    def advance(self) -> None:
+        """Runs the next forward of all drafts that have begun on the engine."""
+        ...
+
+    def finish(self) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
+        """Runs what is left. Called once."""
+        ...
+
+
+@runtime_checkable
+class DraftingEngine(Protocol):
+    """An engine that writes several drafts at the same time."""
+
+    def begin(self, work: DraftWork) -> DraftInProgress | None:
+        """None for a draft that is to be executed at once."""
+        ...
+
+
+class WorkInProgress(Protocol):
+    """A draft that has begun, and of which it is not yet known how long it takes."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def least_s(self) -> float:
+        """The seconds that it takes at least, as far as it has run."""
+        ...
+
+    def advance(self) -> None:
+        """Runs a part of it, and of other work that has begun."""
+        ...
+
+    def finish(self) -> tuple[Outcome, float]:
+        """Runs what is left; returns what `Executor.execute` does. Called once."""
+        ...
+
+
+@runtime_checkable
+class PatientExecutor(Protocol):
+    """An executor of virtual time that writes drafts together with others that begin before they can end."""
+
+    def begin(self, work: DraftWork) -> WorkInProgress | None:
+        """None for a draft that is to be executed at once."""
+        ...
 
 
 class Executor(Protocol):
@@ -79,8 +143,20 @@ class TimedExecutor:
         outcome, loads = self._engine.execute(work)
         if self._split and isinstance(work, ForwardWork):
             return self._with_timed_nbytes(work, outcome), self._split_s(work, loads, self._split)
+        return self._with_timed_nbytes(work, outcome), self.seconds(work, loads)
+
+    def begin(self, work: DraftWork) -> "TimedDraft | None":
+        begun = self._engine.begin(work) if isinstance(self._engine, DraftingEngine) else None
+        return TimedDraft(begun, work, self) if begun else None
+
+    def finish(self, work: Work, begun: DraftInProgress) -> tuple[Outcome, float]:
+        outcome, loads = begun.finish()
+        return self._with_timed_nbytes(work, outcome), self.seconds(work, loads)
+
+    def seconds(self, work: Work, loads: Sequence[ForwardLoad]) -> float:
+        """Seconds of work that is not split."""
         latency = self._latency(work.slices[0].session if isinstance(work, ForwardWork) else work.session)
-        return self._with_timed_nbytes(work, outcome), latency.total_seconds(loads, self._timed_layers, self._layers)
+        return latency.total_seconds(loads, self._timed_layers, self._layers)
 
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
@@ -129,6 +205,30 @@ class TimedExecutor:
         )
 
 
+@dataclass(frozen=True)
+class TimedDraft:
+    """A draft that has begun on the engine of `executor`."""
+
+    begun: DraftInProgress
+    work: Work
+    executor: TimedExecutor
+
+    @property
+    def done(self) -> bool:
+        return self.begun.done
+
+    @property
+    def least_s(self) -> float:
+        ahead = () if self.begun.done else (self.begun.next_load,)
+        return self.executor.seconds(self.work, (*self.begun.loads, *ahead))
+
+    def advance(self) -> None:
+        self.begun.advance()
+
+    def finish(self) -> tuple[Outcome, float]:
+        return self.executor.finish(self.work, self.begun)
+
+
 class DeviceExecutor:
     """A device's executor: draft work runs on the drafter, forward work on the device's part of the target."""
 
@@ -137,6 +237,9 @@ class DeviceExecutor:
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         return (self._target if isinstance(work, ForwardWork) else self._drafter).execute(work)
+
+    def begin(self, work: DraftWork) -> WorkInProgress | None:
+        return self._drafter.begin(work) if isinstance(self._drafter, PatientExecutor) else None
 
     def drop(self, session: str, first: int | None) -> None:
         (self._drafter if first is None else self._target).drop(session, first)

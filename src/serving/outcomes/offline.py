@@ -1,12 +1,12 @@
 """Runs a policy without times: no hardware, no links, every piece of work takes one tick."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.hardware.executor import DeviceExecutor, Engine
-from serving.messages import Outcome, RequestArrived, Work
+from serving.hardware.executor import DeviceExecutor, DraftingEngine, DraftInProgress, Engine
+from serving.messages import DraftWork, Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
@@ -15,10 +15,8 @@ from serving.policy.slots.placement import DEVICE_TIER
 from serving.progress import Progress
 
 TICK_S = 1.0
-CONCURRENT_SESSIONS = 8
+CONCURRENT_SESSIONS = 16
 """Concurrent sessions: enough to fill a batch, independent of the workload's number of devices."""
-BATCHED_SESSIONS = 16
-"""Concurrent sessions on one device that drafts for all of them in one forward."""
 
 
 class UntimedExecutor:
@@ -30,8 +28,30 @@ class UntimedExecutor:
     def execute(self, work: Work) -> tuple[Outcome, float]:
         return self._engine.execute(work)[0], TICK_S
 
+    def begin(self, work: DraftWork) -> "UntimedDraft | None":
+        begun = self._engine.begin(work) if isinstance(self._engine, DraftingEngine) else None
+        return UntimedDraft(begun) if begun else None
+
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
+
+
+@dataclass(frozen=True)
+class UntimedDraft:
+    """A draft that takes one tick."""
+
+    begun: DraftInProgress
+    least_s = TICK_S
+
+    @property
+    def done(self) -> bool:
+        return self.begun.done
+
+    def advance(self) -> None:
+        self.begun.advance()
+
+    def finish(self) -> tuple[Outcome, float]:
+        return self.begun.finish()[0], TICK_S
 
 
 def run_untimed(
@@ -41,18 +61,11 @@ def run_untimed(
     seed: int,
     progress: Progress,
     timed_layers: int | None = None,
-    batch_drafts: bool = False,
 ) -> dict[str, SessionRecord]:
     """The records of all queries, run on a few devices. The target is split like a model of `timed_layers` layers;
     None: of as many as it has.
-
-    With `batch_drafts` there is one device, which drafts for all its sessions in one forward: the same decisions, up to
-    rounding, in a fraction of the time.
     """
-    num_devices, concurrency = (1, BATCHED_SESSIONS) if batch_drafts else (CONCURRENT_SESSIONS, 1)
-    if batch_drafts:
-        policy = replace(policy, batch_drafts=True)
-    names = [f"device-{i}" for i in range(num_devices)]
+    names = [f"device-{i}" for i in range(CONCURRENT_SESSIONS)]
     hops = policy.placement.hops(models.cloud_layers, timed_layers or models.cloud_layers)
     tiers = {tier: (f"{tier}-0",) for tier in dict.fromkeys(hop.node for hop in hops if hop.node != DEVICE_TIER)}
     recorder, ended = Recorder(names), iter(range(1, len(queries) + 1))
@@ -67,10 +80,10 @@ def run_untimed(
         )
     for name in names:
         chip = ComputeResource(DeviceExecutor(UntimedExecutor(models.device), UntimedExecutor(models.device_target)))
-        device = Device(name, policy, hops, tiers, seed, max_concurrency=concurrency, token_text=text)
+        device = Device(name, policy, hops, tiers, seed, token_text=text)
         simulator.add(name, device, chip)
     for i, query in enumerate(queries):
-        simulator.post(0.0, names[i % num_devices], RequestArrived(query.request))
+        simulator.post(0.0, names[i % len(names)], RequestArrived(query.request))
     simulator.on_session_end(lambda _session, _now: progress(next(ended), len(queries), ""))
     simulator.run()
     return recorder.records

@@ -38,6 +38,8 @@ class EngineRequirements:
     """True if the device's model is run."""
     batch_invariant: bool = False
     """True if what the target computes for a token may not depend on the other tokens of a pass."""
+    packed_weights: bool = True
+    """True if linear layers on a CPU have their weights packed once."""
 
 
 NO_REQUIREMENTS = EngineRequirements()

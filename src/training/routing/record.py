@@ -119,9 +119,7 @@ class TrajectoryRecorder:
         return _concatenated(trajectories, rows)
 
     def _generate(self, queries: Sequence[Query], progress: Progress) -> list[TokenIds]:
-        records = run_untimed(
-            self.policy, self.models, queries, self.seed, with_note(progress, "trajectories"), batch_drafts=True
-        )
+        records = run_untimed(self.policy, self.models, queries, self.seed, with_note(progress, "trajectories"))
         return [tuple(records[query.request.session].tokens) for query in queries]
 
     def _states(self, text: int, trajectory: Trajectory) -> _TextStates:
@@ -165,7 +163,7 @@ class TrajectoryRecorder:
         ]
 
         noted = with_note(progress, "continuations compared")
-        records = run_untimed(self.policy, self.models, calls, self.seed, noted, batch_drafts=True) if calls else {}
+        records = run_untimed(self.policy, self.models, calls, self.seed, noted) if calls else {}
         continuations = {name: tuple(record.tokens) for name, record in records.items()}
         number = {row.disagreements[0].trajectory.query.request.session: row for row in rows if row.disagreements}
         for fork in disagreements:

@@ -55,9 +55,7 @@ def evaluate_router(
     """Serves `queries` with the router at its own threshold, with the small model alone, and with random routing."""
 
     def served(offload: Offload, note: str) -> tuple[np.ndarray, float]:
-        records = run_untimed(
-            routing_policy(offload), models, queries, seed, with_note(progress, note), batch_drafts=True
-        )
+        records = run_untimed(routing_policy(offload), models, queries, seed, with_note(progress, note))
         return _score_answers(records, models, queries, metric)
 
     quality, routed_share = served(RoutedOffload(router), "served with the router")

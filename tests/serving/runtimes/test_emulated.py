@@ -1,14 +1,17 @@
 """A setup on virtual time: the untimed run's tokens, the named hardware's times, and no request left waiting."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from serving.messages import Command, Event, Message, Outcome, Work
 from serving.metrics.recorder import SessionRecord
 from serving.runtimes.clients import UnfinishedSessionsError
 from serving.runtimes.emulated import simulate
 from tests.support.fake_pair import own_text
-from tests.support.fake_setup import models, queries, setup
+from tests.support.fake_setup import PoolingEngine, StepwiseEngine, models, queries, setup
 from tests.support.policies import POLICIES
 
 
@@ -67,3 +70,41 @@ def test_requests_that_never_end_are_named() -> None:
         patch.setattr(serving.runtimes.emulated, "Simulator", Deaf)
         with pytest.raises(UnfinishedSessionsError, match="4 sessions wait: r00000, r00001, r00002, r00003"):
             serve("cloud_centric", n=4)
+
+
+@dataclass
+class Events:
+    """What nodes saw, and when chips worked."""
+
+    handled: list[tuple[str, Event, float, Sequence[Command]]] = field(default_factory=list)
+    worked: list[tuple[str, Outcome, float, float]] = field(default_factory=list)
+
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
+        self.handled.append((node, event, now, tuple(commands)))
+
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
+        self.worked.append((node, outcome, begin_s, end_s))
+
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+
+
+@pytest.mark.parametrize("shared_chip", [False, True])
+@pytest.mark.parametrize("name", ["sled", "synera", "edge_centric"])
+def test_drafts_that_run_together_end_when_each_would_alone(name: str, shared_chip: bool) -> None:
+    """Events, their order and times do not tell whether drafts were written together."""
+    seen = []
+    for engine in (StepwiseEngine(), PoolingEngine()):
+        observer = Events()
+        pair = replace(models(), device=engine)
+        records = simulate(
+            setup(name, devices=6), pair, queries(12, 6, think_s=0.01), observers=[observer], shared_chip=shared_chip
+        )
+        for record in records.values():
+            record.timeline.sort(key=repr)  # a draft is entered when its end is known
+        seen.append((records, observer))
+    assert isinstance(engine, PoolingEngine)
+    (alone, apart), (together, pooled) = seen
+    assert together == alone
+    assert pooled.handled == apart.handled
+    assert sorted(map(repr, pooled.worked)) == sorted(map(repr, apart.worked))
+    assert engine.most == 1 if shared_chip else engine.most > 1

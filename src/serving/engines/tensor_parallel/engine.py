@@ -102,7 +102,7 @@ class TPModelRunner(ModelRunner):
     def _check(
         self, hidden: torch.Tensor, inputs: Sequence[RunnerInput], start_layer: int, end_layer: int, packed: PackedBatch
     ) -> None:
-        if packed.importance is not None:
+        if any(segment.importance is not None for segment in packed.segments):
             raise ValueError("importance is averaged over all heads, and a model that is shared has some of them here")
         num_tokens = sum(entry.num_tokens for entry in inputs)
         if hidden.shape != (num_tokens, self.model.hidden_size):

@@ -37,6 +37,7 @@ class AttentionSegment:
     """Per window of the model keys and values, of shape (1, KV heads, tokens, head size), new ones included."""
     masks: Mapping[int | None, torch.Tensor | None]
     """Per window an additive mask of shape (num_tokens, tokens); None: a single token, or plain causal."""
+    importance: ImportanceCollector | None = None
 
 
 @dataclass(slots=True)
@@ -46,7 +47,6 @@ class PackedBatch:
     segments: Sequence[AttentionSegment]
     token_counts: list[int]
     sliding_windows: tuple[int | None, ...]
-    importance: ImportanceCollector | None = None
 
 
 class Kernel(Protocol):
@@ -100,8 +100,8 @@ def attend(
         segment.new_values[i].copy_(v)
         all_keys, all_values = segment.keys_values[window]
         keys, values = all_keys[i], all_values[i]
-        if packed.importance is not None:
-            packed.importance.observe(layer, q, keys, scaling, mask)
+        if segment.importance is not None:
+            segment.importance.observe(layer, q, keys, scaling, mask)
         parts.append(kernel(q, keys, values, mask, scaling))
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return out.transpose(1, 2), None
@@ -185,7 +185,7 @@ class ImportanceCollector:
     def observe(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, scaling: float, mask: torch.Tensor | None
     ) -> None:
-        """Called per layer by `attend`, for a pass of one session.
+        """Called per layer by `attend`, with one session's part of a pass.
 
         Shapes: `query` (1, heads, tokens, head size), `keys` (1, KV heads, keys, head size), `mask` (tokens, keys).
         """

@@ -34,7 +34,12 @@ def use_blocks(causal: Any) -> None:
 
 
 def _compute_by(blocks: Callable[..., torch.Tensor], module: Any) -> None:
-    module.forward = partial(blocks, module.forward)
+    module.forward = partial(_forward_by, blocks, module)
+
+
+def _forward_by(blocks: Callable[..., torch.Tensor], module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The class is looked up at each call: weights are packed later."""
+    return blocks(partial(type(module).forward, module), hidden)
 
 
 def _in_blocks(whole: Function, hidden: torch.Tensor) -> torch.Tensor:

@@ -48,8 +48,9 @@ class EarlyExitPass:
             self._resume_suspended()
             last = min(layer, self._exit_depths.next_merge(self._layers_run))
             start = self._exit_depths.cached_at(self._layers_run)
-            entry = RunnerInput(self._cache, self._end - start, self._tree_parents(self._num_cached - start), start)
-            self._hidden = self._runner.run(self._hidden, [entry], self._layers_run, last, self._importance)
+            parents = self._tree_parents(self._num_cached - start)
+            entry = RunnerInput(self._cache, self._end - start, parents, start, self._importance)
+            self._hidden = self._runner.run(self._hidden, [entry], self._layers_run, last)
             self._layers_run = last
         return self._hidden[-self._num_new :]
 

@@ -7,6 +7,7 @@ from serving.core.stop_strings import TokenText, no_token_text
 from serving.engines.torch.draft import generate
 from serving.engines.torch.draft_batch import generate_batch
 from serving.engines.torch.draft_heads import MedusaProposer
+from serving.engines.torch.draft_pool import DraftPool, DraftRun
 from serving.engines.torch.forward import ForwardContext, forward
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner
@@ -14,7 +15,7 @@ from serving.engines.torch.sequence_cache import KVCacheManager
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.latency import ForwardLoad
 from serving.hardware.payload_size import HiddenDtype
-from serving.messages import DraftBatch, ForwardWork, Outcome, Work
+from serving.messages import DraftBatch, DraftWork, ForwardWork, Outcome, Work
 
 
 class TorchEngine:
@@ -61,6 +62,9 @@ class TorchEngine:
         self._runner = self._new_runner(vocab_size or model.vocab_size)
         self._context = ForwardContext(self._runner, self.cache, self.tensor_store, hidden_dtype, proposer)
         self._importance_layers = frozenset(range(depth)) if importance_layers is None else importance_layers
+        self._drafts = DraftPool(
+            self._runner, self.cache, self.tensor_store, self._importance_layers, scorers, token_text
+        )
 
     def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> KVCacheManager:
         return KVCacheManager(self.model, block_tokens, budget_tokens)
@@ -83,6 +87,13 @@ class TorchEngine:
         return generate(
             work, self._runner, cache, self.tensor_store, self._importance_layers, self._scorers, self._token_text
         )
+
+    def begin(self, work: DraftWork) -> DraftRun | None:
+        """A draft that is written together with the others that have begun; None for one that `execute` writes.
+
+        Tokens and loads are those of `execute`, to the rounding of other shapes. Raises ValueError as it does.
+        """
+        return self._drafts.begin(work)
 
     def drop(self, session: str, first: int | None) -> None:
         """Frees the cache of the span from layer `first`, or the drafter's (None), and the drafts' distributions."""

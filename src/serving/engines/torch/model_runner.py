@@ -72,6 +72,8 @@ class RunnerInput:
     """For a tree: each token's parent, -1 for none. None: a chain."""
     num_cached: int | None = None
     """Tokens that these layers have cached, if fewer than `cache.length`; None: that many."""
+    importance: ImportanceCollector | None = None
+    """Observes the attention of the session's last tokens."""
 
     @property
     def start(self) -> int:
@@ -99,11 +101,10 @@ class ModelRunner:
         inputs: Sequence[RunnerInput],
         start_layer: int,
         end_layer: int,
-        importance: ImportanceCollector | None = None,
     ) -> torch.Tensor:
         """Runs layers start_layer..end_layer-1 over the tokens of `inputs`, whose caches grow by them."""
         segments = [self._segment(entry) for entry in inputs]
-        packed = PackedBatch(segments, [entry.num_tokens for entry in inputs], self.model.sliding_windows, importance)
+        packed = PackedBatch(segments, [entry.num_tokens for entry in inputs], self.model.sliding_windows)
         hidden = self._run_layers(hidden, inputs, start_layer, end_layer, packed, self._rotary(inputs))
         for entry in inputs:
             entry.cache.length = entry.start + entry.num_tokens
@@ -143,7 +144,8 @@ class ModelRunner:
         single = entry.num_tokens == 1 and entry.parents is None
         seen = {w: cache.read_views(max(0, end - w) if w and single else 0, end) for w in self._window_sizes}
         masks = self._unmasked if single else {window: self._mask(entry, past, window) for window in self._window_sizes}
-        return AttentionSegment(entry.num_tokens, cache.start_layer, *cache.write_targets(past, end), seen, masks)
+        targets = cache.write_targets(past, end)
+        return AttentionSegment(entry.num_tokens, cache.start_layer, *targets, seen, masks, entry.importance)
 
     def _mask(self, entry: RunnerInput, num_cached: int, window: int | None) -> torch.Tensor | None:
         if entry.parents is not None:

@@ -1,0 +1,138 @@
+"""Drafts that are written together are those that are written one by one."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from serving.engines.prefix_reuse import PrefixReusingEngine
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.hardware.executor import DraftingEngine
+from serving.hardware.latency import ForwardLoad
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, SamplingParams
+
+SCORES = ("confidence", "margin", "importance", "importance_later_mean_last_layer")
+
+
+def text(seed: int, length: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(3, 97, (length,), generator=generator).tolist())
+
+
+WORKS = (
+    DraftWork("a", 0, text(0, 9), DraftStopRule(6), (), SCORES),
+    DraftWork("b", 0, text(1, 21), DraftStopRule(3), (), SCORES),
+    DraftWork("c", 0, text(2, 4), DraftStopRule(8, "confidence", 0.2), (), ("confidence",)),
+    DraftWork("d", 0, text(3, 13), DraftStopRule(5), (), (), SamplingParams(1.0, 0, 0.9, 7)),
+    DraftWork("e", 0, text(4, 7), DraftStopRule(6), tuple(range(3, 40)), ("entropy",)),
+)
+
+
+def new_engine(causal: Any) -> TorchEngine:
+    return TorchEngine(decompose(causal("llama")))
+
+
+Result = tuple[DraftOutcome, tuple[ForwardLoad, ...]]
+
+
+def alone(engine: Any, works: tuple[DraftWork, ...]) -> list[Result]:
+    return [engine.execute(work) for work in works]
+
+
+def together(engine: Any, works: tuple[DraftWork, ...], late: int = 0) -> list[Result]:
+    """The last `late` works begin one forward later than the others."""
+    begun = [engine.begin(work) for work in works[: len(works) - late]]
+    begun[0].advance()
+    begun += [engine.begin(work) for work in works[len(works) - late :]]
+    return [each.finish() for each in begun]
+
+
+def assert_alike(found: list[Result], want: list[Result]) -> None:
+    for (outcome, loads), (other, expected) in zip(found, want, strict=True):
+        assert loads == expected
+        assert replace(outcome, scores={}, draft_probs=()) == replace(other, scores={}, draft_probs=())
+        assert outcome.scores.keys() == other.scores.keys()
+        for name, values in outcome.scores.items():
+            assert values == pytest.approx(other.scores[name], abs=1e-5)
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_drafts_that_are_written_together_are_those_written_alone(causal: Any, late: int) -> None:
+    want = alone(new_engine(causal), WORKS)
+    assert_alike(together(new_engine(causal), WORKS, late), want)
+    assert {len(outcome.tokens) for outcome, _ in want} != {6}
+
+
+def test_later_rounds_go_on_from_the_same_caches(causal: Any) -> None:
+    engines = new_engine(causal), new_engine(causal)
+    first = together(engines[0], WORKS), alone(engines[1], WORKS)
+    assert_alike(*first)
+    works = tuple(
+        replace(work, start=len(work.input_tokens) + 1, input_tokens=(5, 8), num_adopted_drafts=0)
+        for work, (outcome, _) in zip(WORKS, first[1], strict=True)
+        if len(outcome.tokens) > 1
+    )
+    assert len(works) > 2
+    assert_alike(together(engines[0], works), alone(engines[1], works))
+
+
+def test_a_forward_adds_a_token_to_every_draft(causal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, rows = new_engine(causal), list[int]()
+    run = engine._runner.run
+
+    def counting(hidden: Any, inputs: Any, *layers: int) -> Any:
+        rows.append(len(inputs))
+        return run(hidden, inputs, *layers)
+
+    monkeypatch.setattr(engine._runner, "run", counting)
+    found = together(engine, WORKS[:2])
+    assert rows == [2, 2, 2, 1, 1, 1]
+    assert [len(outcome.tokens) for outcome, _ in found] == [6, 3]
+
+
+def test_the_next_load_is_the_one_that_comes(causal: Any) -> None:
+    draft, told = new_engine(causal).begin(WORKS[0]), list[ForwardLoad]()
+    assert draft
+    while not draft.done:
+        told.append(draft.next_load)
+        draft.advance()
+    assert tuple(told) == draft.finish()[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"early_exit": EarlyExitRule("confidence", 0.7, (0.5,))},
+        {"branches": ((3,), (4, 5))},
+        {"stop_rule": DraftStopRule(0)},
+        {"input_tokens": ()},
+    ],
+    ids=["early exit", "branches", "no token", "no input"],
+)
+def test_what_is_no_plain_draft_is_executed_at_once(causal: Any, change: dict[str, Any]) -> None:
+    assert new_engine(causal).begin(replace(WORKS[0], **change)) is None
+
+
+def test_a_second_draft_of_a_session_is_refused(causal: Any) -> None:
+    engine = new_engine(causal)
+    assert engine.begin(WORKS[0])
+    with pytest.raises(ValueError, match="session 'a' has begun a draft"):
+        engine.begin(WORKS[0])
+
+
+def test_prefixes_are_reused_and_charged(causal: Any) -> None:
+    """A device without a cache between rounds computes only what is new, and pays for the whole text."""
+    works = tuple(work for work in WORKS if work.sampling is None)
+    reusing, plain = PrefixReusingEngine(new_engine(causal)), PrefixReusingEngine(new_engine(causal))
+    assert isinstance(reusing, DraftingEngine)
+    first = together(reusing, works), alone(plain, works)
+    assert_alike(*first)
+    again = tuple(replace(work, input_tokens=(*work.input_tokens, 5, 8)) for work in works)
+    begun = reusing.begin(again[0])
+    assert begun
+    assert begun.next_load.num_tokens == len(again[0].input_tokens)
+    assert len(begun.begun.inputs) < len(again[0].input_tokens)  # type: ignore[attr-defined]
+    assert_alike([begun.finish()], alone(plain, again[:1]))
+    assert_alike(together(reusing, again[1:]), alone(plain, again[1:]))
