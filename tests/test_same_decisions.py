@@ -192,6 +192,19 @@ class CountingEngine:
         self.engine.drop(session, first)
 
 
+@dataclass
+class OneByOne:
+    """An engine that executes every draft at once, rounded as on the wall clock: other shapes are rounded otherwise."""
+
+    engine: Any
+
+    def execute(self, work: Work) -> Any:
+        return self.engine.execute(work)
+
+    def drop(self, session: str, first: int | None) -> None:
+        self.engine.drop(session, first)
+
+
 @pytest.fixture(scope="session")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shared by the processes of one test run, which build the toy pair once."""
@@ -347,7 +360,7 @@ def case(policy: str, temperature: float, outputs: Path) -> Case:
     setup = setup_of(policy, temperature, outputs)
     models = load_models(setup.pair.device, setup.pair.cloud, requirements=setup.policy.engine_requirements)
     asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
-    return Case(setup, models, asked)
+    return Case(setup, replace(models, device=OneByOne(models.device)), asked)
 
 
 @cache
@@ -361,6 +374,19 @@ def test_every_driver_makes_the_same_decisions(policy: str, temperature: float, 
     assert len(expected) > 50
     assert counted(one.live()) == counted(expected)
     assert counted(one.live(through_grpc=True)) == counted(expected)
+
+
+@pytest.mark.parametrize(("policy", "temperature"), cases(REPRESENTATIVES))
+def test_drafts_that_are_written_together_decide_the_same(policy: str, temperature: float, outputs: Path) -> None:
+    """As runs on virtual time write them: same events, times and tokens; scores are rounded otherwise."""
+    one, expected = case(policy, temperature, outputs), reference(policy, temperature, outputs)
+    assert isinstance(one.models.device, OneByOne)
+    log = replace(one, models=replace(one.models, device=one.models.device.engine)).emulated()
+    assert written(log) == written(expected)
+    assert [(entry.node, entry.at_s, type(entry.event)) for entry in log] == [
+        (entry.node, entry.at_s, type(entry.event)) for entry in expected
+    ]
+    assert first_difference(decision_log(log), decision_log(expected)) is None
 
 
 def test_the_reference_run_of_synera_has_early_exits_and_adopted_guesses(outputs: Path) -> None:
