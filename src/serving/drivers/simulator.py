@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
-from serving.hardware.executor import Executor, PatientExecutor, TransientWorkError, WorkInProgress
+from serving.hardware.executor import DraftPoolingExecutor, Executor, TransientWorkError, WorkInProgress
 from serving.messages import (
     INF,
     Command,
@@ -94,7 +94,7 @@ class ComputeResource:
     processor: Processor = field(default_factory=Processor)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _StartedWork:
     """A draft that has begun on a node's chip, and whose end is not known yet."""
 
@@ -118,6 +118,8 @@ class Simulator:
         self._serial = count()
         self._nodes: dict[str, Node] = {}
         self._compute: dict[str, ComputeResource] = {}
+        self._begin: dict[str, Callable[[DraftWork], WorkInProgress | None] | None] = {}
+        """Node -> how its executor begins a draft; None: it executes each at once."""
         self._links: dict[str, dict[str, LinkDirection]] = defaultdict(dict)
         self._observers = tuple(observers)
         self._started: list[_StartedWork] = []
@@ -133,11 +135,14 @@ class Simulator:
 
     def add(self, name: str, node: Node, compute: ComputeResource) -> None:
         self._nodes[name], self._compute[name] = node, compute
+        executor = compute.executor
+        self._begin[name] = executor.begin if isinstance(executor, DraftPoolingExecutor) else None
         if name in self._crash_serials:
             self._crash_serials[name] = next(self._serial)
 
     def crash(self, name: str) -> None:
         """Removes a node, its work and the messages on their way to it, until a node of that name is added again."""
+        self._end([each for each in self._started if each.node == name])
         self._crash_serials[name] = INF
 
     def call_at(self, at: float, callback: Callable[[], None]) -> None:
@@ -200,7 +205,8 @@ class Simulator:
         processor = compute.processor
         if self._started:
             self._end([each for each in self._started if each.processor is processor])
-        if isinstance(work, DraftWork) and self._begin_draft(name, command.job, work, compute):
+        if (begin_draft := self._begin[name]) and isinstance(work, DraftWork) and (draft := begin_draft(work)):
+            self._enter(draft, name, command.job, work, processor)
             return
         try:
             outcome, seconds = compute.executor.execute(work)
@@ -216,18 +222,11 @@ class Simulator:
             observer.work_done(name, work, outcome, begin, end)
         heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, WorkFinished(command.job, outcome)))
 
-    def _begin_draft(self, name: str, job: int, work: DraftWork, compute: ComputeResource) -> bool:
-        """True if the draft begins, and is written together with others that begin before it can end."""
-        executor, processor = compute.executor, compute.processor
-        progress = executor.begin(work) if isinstance(executor, PatientExecutor) else None
-        if progress is None:
-            return False
-        begin_s = max(self.now, processor.busy_until_s)
-        least_end_s = begin_s + progress.least_s
-        self._started.append(
-            _StartedWork(name, job, work, progress, processor, begin_s, next(self._serial), least_end_s)
-        )
-        return True
+    def _enter(self, draft: WorkInProgress, name: str, job: int, work: DraftWork, processor: Processor) -> None:
+        """Enters a draft that has begun, and is written together with others that begin before it can end."""
+        begin_s, serial = max(self.now, processor.busy_until_s), next(self._serial)
+        least_end_s = begin_s + draft.least_s
+        self._started.append(_StartedWork(name, job, work, draft, processor, begin_s, serial, least_end_s))
 
     def _run_started_work(self) -> None:
         """Runs started work for as long as some of it may end before the next event."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from serving.hardware.executor import DraftingEngine, DraftInProgress, Engine
+from serving.hardware.executor import DraftInProgress, DraftPoolingEngine, Engine
 from serving.hardware.latency import ForwardLoad, batch_load, forward_load
 from serving.messages import (
     DraftBatch,
@@ -45,7 +45,7 @@ class PrefixReusingEngine:
         return self._engine.execute(work)
 
     def begin(self, work: DraftWork) -> "ReusingDraft | None":
-        if not isinstance(self._engine, DraftingEngine):
+        if not isinstance(self._engine, DraftPoolingEngine):
             return None
         known, same = self._reused(work)
         begun = self._engine.begin(_without(work, same))

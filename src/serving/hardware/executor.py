@@ -54,7 +54,7 @@ class DraftInProgress(Protocol):
 
 
 @runtime_checkable
-class DraftingEngine(Protocol):
+class DraftPoolingEngine(Protocol):
     """An engine that writes several drafts at the same time."""
 
     def begin(self, work: DraftWork) -> DraftInProgress | None:
@@ -83,7 +83,7 @@ class WorkInProgress(Protocol):
 
 
 @runtime_checkable
-class PatientExecutor(Protocol):
+class DraftPoolingExecutor(Protocol):
     """An executor of virtual time that writes drafts together with others that begin before they can end."""
 
     def begin(self, work: DraftWork) -> WorkInProgress | None:
@@ -137,6 +137,7 @@ class TimedExecutor:
         split: ModelSplit | None = None,
     ) -> None:
         self._engine, self._layers, self._timed_layers, self._latency = engine, layers, architecture.layers, latency
+        self._begin = engine.begin if isinstance(engine, DraftPoolingEngine) else None
         self._split, self._hidden_size, self._vocab_size = split, architecture.hidden_size, architecture.vocab_size
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
@@ -146,7 +147,7 @@ class TimedExecutor:
         return self._with_timed_nbytes(work, outcome), self.seconds(work, loads)
 
     def begin(self, work: DraftWork) -> "TimedDraft | None":
-        begun = self._engine.begin(work) if isinstance(self._engine, DraftingEngine) else None
+        begun = self._begin(work) if self._begin else None
         return TimedDraft(begun, work, self) if begun else None
 
     def finish(self, work: Work, begun: DraftInProgress) -> tuple[Outcome, float]:
@@ -239,7 +240,7 @@ class DeviceExecutor:
         return (self._target if isinstance(work, ForwardWork) else self._drafter).execute(work)
 
     def begin(self, work: DraftWork) -> WorkInProgress | None:
-        return self._drafter.begin(work) if isinstance(self._drafter, PatientExecutor) else None
+        return self._drafter.begin(work) if isinstance(self._drafter, DraftPoolingExecutor) else None
 
     def drop(self, session: str, first: int | None) -> None:
         (self._drafter if first is None else self._target).drop(session, first)

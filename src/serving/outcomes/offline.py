@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.hardware.executor import DeviceExecutor, DraftingEngine, DraftInProgress, Engine
+from serving.hardware.executor import DeviceExecutor, DraftInProgress, DraftPoolingEngine, Engine
 from serving.messages import DraftWork, Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.nodes.device import Device
@@ -29,7 +29,7 @@ class UntimedExecutor:
         return self._engine.execute(work)[0], TICK_S
 
     def begin(self, work: DraftWork) -> "UntimedDraft | None":
-        begun = self._engine.begin(work) if isinstance(self._engine, DraftingEngine) else None
+        begun = self._engine.begin(work) if isinstance(self._engine, DraftPoolingEngine) else None
         return UntimedDraft(begun) if begun else None
 
     def drop(self, session: str, first: int | None) -> None:

@@ -28,6 +28,8 @@ from serving.messages import (
     WorkFinished,
 )
 from serving.network.link import Link
+from serving.outcomes.offline import UntimedExecutor
+from tests.support.fake_setup import PoolingEngine, queries
 
 WORK = DraftWork("s", 0, (1,), DraftStopRule(1))
 DRAFTED = DraftOutcome((1,), {}, ((1,),), False, 1)
@@ -223,3 +225,27 @@ def test_a_node_may_crash_again_and_others_go_on() -> None:
     simulator.run()
     assert [now for life in lives for now, _ in life.heard] == [5.0, 15.0, 25.0]
     assert [now for now, _ in other.heard] == [5.0, 10.5, 15.0, 20.5, 25.0]
+
+
+class Drafter:
+    """Drafts for each request that arrives."""
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        if not isinstance(event, RequestArrived):
+            return []
+        return [StartWork(1, DraftWork(event.request.session, 0, event.request.prompt, DraftStopRule(3)))]
+
+
+def test_a_draft_of_a_crashed_node_leaves_the_pool() -> None:
+    """Else its session could not draft on the same engine when the node is there again."""
+    engine, simulator, running = PoolingEngine(), Simulator([]), list[int]()
+    for name in ("a", "b"):
+        simulator.add(name, Drafter(), ComputeResource(UntimedExecutor(engine)))
+    for name, query in zip(("a", "b"), queries(2), strict=True):
+        simulator.post(0.0, name, RequestArrived(query.request))
+    simulator.call_at(0.5, lambda: running.append(len(engine.running)))
+    simulator.call_at(0.5, lambda: simulator.crash("a"))
+    simulator.call_at(0.5, lambda: running.append(len(engine.running)))
+    simulator.run()
+    assert running == [2, 0]  # the drafts of a pool advance together
+    assert engine.most == 2

@@ -9,7 +9,7 @@ import torch
 from serving.engines.prefix_reuse import PrefixReusingEngine
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
-from serving.hardware.executor import DraftingEngine
+from serving.hardware.executor import DraftPoolingEngine
 from serving.hardware.latency import ForwardLoad
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, SamplingParams
 
@@ -126,7 +126,7 @@ def test_prefixes_are_reused_and_charged(causal: Any) -> None:
     """A device without a cache between rounds computes only what is new, and pays for the whole text."""
     works = tuple(work for work in WORKS if work.sampling is None)
     reusing, plain = PrefixReusingEngine(new_engine(causal)), PrefixReusingEngine(new_engine(causal))
-    assert isinstance(reusing, DraftingEngine)
+    assert isinstance(reusing, DraftPoolingEngine)
     first = together(reusing, works), alone(plain, works)
     assert_alike(*first)
     again = tuple(replace(work, input_tokens=(*work.input_tokens, 5, 8)) for work in works)
