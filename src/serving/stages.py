@@ -153,8 +153,7 @@ def record_outcomes(
     check_greedy(decoding)
     needed = policy.engine_requirements if policy else NO_REQUIREMENTS
     scored = by_name((*needed.scorers.values(), *scorers))
-    needed = replace(needed, scorers=scored, drafter=True, batch_invariant=decoding.exact)
-    needed = replace(needed, packed_weights=decoding.packed_weights)
+    needed = replace(needed, scorers=scored, drafter=True).with_decoding(decoding)
     models = load_models(device, cloud, accelerator, needed)
     once: dict[str, Query] = {}
     for query in make_queries(workload, decoding, seed, 1, models.tokenizer):

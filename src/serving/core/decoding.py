@@ -17,8 +17,8 @@ class Decoding:
     that a lossless policy writes its text in every number format. It takes longer here; the clock charges no more.
     """
     packed_weights: bool = field(default=True, metadata={"omitted_at_default": True})
-    """True: on a CPU, models that serve have their weights packed once, and a token takes half of the time; False: they
-    round as torch's own layers do.
+    """True: on a CPU, models that serve have their weights packed once, unless processes share them, and a verification
+    takes half of the time; False: they round as torch's own layers do.
     """
 
     def __post_init__(self) -> None:

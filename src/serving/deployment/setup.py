@@ -2,7 +2,7 @@
 context: prompt and answer together.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from serving.core.decoding import Decoding
 from serving.core.importance import importance_scores
@@ -187,11 +187,7 @@ class Setup:
     @property
     def engine_requirements(self) -> EngineRequirements:
         """What policy and decoding need from the engines."""
-        return replace(
-            self.policy.engine_requirements,
-            batch_invariant=self.decoding.exact,
-            packed_weights=self.decoding.packed_weights,
-        )
+        return self.policy.engine_requirements.with_decoding(self.decoding)
 
     @property
     def requires_greedy(self) -> bool:

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
-from serving.hardware.executor import DraftPoolingExecutor, Executor, TransientWorkError, WorkInProgress
+from serving.hardware.executor import DraftPoolingExecutor, Executor, TimedDraft, TransientWorkError
 from serving.messages import (
     INF,
     Command,
@@ -95,13 +95,13 @@ class ComputeResource:
 
 
 @dataclass(slots=True, eq=False)
-class _StartedWork:
-    """A draft that has begun on a node's chip, and whose end is not known yet."""
+class _RunningDraft:
+    """A draft on a node's chip that its engine has not written to the end."""
 
     node: str
     job: int
     work: DraftWork
-    progress: WorkInProgress
+    draft: TimedDraft
     processor: Processor
     begin_s: float
     serial: int
@@ -118,12 +118,12 @@ class Simulator:
         self._serial = count()
         self._nodes: dict[str, Node] = {}
         self._compute: dict[str, ComputeResource] = {}
-        self._begin: dict[str, Callable[[DraftWork], WorkInProgress | None] | None] = {}
+        self._begin: dict[str, Callable[[DraftWork], TimedDraft | None] | None] = {}
         """Node -> how its executor begins a draft; None: it executes each at once."""
         self._links: dict[str, dict[str, LinkDirection]] = defaultdict(dict)
         self._observers = tuple(observers)
-        self._started: list[_StartedWork] = []
-        """Drafts whose end is not known yet, in the order in which they began."""
+        self._drafts: list[_RunningDraft] = []
+        """Drafts that their engines have not written to the end, in the order in which the chips began them."""
         self._end_callbacks: list[Callable[[str, float], None]] = []
         self._command_handlers: dict[type[Command], Callable[[str, Any], None]] = {
             StartWork: self._start_work,
@@ -142,7 +142,7 @@ class Simulator:
 
     def crash(self, name: str) -> None:
         """Removes a node, its work and the messages on their way to it, until a node of that name is added again."""
-        self._end([each for each in self._started if each.node == name])
+        self._end([each for each in self._drafts if each.node == name])
         self._crash_serials[name] = INF
 
     def call_at(self, at: float, callback: Callable[[], None]) -> None:
@@ -169,8 +169,8 @@ class Simulator:
         heap, nodes, handlers, crash_serials = self._heap, self._nodes, self._command_handlers, self._crash_serials
         observe = [observer.event_handled for observer in self._observers]
         while True:
-            if self._started:
-                self._run_started_work()
+            if self._drafts:
+                self._run_drafts()
             if not heap or heap[0][0] > until:
                 break
             now, _, serial, name, event = heappop(heap)
@@ -191,8 +191,8 @@ class Simulator:
         self.post(command.due_s, name, TimerFired(command.timer), Phase.DECISION)
 
     def _drop_cache(self, name: str, command: DropCache) -> None:
-        if self._started:
-            self._end([each for each in self._started if each.work.session == command.session])
+        if self._drafts:
+            self._end([each for each in self._drafts if each.work.session == command.session])
         self._compute[name].executor.drop(command.session, command.start_layer)
 
     def _emit(self, name: str, command: EmitTokens) -> None:  # noqa: ARG002
@@ -203,8 +203,8 @@ class Simulator:
     def _start_work(self, name: str, command: StartWork) -> None:
         compute, work = self._compute[name], command.work
         processor = compute.processor
-        if self._started:
-            self._end([each for each in self._started if each.processor is processor])
+        if self._drafts:
+            self._end([each for each in self._drafts if each.processor is processor])
         if (begin_draft := self._begin[name]) and isinstance(work, DraftWork) and (draft := begin_draft(work)):
             self._enter(draft, name, command.job, work, processor)
             return
@@ -222,34 +222,34 @@ class Simulator:
             observer.work_done(name, work, outcome, begin, end)
         heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, WorkFinished(command.job, outcome)))
 
-    def _enter(self, draft: WorkInProgress, name: str, job: int, work: DraftWork, processor: Processor) -> None:
-        """Enters a draft that has begun, and is written together with others that begin before it can end."""
+    def _enter(self, draft: TimedDraft, name: str, job: int, work: DraftWork, processor: Processor) -> None:
+        """Keeps a draft running, so that it is written together with those that begin before it can end."""
         begin_s, serial = max(self.now, processor.busy_until_s), next(self._serial)
         least_end_s = begin_s + draft.least_s
-        self._started.append(_StartedWork(name, job, work, draft, processor, begin_s, serial, least_end_s))
+        self._drafts.append(_RunningDraft(name, job, work, draft, processor, begin_s, serial, least_end_s))
 
-    def _run_started_work(self) -> None:
-        """Runs started work for as long as some of it may end before the next event."""
-        while self._started:
-            first = min(self._started, key=lambda each: each.least_end_s)
+    def _run_drafts(self) -> None:
+        """Runs forwards until no draft can end before the next event."""
+        while self._drafts:
+            first = min(self._drafts, key=lambda each: each.least_end_s)
             if self._heap and first.least_end_s > self._heap[0][0]:
                 return
-            if not first.progress.done:
-                first.progress.advance()
-            for each in self._started:
-                each.least_end_s = each.begin_s + each.progress.least_s
-            self._end([each for each in self._started if each.progress.done])
+            if not first.draft.done:
+                first.draft.advance()
+            for each in self._drafts:
+                each.least_end_s = each.begin_s + each.draft.least_s
+            self._end([each for each in self._drafts if each.draft.done])
 
-    def _end(self, ending: Sequence[_StartedWork]) -> None:
-        """Runs what is left of the work, and posts its end."""
+    def _end(self, ending: Sequence[_RunningDraft]) -> None:
+        """Writes these drafts to the end, and posts their events."""
         for each in ending:
-            outcome, seconds = each.progress.finish()
+            outcome, seconds = each.draft.finish()
             end_s = each.processor.busy_until_s = each.begin_s + seconds
             for observer in self._observers:
                 observer.work_done(each.node, each.work, outcome, each.begin_s, end_s)
             event = WorkFinished(each.job, outcome)
             heappush(self._heap, (end_s, _ARRIVAL, each.serial, each.node, event))
-        self._started = [each for each in self._started if each not in ending]
+        self._drafts = [each for each in self._drafts if each not in ending]
 
     def _send(self, name: str, command: SendMessage) -> None:
         now, to, message, nbytes = self.now, command.to, command.message, command.nbytes

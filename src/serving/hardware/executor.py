@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from serving.hardware.architecture import Architecture
@@ -62,31 +63,40 @@ class DraftPoolingEngine(Protocol):
         ...
 
 
-class WorkInProgress(Protocol):
-    """A draft that has begun, and of which it is not yet known how long it takes."""
+@dataclass(frozen=True)
+class TimedDraft:
+    """A draft that an engine has begun, and its time as far as it has run."""
+
+    begun: DraftInProgress
+    seconds_of: Callable[[Sequence[ForwardLoad]], float]
+    timed: Callable[[Outcome], Outcome]
+    """The outcome with the tensor sizes of the timed architecture."""
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        return self.begun.done
 
     @property
     def least_s(self) -> float:
-        """The seconds that it takes at least, as far as it has run."""
-        ...
+        """The seconds of the forwards that have run, and of the next one."""
+        ahead = () if self.begun.done else (self.begun.next_load,)
+        return self.seconds_of((*self.begun.loads, *ahead))
 
     def advance(self) -> None:
-        """Runs a part of it, and of other work that has begun."""
-        ...
+        """Runs the next forward of all drafts that have begun on the engine."""
+        self.begun.advance()
 
     def finish(self) -> tuple[Outcome, float]:
         """Runs what is left; returns what `Executor.execute` does. Called once."""
-        ...
+        outcome, loads = self.begun.finish()
+        return self.timed(outcome), self.seconds_of(loads)
 
 
 @runtime_checkable
 class DraftPoolingExecutor(Protocol):
     """An executor of virtual time that writes drafts together with others that begin before they can end."""
 
-    def begin(self, work: DraftWork) -> WorkInProgress | None:
+    def begin(self, work: DraftWork) -> TimedDraft | None:
         """None for a draft that is to be executed at once."""
         ...
 
@@ -144,17 +154,15 @@ class TimedExecutor:
         outcome, loads = self._engine.execute(work)
         if self._split and isinstance(work, ForwardWork):
             return self._with_timed_nbytes(work, outcome), self._split_s(work, loads, self._split)
-        return self._with_timed_nbytes(work, outcome), self.seconds(work, loads)
+        return self._with_timed_nbytes(work, outcome), self._seconds(work, loads)
 
-    def begin(self, work: DraftWork) -> "TimedDraft | None":
+    def begin(self, work: DraftWork) -> TimedDraft | None:
         begun = self._begin(work) if self._begin else None
-        return TimedDraft(begun, work, self) if begun else None
+        if begun is None:
+            return None
+        return TimedDraft(begun, partial(self._seconds, work), partial(self._with_timed_nbytes, work))
 
-    def finish(self, work: Work, begun: DraftInProgress) -> tuple[Outcome, float]:
-        outcome, loads = begun.finish()
-        return self._with_timed_nbytes(work, outcome), self.seconds(work, loads)
-
-    def seconds(self, work: Work, loads: Sequence[ForwardLoad]) -> float:
+    def _seconds(self, work: Work, loads: Sequence[ForwardLoad]) -> float:
         """Seconds of work that is not split."""
         latency = self._latency(work.slices[0].session if isinstance(work, ForwardWork) else work.session)
         return latency.total_seconds(loads, self._timed_layers, self._layers)
@@ -206,41 +214,18 @@ class TimedExecutor:
         )
 
 
-@dataclass(frozen=True)
-class TimedDraft:
-    """A draft that has begun on the engine of `executor`."""
-
-    begun: DraftInProgress
-    work: Work
-    executor: TimedExecutor
-
-    @property
-    def done(self) -> bool:
-        return self.begun.done
-
-    @property
-    def least_s(self) -> float:
-        ahead = () if self.begun.done else (self.begun.next_load,)
-        return self.executor.seconds(self.work, (*self.begun.loads, *ahead))
-
-    def advance(self) -> None:
-        self.begun.advance()
-
-    def finish(self) -> tuple[Outcome, float]:
-        return self.executor.finish(self.work, self.begun)
-
-
 class DeviceExecutor:
     """A device's executor: draft work runs on the drafter, forward work on the device's part of the target."""
 
     def __init__(self, drafter: Executor, target: Executor) -> None:
         self._drafter, self._target = drafter, target
+        self._begin = drafter.begin if isinstance(drafter, DraftPoolingExecutor) else None
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         return (self._target if isinstance(work, ForwardWork) else self._drafter).execute(work)
 
-    def begin(self, work: DraftWork) -> WorkInProgress | None:
-        return self._drafter.begin(work) if isinstance(self._drafter, DraftPoolingExecutor) else None
+    def begin(self, work: DraftWork) -> TimedDraft | None:
+        return self._begin(work) if self._begin else None
 
     def drop(self, session: str, first: int | None) -> None:
         (self._drafter if first is None else self._target).drop(session, first)

@@ -1,11 +1,10 @@
 """Runs a policy without times: no hardware, no links, every piece of work takes one tick."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.hardware.executor import DeviceExecutor, DraftInProgress, DraftPoolingEngine, Engine
+from serving.hardware.executor import DeviceExecutor, DraftPoolingEngine, Engine, TimedDraft
 from serving.messages import DraftWork, Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.nodes.device import Device
@@ -28,30 +27,12 @@ class UntimedExecutor:
     def execute(self, work: Work) -> tuple[Outcome, float]:
         return self._engine.execute(work)[0], TICK_S
 
-    def begin(self, work: DraftWork) -> "UntimedDraft | None":
+    def begin(self, work: DraftWork) -> TimedDraft | None:
         begun = self._engine.begin(work) if isinstance(self._engine, DraftPoolingEngine) else None
-        return UntimedDraft(begun) if begun else None
+        return TimedDraft(begun, lambda _loads: TICK_S, lambda outcome: outcome) if begun else None
 
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
-
-
-@dataclass(frozen=True)
-class UntimedDraft:
-    """A draft that takes one tick."""
-
-    begun: DraftInProgress
-    least_s = TICK_S
-
-    @property
-    def done(self) -> bool:
-        return self.begun.done
-
-    def advance(self) -> None:
-        self.begun.advance()
-
-    def finish(self) -> tuple[Outcome, float]:
-        return self.begun.finish()[0], TICK_S
 
 
 def run_untimed(

@@ -1,8 +1,9 @@
 """A policy: one choice for each slot. Combinations that do not work together are refused here, before any work."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from serving.core.decoding import Decoding
 from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, by_name
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
@@ -40,6 +41,10 @@ class EngineRequirements:
     """True if what the target computes for a token may not depend on the other tokens of a pass."""
     packed_weights: bool = True
     """True if linear layers on a CPU have their weights packed once."""
+
+    def with_decoding(self, decoding: Decoding) -> "EngineRequirements":
+        """The same, computing as `decoding` says."""
+        return replace(self, batch_invariant=decoding.exact, packed_weights=decoding.packed_weights)
 
 
 NO_REQUIREMENTS = EngineRequirements()

@@ -9,6 +9,7 @@ from training.latency.timing import Accelerator
 
 if TYPE_CHECKING:
     from serving.engines.torch.engine import TorchEngine
+    from serving.engines.torch.model import DecomposedModel
 
 GIB = 2**30
 _WEIGHT_STD = 0.02
@@ -22,14 +23,27 @@ def published_engine(
     Raises ValueError for a shape that the engine cannot run or that does not fit into memory.
     """
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
 
     from serving.engines.torch.engine import TorchEngine
-    from serving.engines.torch.model import DTYPES, decompose
+    from serving.engines.torch.packed_layers import pack_weights
 
     torch.set_num_threads(1)
     check_memory(architecture, dtype, max_session_tokens, accelerator.free_nbytes())
+    model = random_model(architecture, dtype, max_session_tokens, accelerator)
+    pack_weights(model)  # as models that serve
+    return TorchEngine(model)
+
+
+def random_model(
+    architecture: Architecture, dtype: Dtype, max_session_tokens: int, accelerator: Accelerator
+) -> "DecomposedModel":
+    """A model of that shape with random weights; raises ValueError for a shape that the engine cannot run."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    from serving.engines.torch.model import DTYPES, decompose
+
     config = transformers_config(architecture, max_session_tokens)
     from_config = _untyped(AutoModelForCausalLM.from_config)
     with torch.device(accelerator.device), no_init_weights():
@@ -39,7 +53,7 @@ def published_engine(
         for weights in causal.parameters():
             weights.normal_(0, _WEIGHT_STD, generator=generator) if weights.dim() > 1 else weights.fill_(1)
     causal.tie_weights()
-    return TorchEngine(decompose(causal, device=accelerator.device, name=architecture.name))
+    return decompose(causal, device=accelerator.device, name=architecture.name)
 
 
 def check_memory(architecture: Architecture, dtype: Dtype, max_session_tokens: int, free_nbytes: int) -> None:

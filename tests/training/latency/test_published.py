@@ -7,7 +7,7 @@ import pytest
 from serving.hardware.architecture import Architecture
 from serving.messages import DraftStopRule, DraftWork
 from tests.support.conf_files import architecture, names
-from training.latency.published import check_memory, published_engine, transformers_config
+from training.latency.published import check_memory, published_engine, random_model, transformers_config
 from training.latency.timing import Accelerator
 
 TOYS = [
@@ -19,12 +19,16 @@ TOYS = [
 
 @pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
 def test_a_random_model_has_the_weights_of_its_shape(toy):
-    engine = published_engine(toy, "fp32", 128, Accelerator("cpu"))
-    model = engine.model
+    model = random_model(toy, "fp32", 128, Accelerator("cpu"))
     modules = (model.embed, *model.layers, model.norm, model.lm_head)
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
     assert sum(weight.numel() for weight in weights.values()) == toy.parameters()
     assert all(bool(weight.isfinite().all()) for weight in weights.values())
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_a_random_model_drafts(toy):
+    engine = published_engine(toy, "fp32", 128, Accelerator("cpu"))
     drafted, loads = engine.execute(DraftWork("a", 0, (1, 2, 3), DraftStopRule(2)))
     assert len(drafted.tokens) == len(loads) == 2
 

@@ -11,7 +11,7 @@ from serving.core.scores import IMPORTANCE_SCORES, LOGIT_SCORES, NO_SCORERS, Sco
 from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.engines.torch.attention import ImportanceCollector
 from serving.engines.torch.early_exit_pass import EarlyExitPass
-from serving.engines.torch.model_runner import ModelRunner
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sampling import (
     LogitStats,
     check_scores,
@@ -42,6 +42,23 @@ class StepOutput:
     """The share of the layers that ran."""
     given_scores: Mapping[str, float] = field(default_factory=dict)
     """Trained scores that the model's graph computed; scorers compute the others."""
+
+
+def run_all_layers(runner: ModelRunner, inputs: Sequence[RunnerInput], tokens: Sequence[int]) -> torch.Tensor:
+    """The hidden states of the inputs' `tokens`, laid end to end, behind the last layer: (tokens, hidden)."""
+    num_layers = len(runner.model.layers)
+    hidden = runner.run(runner.embed(tokens), inputs, 0, num_layers)
+    for entry in inputs:
+        if entry.cache.exit_depths is not None:
+            entry.cache.exit_depths.append(entry.num_tokens, num_layers)
+    return hidden
+
+
+def read_off(hidden: torch.Tensor, runner: ModelRunner) -> list[StepOutput]:
+    """The model's outputs for hidden states of shape (tokens, hidden) behind the last layer."""
+    normed = runner.apply_norm(hidden)
+    logits = runner.apply_lm_head(normed)
+    return [StepOutput(logits[i : i + 1], normed[i : i + 1], 1.0) for i in range(len(hidden))]
 
 
 class DraftBuilder:

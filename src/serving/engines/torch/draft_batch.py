@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from serving.core.scores import IMPORTANCE, Scorers
 from serving.core.stop_strings import TokenText, no_token_text
 from serving.engines.draft_batch import check_draft_batch
-from serving.engines.torch.draft import DraftBuilder, StepOutput, chain_parents
+from serving.engines.torch.draft import DraftBuilder, StepOutput, chain_parents, read_off, run_all_layers
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
@@ -81,29 +79,16 @@ def _loads(members: Sequence[_Member], layers: int) -> tuple[ForwardLoad, ...]:
 
 def _run(members: Sequence[_Member], runner: ModelRunner) -> list[StepOutput]:
     """The outputs at all tokens after which one is chosen, member by member."""
-    fed, layers = [member for member in members if member.tokens], len(runner.model.layers)
+    fed = [member for member in members if member.tokens]
     if not fed:
         return []
-    hidden = runner.run(
-        runner.embed([token for member in fed for token in member.tokens]),
-        [RunnerInput(member.cache, len(member.tokens), member.parents) for member in fed],
-        0,
-        layers,
-    )
+    inputs = [RunnerInput(member.cache, len(member.tokens), member.parents) for member in fed]
+    hidden = run_all_layers(runner, inputs, [token for member in fed for token in member.tokens])
     rows, at = list[int](), 0
     for member in fed:
         rows += [at + index for index in member.read_at]
         at += len(member.tokens)
-        if member.cache.exit_depths is not None:
-            member.cache.exit_depths.append(len(member.tokens), layers)
-    return _steps(hidden[rows], runner) if rows else []
-
-
-def _steps(hidden: torch.Tensor, runner: ModelRunner) -> list[StepOutput]:
-    """Outputs from hidden states of shape (tokens, hidden)."""
-    normed = runner.apply_norm(hidden)
-    logits = runner.apply_lm_head(normed)
-    return [StepOutput(logits[i : i + 1], normed[i : i + 1], 1.0) for i in range(len(hidden))]
+    return read_off(hidden[rows], runner) if rows else []
 
 
 def _outcome(

@@ -9,7 +9,7 @@ from serving.core.importance import importance_scores
 from serving.core.scores import Scorers
 from serving.core.stop_strings import TokenText
 from serving.engines.torch.attention import ImportanceCollector
-from serving.engines.torch.draft import DraftBuilder, StepOutput
+from serving.engines.torch.draft import DraftBuilder, StepOutput, read_off, run_all_layers
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
@@ -110,17 +110,7 @@ class DraftPool:
         self._runs = [run for run in runs if not run.done]
 
     def _forward(self, runs: Sequence[DraftRun]) -> list[StepOutput]:
-        runner, counts = self._runner, [len(run.inputs) for run in runs]
-        hidden = runner.run(
-            runner.embed([token for run in runs for token in run.inputs]),
-            [RunnerInput(run.cache, count, importance=run.importance) for run, count in zip(runs, counts, strict=True)],
-            0,
-            self.num_layers,
-        )
-        for run, count in zip(runs, counts, strict=True):
-            if run.cache.exit_depths is not None:
-                run.cache.exit_depths.append(count, self.num_layers)
-        last = torch.tensor(counts, device=hidden.device).cumsum(0) - 1
-        normed = runner.apply_norm(hidden[last])
-        logits = runner.apply_lm_head(normed)
-        return [StepOutput(logits[i : i + 1], normed[i : i + 1], 1.0) for i in range(len(runs))]
+        inputs = [RunnerInput(run.cache, len(run.inputs), importance=run.importance) for run in runs]
+        hidden = run_all_layers(self._runner, inputs, [token for run in runs for token in run.inputs])
+        last = torch.tensor([entry.num_tokens for entry in inputs], device=hidden.device).cumsum(0) - 1
+        return read_off(hidden[last], self._runner)
