@@ -1,4 +1,15 @@
-"""Errors that a user can correct: printed as one paragraph without a traceback, before any work is lost."""
+"""Errors that a user can correct: printed as one paragraph without a traceback, before any work is lost.
+
+Exit statuses of commands are here too: a sweep's workers return those of its jobs.
+"""
+
+import os
+import sys
+import traceback
+
+BAD_INPUT = 2
+INTERNAL_ERROR = 1
+INTERRUPTED = 130
 
 
 class UserError(Exception):
@@ -7,3 +18,11 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """The configuration names something that does not exist, or combines settings that exclude each other."""
+
+
+def print_error(problem: str | UserError) -> int:
+    """Prints the error, with its traceback if TANDEM_DEBUG is set; the exit status."""
+    if isinstance(problem, UserError) and os.environ.get("TANDEM_DEBUG"):
+        traceback.print_exception(problem)
+    print(f"error: {problem}", file=sys.stderr)
+    return BAD_INPUT

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from pipeline.config.build import ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, group_choices, resolve, written_overrides
 from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.config.sources import composed_files
-from pipeline.errors import ConfigError
+from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, ConfigError, UserError, print_error
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.mlflow_store import Tracking
 
@@ -79,14 +80,14 @@ class Job:
         def call(stage: Stage, *arguments: Any) -> None:
             if runner.built:
                 self._make_plan(tuple(goal.name for goal in goals))
-            _call_stage(stage, *arguments)
+            call_stage(stage, *arguments)
 
         runner = Runner(self.store, call, self.observer, self.force)
         folders = [runner.ensure_built(goal) for goal in goals]
         return folders[-1] if folders else self.store.root, runner.built
 
 
-def _call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
+def call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
     """Runs a stage's function with its options, `out`, and, if it declares them, `work` and `progress`."""
     target = load(stage.target, stage.name)
     wanted = inspect.signature(target).parameters
@@ -157,6 +158,33 @@ def run(cfg: DictConfig) -> "JobReport | None":
     else:
         _build_stage(job, stop)
     return None
+
+
+def run_to_exit_status(cfg: DictConfig, blocked_by: UserError | None = None) -> int:
+    """Runs one job and prints what is wrong with it: a sweep goes on with the next whatever becomes of this one.
+
+    A job `blocked_by` a problem is reported as failed, and not run.
+    """
+    try:
+        if blocked_by:
+            job = create_job(cfg)
+            _report_failure(blocked_by, _job_context(job))
+            raise blocked_by
+        run(cfg)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except UserError as problem:
+        return print_error(problem)
+    except Exception:  # ours to mend: said in full
+        traceback.print_exc()
+        return INTERNAL_ERROR
+    return 0
+
+
+def _report_failure(problem: BaseException, context: JobContext) -> None:
+    from pipeline.report import job as report
+
+    report.report_failure(problem, context)
 
 
 def _build_stage(job: Job, name: str) -> None:

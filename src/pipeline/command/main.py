@@ -3,23 +3,18 @@
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.command.hydra_errors import as_config_errors
 from pipeline.config import arguments
-from pipeline.errors import UserError
+from pipeline.errors import INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from pipeline.artifacts.stage import Stage
-
-BAD_INPUT = 2
-INTERNAL_ERROR = 1
-INTERRUPTED = 130
 
 INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"})
 
@@ -36,7 +31,7 @@ def main() -> None:
         try:
             sys.exit(command(argv[1:]))
         except UserError as error:
-            sys.exit(_print_error(error))
+            sys.exit(print_error(error))
     if {"--help", "-h"} & set(argv):
         from pipeline.command.help import overview
 
@@ -46,7 +41,7 @@ def main() -> None:
     if not problem and not INFO_FLAGS & set(argv):
         problem = arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
     if problem:
-        sys.exit(_print_error(problem))
+        sys.exit(print_error(problem))
     _run_hydra(argv)
 
 
@@ -55,6 +50,7 @@ def _run_hydra(argv: list[str]) -> None:
 
     from pipeline.config.compose import prepare_hydra
     from pipeline.config.multirun import composed_once, defer_to_jobs
+    from pipeline.running import run_to_exit_status
 
     prepare_hydra()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
@@ -63,7 +59,7 @@ def _run_hydra(argv: list[str]) -> None:
 
     @task
     def job(cfg: "DictConfig") -> None:
-        code = _run_job(cfg)
+        code = run_to_exit_status(cfg)
         if code:
             failed.append(code)
         if code == INTERRUPTED:
@@ -78,7 +74,7 @@ def _run_hydra(argv: list[str]) -> None:
         report_interrupted_sweep()
         sys.exit(INTERRUPTED)
     except UserError as problem:
-        sys.exit(_print_error(problem))
+        sys.exit(print_error(problem))
     sys.exit(failed[0] if failed else 0)
 
 
@@ -88,29 +84,6 @@ def report_interrupted_sweep() -> None:
 
     if SweepCallback.running:
         SweepCallback.running.interrupt()
-
-
-def _run_job(cfg: "DictConfig") -> int:
-    """Runs one job; a sweep goes on with the next whatever becomes of it."""
-    from pipeline.running import run
-
-    try:
-        run(cfg)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except UserError as problem:
-        return _print_error(problem)
-    except Exception:  # ours to mend: said in full, and the sweep's other jobs go on
-        traceback.print_exc()
-        return INTERNAL_ERROR
-    return 0
-
-
-def _print_error(problem: str | UserError) -> int:
-    if isinstance(problem, UserError) and os.environ.get("TANDEM_DEBUG"):
-        traceback.print_exception(problem)
-    print(f"error: {problem}", file=sys.stderr)
-    return BAD_INPUT
 
 
 def _run_show_command(argv: list[str]) -> int:

@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 import yaml
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader  # what decides how OmegaConf reads a scalar
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
+
+from pipeline.config.arguments import conf_dir
 
 
 class FileConfigSource(file_config_source.FileConfigSource):
@@ -48,9 +51,12 @@ class FileConfigSource(file_config_source.FileConfigSource):
 
 
 def use_parsed_files() -> None:
-    """Makes Hydra compose from parsed files in this process."""
-    Plugins.instance()  # registers Hydra's own source, which is replaced then
+    """Makes Hydra compose from parsed files in this process, and conf/ have the launchers that it names."""
+    Plugins.instance()  # registers Hydra's own source, which is replaced then, and launchers of installed plugins
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
+    launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    for file in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
+        launchers.pop(file.name, None)  # Hydra would check our file against a plugin's options of the same name
 
 
 @cache

@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 
 from pipeline.artifacts import fingerprint
 from pipeline.config.compose import written_overrides
-from pipeline.errors import UserError
+from pipeline.errors import ConfigError, UserError
 from pipeline.report import plan
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import (
@@ -71,6 +71,8 @@ class SweepCallback(Callback):
 
     running: "ClassVar[SweepCallback | None]" = None
     """The sweep of this process that has begun and not ended: Hydra does not tell callbacks of Ctrl-C."""
+    worker_status: ClassVar[int] = 0
+    """The exit status of the first job that failed in a worker process."""
 
     def __init__(self, tracking: Tracking, file: TextIO | None = None) -> None:
         self.tracking, self.file = tracking, file
@@ -87,6 +89,7 @@ class SweepCallback(Callback):
 
         _experiment_first(config)
         try:
+            _check_tracking(config, self.tracking)
             self.exhibit = prepare_exhibit(config)
             self.baseline = prepare_baseline(config)
         except UserError as problem:
@@ -100,6 +103,8 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Print and log the comparison. Raises SystemExit where a job has no result, or where there is no job."""
+        if config.get("stage", "all") != "all" and self.worker_status:
+            sys.exit(self.worker_status)
         if config.get("stage", "all") == "plan" and config.get("report", "auto") != "full":
             folder = Path(config.hydra.sweep.dir).absolute()
             print_parts(plan.sweep_parts(folder), self._out)
@@ -126,6 +131,15 @@ class SweepCallback(Callback):
     @property
     def _out(self) -> TextIO:
         return self.file or sys.stdout
+
+
+def _check_tracking(config: "DictConfig", tracking: Tracking) -> None:
+    """Raises ConfigError for jobs on several hosts that would write to one database file."""
+    if config.hydra.launcher.get("across_hosts") and tracking.enabled and tracking.database:
+        raise ConfigError(
+            "the jobs of this sweep run on several hosts, and the MLflow store is a file. Start a server (mlflow "
+            "server --host HOST --port PORT) and give tracking.uri=http://HOST:PORT, or log nothing: tracking.uri=none."
+        )
 
 
 def _experiment_first(config: "DictConfig") -> None:

@@ -1,0 +1,140 @@
+"""What a worker process does: it builds a stage that several jobs need, or runs jobs of the sweep."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pipeline.artifacts.progress_display import LineDisplay
+from pipeline.artifacts.runner import Runner
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
+from pipeline.errors import UserError
+from pipeline.report import job_result
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_INHERITED = ("TANDEM_PROCESS", "TANDEM_DATA")
+"""Variables that a worker on another host needs; secrets do not travel with tasks, which may be written to files."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a worker process takes over from the process that launched it."""
+
+    hydra_context: Any
+    singletons: Mapping[Any, Any]
+    folder: str
+    environment: Mapping[str, str]
+
+    def restore(self) -> None:
+        from hydra.core.singleton import Singleton
+        from hydra.core.utils import setup_globals
+
+        os.chdir(self.folder)
+        os.environ.update(self.environment)
+        setup_globals()
+        Singleton.set_state(dict(self.singletons))  # with the resolvers of prepare_hydra
+
+
+def current_launch(hydra_context: Any) -> Launch:
+    """Of this process."""
+    from hydra.core.singleton import Singleton
+
+    known = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return Launch(hydra_context, Singleton.get_state(), os.getcwd(), known)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One job of a sweep: its composed configuration; `blocked` says why it cannot run, if it cannot."""
+
+    number: int
+    config: "DictConfig"
+    blocked: str = ""
+
+
+@dataclass(frozen=True)
+class CellEnd:
+    """The exit status of a job, and what it printed."""
+
+    number: int
+    status: int
+    printed: str
+
+
+def job_folder(config: "DictConfig") -> Path:
+    """The folder of a job of a sweep."""
+    from hydra.core.hydra_config import HydraConfig
+
+    HydraConfig.instance().set_config(config)
+    return Path(str(config.hydra.sweep.dir)).absolute() / str(config.hydra.sweep.subdir)
+
+
+def is_complete(cell: Cell) -> bool:
+    """True if job.json says so."""
+    found = job_result.read_result(job_folder(cell.config))
+    return found is not None and found.status == "complete"
+
+
+def run_cells(launch: Launch, cells: Sequence[Cell]) -> list[CellEnd]:
+    """Runs the jobs one after the other, as Hydra's own launchers do, but those that a lost worker completed."""
+    launch.restore()
+    return [CellEnd(cell.number, 0, "") if is_complete(cell) else _run_cell(launch, cell) for cell in cells]
+
+
+def _run_cell(launch: Launch, cell: Cell) -> CellEnd:
+    from hydra.core.utils import run_job
+
+    from pipeline.running import run_to_exit_status
+
+    printed = io.StringIO()
+    problem = UserError(cell.blocked) if cell.blocked else None
+    with contextlib.redirect_stdout(printed), _prefixed_stderr(f"job {cell.number}: "):
+        ended = run_job(
+            task_function=lambda cfg: run_to_exit_status(cfg, problem),
+            config=cell.config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            hydra_context=launch.hydra_context,
+        )
+    return CellEnd(cell.number, int(ended.return_value), printed.getvalue())
+
+
+def build_stage(launch: Launch, root: Path, stage: Stage) -> str:
+    """Builds a stage whose inputs are there; the text of a user's mistake, empty where it was built."""
+    from pipeline.running import call_stage
+
+    launch.restore()
+    with contextlib.redirect_stdout(io.StringIO()), _prefixed_stderr(f"{stage.key}: "):
+        try:
+            Runner(Store(root), call_stage, LineDisplay(sys.stderr)).ensure_built(stage)
+        except UserError as problem:
+            return str(problem)
+    return ""
+
+
+@contextlib.contextmanager
+def _prefixed_stderr(prefix: str) -> Any:
+    """Lines of progress say whose they are: several processes write to one terminal."""
+    with contextlib.redirect_stderr(_PrefixedLines(sys.stderr, prefix)):
+        yield
+
+
+class _PrefixedLines(io.TextIOBase):
+    def __init__(self, file: TextIO, prefix: str) -> None:
+        self._file, self._prefix, self._partial = file, prefix, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._partial = (self._partial + text).split("\n")
+        if lines:
+            self._file.write("".join(f"{self._prefix}{line}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        self._file.flush()

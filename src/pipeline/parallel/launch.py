@@ -1,0 +1,188 @@
+"""Launches the jobs of a sweep on worker processes: what several jobs need is built first, and once.
+
+Jobs whose worker died run again; jobs that an earlier command of the same sweep completed do not.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pipeline.artifacts.progress_display import ProgressRate
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
+from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, ConfigError
+from pipeline.parallel import cells
+from pipeline.parallel.cells import Cell, CellEnd, Launch
+from pipeline.parallel.workers import LostTask, Workers
+from pipeline.report import job_result
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_PROGRESS_S = 10.0
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """What a job needs: the stages to build by digest, inputs first, and the memory that they take."""
+
+    goal: Stage
+    stages: Mapping[str, Stage]
+    memory_nbytes: float
+    store: Store
+
+
+@dataclass
+class SweepLaunch:
+    """Runs the jobs of one sweep on `workers`; each job that loses its worker is started up to `retries` times more.
+
+    `statuses` has the exit status of each job that ran, by its number.
+    """
+
+    workers: Workers
+    launch: Launch
+    retries: int = 2
+    file: TextIO = field(default_factory=lambda: sys.stdout)
+    statuses: dict[int, int] = field(default_factory=dict, init=False)
+
+    def run(self, jobs: Sequence[Cell]) -> None:
+        """Raises KeyboardInterrupt where a job was interrupted."""
+        plans = {job.number: plan for job in jobs if (plan := plan_cell(job.config))}
+        left = [job for job in jobs if not self._is_complete(job, plans.get(job.number))]
+        shared = shared_stages([plan for number, plan in plans.items() if number in {job.number for job in left}])
+        memory_nbytes = max((plan.memory_nbytes for plan in plans.values()), default=0.0)
+        for job in left:  # what an earlier command left would pass for this one's
+            (cells.job_folder(job.config) / job_result.JOB_FILE).unlink(missing_ok=True)
+        if left:
+            self._say(_describe(len(left), shared, self.workers.describe(memory_nbytes)))
+        problems = self._build_shared(shared, plans, memory_nbytes)
+        self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
+        if INTERRUPTED in self.statuses.values():
+            raise KeyboardInterrupt
+
+    def _is_complete(self, job: Cell, plan: CellPlan | None) -> bool:
+        """True for a job that an earlier command of this sweep completed with the same configuration."""
+        found = job_result.read_result(cells.job_folder(job.config))
+        if not (plan and found and found.status == "complete" and found.digest == plan.goal.digest):
+            return False
+        self._say(f"job {job.number}: complete since an earlier command")
+        return True
+
+    def _build_shared(
+        self, stages: Sequence[Stage], plans: Mapping[int, CellPlan], memory_nbytes: float
+    ) -> dict[str, str]:
+        """Builds the stages, those that need each other in turn; the problems of those that failed, by digest."""
+        problems: dict[str, str] = {}
+        roots = {digest: plan.store.root for plan in plans.values() for digest in plan.stages}
+        for level in levels(stages):
+            ready = [stage for stage in level if problems.keys().isdisjoint(stage.ancestors)]
+            tasks = [(self.launch, roots[stage.digest], stage) for stage in ready]
+            for index, problem in self._run_tasks(cells.build_stage, tasks, memory_nbytes):
+                text = problem.reason if isinstance(problem, LostTask) else problem
+                if text:
+                    problems[ready[index].digest] = f"stage {ready[index].name}, which several jobs need: {text}"
+        return problems
+
+    def _run_cells(self, jobs: Sequence[Cell], memory_nbytes: float) -> None:
+        size, begun_s, told_s = self.workers.batch_size(len(jobs)), time.monotonic(), time.monotonic()
+        batches = [tuple(jobs[at : at + size]) for at in range(0, len(jobs), size)]
+        tasks = [(self.launch, batch) for batch in batches]
+        for index, ends in self._run_tasks(cells.run_cells, tasks, memory_nbytes):
+            lost = isinstance(ends, LostTask)
+            for end in self._lost_ends(batches[index], ends) if lost else ends:
+                self.statuses[end.number] = end.status
+                self._print(end)
+            if time.monotonic() - told_s > _PROGRESS_S:
+                told_s = time.monotonic()
+                rate = ProgressRate(0, begun_s).describe(len(self.statuses), len(jobs), "", told_s)
+                self._say(f"sweep: {rate}")
+
+    def _lost_ends(self, batch: Sequence[Cell], lost: LostTask) -> Iterator[CellEnd]:
+        """The ends of jobs whose worker died again and again."""
+        for job in batch:
+            if cells.is_complete(job):
+                yield CellEnd(job.number, 0, "")
+            else:
+                problem = f"error: job {job.number} was lost {self.retries + 1} times: {lost.reason}\n"
+                yield CellEnd(job.number, INTERNAL_ERROR, problem)
+
+    def _run_tasks(
+        self, call: Any, tasks: Sequence[tuple[Any, ...]], memory_nbytes: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Each task's index and result, the last round's `LostTask` where it was lost in every round."""
+        waiting = list(range(len(tasks)))
+        for round_number in range(self.retries + 1):
+            lost: list[int] = []
+            for at, result in self.workers.run(call, [tasks[index] for index in waiting], memory_nbytes):
+                if isinstance(result, LostTask) and round_number < self.retries:
+                    lost.append(waiting[at])
+                else:
+                    yield waiting[at], result
+            if not lost:
+                return
+            self._say(f"{len(lost)} tasks lost their worker and start again")
+            waiting = sorted(lost)
+
+    def _print(self, end: CellEnd) -> None:
+        if end.printed:
+            self._say(end.printed.rstrip("\n"))
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.file, flush=True)
+
+
+def plan_cell(config: "DictConfig") -> CellPlan | None:
+    """The plan of a job; None if it is invalid, which the job itself reports, or if it stops before its goal."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict, read_write
+
+    from pipeline.running import create_job
+
+    HydraConfig.instance().set_config(config)
+    own = config.copy()
+    with read_write(own), open_dict(own):
+        del own["hydra"]
+    if own.stage != "all" or own.force:
+        return None
+    try:
+        job = create_job(own)
+        plan = job.plan(str(own.goal))
+    except ConfigError:
+        return None
+    goal = plan.stages[str(own.goal)]
+    missing = [stage for stage in plan.stages.values() if not job.store.has(stage)]
+    memory_nbytes = max((job.store.estimate(stage).memory_nbytes for stage in missing), default=0.0)
+    stages = {stage.digest: stage for stage in plan.stages.values() if stage in missing}
+    return CellPlan(goal, stages, memory_nbytes, job.store)
+
+
+def shared_stages(plans: Sequence[CellPlan]) -> list[Stage]:
+    """The stages to build that two or more jobs need."""
+    counts: dict[str, int] = {}
+    known: dict[str, Stage] = {}
+    for plan in plans:
+        for digest, stage in plan.stages.items():
+            counts[digest] = counts.get(digest, 0) + 1
+            known[digest] = stage
+    return [stage for digest, stage in known.items() if counts[digest] > 1]
+
+
+def levels(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """The stages in groups: each needs only stages of earlier groups, or none of these stages."""
+    depth: dict[str, int] = {}
+    for stage in sorted(stages, key=lambda one: len(one.ancestors)):
+        depth[stage.digest] = 1 + max((depth.get(digest, 0) for digest in stage.ancestors), default=0)
+    numbers = sorted(set(depth.values()))
+    return [[stage for stage in stages if depth[stage.digest] == number] for number in numbers]
+
+
+def _blocked(job: Cell, plan: CellPlan | None, problems: Mapping[str, str]) -> Cell:
+    reason = next((problems[digest] for digest in (plan.stages if plan else ()) if digest in problems), "")
+    return replace(job, blocked=reason) if reason else job
+
+
+def _describe(num_jobs: int, shared: Sequence[Stage], workers: str) -> str:
+    first = f"; first {len(shared)} stages that several of them need" if shared else ""
+    return f"{num_jobs} jobs{first}; {workers}"

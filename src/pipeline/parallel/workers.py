@@ -1,0 +1,246 @@
+"""Worker processes of a sweep, behind one interface: joblib's on this machine, Slurm's or Ray's on a cluster.
+
+Each class is what a file of conf/hydra/launcher describes.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pipeline.config.build import ConfigSchema, construct
+from pipeline.errors import ConfigError
+
+WorkerCall = Callable[..., Any]
+"""A function of an importable module: its arguments and its result travel between processes."""
+_MIN_WORKER_NBYTES = 5e8
+"""A worker process that has imported the pipeline and simulates."""
+_POLL_S = 1.0
+
+
+@dataclass(frozen=True)
+class LostTask:
+    """Stands for the result of a task whose worker process or host died."""
+
+    reason: str
+
+
+class Workers(Protocol):
+    """Calls functions in worker processes."""
+
+    def describe(self, job_nbytes: float) -> str:
+        """How many jobs run at once, and why; a job takes up to `job_nbytes` of memory."""
+
+    def batch_size(self, num_jobs: int) -> int:
+        """Jobs that one task should run, one after the other."""
+
+    def run(
+        self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
+    ) -> Iterator[tuple[int, Any | LostTask]]:
+        """Calls `call(*task)` for each task; yields its index and its result, or a `LostTask`, as tasks end."""
+
+
+@dataclass(frozen=True)
+class JoblibWorkers:
+    """Processes of this machine: `n_jobs` of them; null: as many as cores, and as jobs fit into the free memory."""
+
+    n_jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_jobs is not None and (self.n_jobs == 0 or self.n_jobs < -1):
+            raise ConfigError(
+                f"hydra.launcher.n_jobs is {self.n_jobs}; give 1 or more, -1 for all cores, or null for as many as "
+                "cores and memory allow."
+            )
+
+    def count(self, job_nbytes: float) -> int:
+        """Processes at once."""
+        if self.n_jobs is not None:
+            return self.n_jobs if self.n_jobs > 0 else _cores()
+        return max(1, min(_cores(), int(free_nbytes() // max(job_nbytes, _MIN_WORKER_NBYTES))))
+
+    def describe(self, job_nbytes: float) -> str:
+        memory = f"up to {max(job_nbytes, _MIN_WORKER_NBYTES) / 1e9:.1f} GB for each"
+        return f"{self.count(job_nbytes)} at once ({_cores()} cores; {free_nbytes() / 1e9:.1f} GB free, {memory})"
+
+    def batch_size(self, num_jobs: int) -> int:  # noqa: ARG002
+        """One: the processes stay, with what they imported."""
+        return 1
+
+    def run(
+        self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
+    ) -> Iterator[tuple[int, Any | LostTask]]:
+        from joblib import Parallel, delayed
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        # joblib sends a second task ahead to each process unless told to wait
+        run_all = Parallel(
+            n_jobs=self.count(job_nbytes), backend="loky", batch_size=1, pre_dispatch="n_jobs",
+            return_as="generator_unordered",
+        )  # fmt: skip
+        waiting = set(range(len(tasks)))
+        try:
+            for index, result in run_all(delayed(_call_numbered)(i, call, task) for i, task in enumerate(tasks)):
+                waiting.discard(index)
+                yield index, result
+        except TerminatedWorkerError as problem:
+            for index in waiting:
+                yield index, LostTask(f"a worker process was killed, perhaps for its memory ({problem})"[:300])
+
+
+def _call_numbered(index: int, call: WorkerCall, task: tuple[Any, ...]) -> tuple[int, Any]:
+    return index, call(*task)
+
+
+@dataclass(frozen=True)
+class SubmititWorkers:
+    """Tasks of a Slurm cluster (`cluster: local`: processes of this machine, to try a set-up), by submitit.
+
+    `max_workers` tasks run at once; `parameters` are submitit's own (timeout_min, slurm_partition, cpus_per_task,
+    mem_gb and the like); their scripts and output are below `folder`, which all hosts share.
+    """
+
+    folder: str
+    max_workers: int = 16
+    cluster: Literal["slurm", "local"] = "slurm"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_workers < 1:
+            raise ConfigError(f"hydra.launcher.max_workers is {self.max_workers}; give 1 or more.")
+
+    def describe(self, job_nbytes: float) -> str:  # noqa: ARG002
+        return f"{self.max_workers} tasks at once on {self.cluster}; their output is below {self.folder}"
+
+    def batch_size(self, num_jobs: int) -> int:
+        """So many that each of the workers starts, and imports, three times."""
+        return max(1, num_jobs // (3 * self.max_workers))
+
+    def run(
+        self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
+    ) -> Iterator[tuple[int, Any | LostTask]]:
+        import time
+
+        executor = self._executor(job_nbytes)
+        ahead, running = list(enumerate(tasks)), dict[int, Any]()
+        try:
+            while ahead or running:
+                while ahead and len(running) < self.max_workers:
+                    index, task = ahead.pop(0)
+                    running[index] = executor.submit(call, *task)
+                ended = [index for index, job in running.items() if job.done()]
+                for index in ended:
+                    yield index, _submitit_result(running.pop(index))
+                if not ended:
+                    time.sleep(_POLL_S)
+        finally:
+            for job in running.values():
+                job.cancel()
+
+    def _executor(self, job_nbytes: float) -> Any:
+        submitit = import_engine("submitit", "slurm")
+        executor = submitit.AutoExecutor(folder=self.folder, cluster=self.cluster)
+        memory = {} if self.cluster == "local" else {"mem_gb": max(2, round(2 * job_nbytes / 1e9))}
+        executor.update_parameters(**{"name": "tandem", "timeout_min": 24 * 60, **memory, **self.parameters})
+        return executor
+
+
+def _submitit_result(job: Any) -> Any | LostTask:
+    from submitit.core.utils import UncompletedJobError
+
+    try:
+        return job.result()
+    except UncompletedJobError as problem:
+        return LostTask(str(problem).strip().splitlines()[0][:300])
+
+
+@dataclass(frozen=True)
+class RayWorkers:
+    """Tasks of a Ray cluster, whose hosts have this environment and share the folders of the sweep.
+
+    `address` is the cluster's; null: RAY_ADDRESS, else a cluster of this machine alone, for the time of the sweep. A
+    task takes `cpus` of a host; `max_workers` run at once, null: as many as there is room for.
+    """
+
+    address: str | None = None
+    cpus: float = 1.0
+    max_workers: int | None = None
+
+    def describe(self, job_nbytes: float) -> str:
+        place = self.address or os.environ.get("RAY_ADDRESS") or "this machine"
+        limit = f", {self.max_workers} at most" if self.max_workers else ""
+        return f"on Ray at {place}: {self.cpus:g} CPUs and {job_nbytes / 1e9:.1f} GB for each{limit}"
+
+    def batch_size(self, num_jobs: int) -> int:  # noqa: ARG002
+        """One: Ray keeps its processes, with what they imported."""
+        return 1
+
+    def run(
+        self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
+    ) -> Iterator[tuple[int, Any | LostTask]]:
+        ray = self._connect()
+        # A host that dies takes its tasks along. The sweep starts them again: Ray knows of no complete jobs.
+        remote = ray.remote(num_cpus=self.cpus, memory=int(job_nbytes) or None, max_retries=0)(call)
+        ahead, running = list(enumerate(tasks)), dict[Any, int]()
+        limit = self.max_workers or len(tasks)
+        try:
+            while ahead or running:
+                while ahead and len(running) < limit:
+                    index, task = ahead.pop(0)
+                    running[remote.remote(*task)] = index
+                ended, _ = ray.wait(list(running), num_returns=1)
+                for one in ended:
+                    yield running.pop(one), _ray_result(ray, one)
+        finally:
+            for one in running:
+                ray.cancel(one, force=True)
+
+    def _connect(self) -> Any:
+        ray = import_engine("ray", "ray")
+        if not ray.is_initialized():
+            paths = os.pathsep.join(path for path in sys.path if Path(path).is_dir() and "site-packages" not in path)
+            environment = {"env_vars": {"PYTHONPATH": paths}}
+            ray.init(self.address, runtime_env=environment, log_to_driver=True, include_dashboard=False)
+        return ray
+
+
+def _ray_result(ray: Any, one: Any) -> Any | LostTask:
+    try:
+        return ray.get(one)
+    except ray.exceptions.RayTaskError:  # an exception of the called function: ours to mend
+        raise
+    except ray.exceptions.RayError as problem:
+        return LostTask(str(problem).strip().splitlines()[0][:300])
+
+
+def create_workers(node: Any) -> Workers:
+    """The workers of a node of conf/hydra/launcher. Raises ConfigError."""
+    schema = ConfigSchema(lambda path: str(path), lambda _target, _name: None)
+    workers: Workers = construct(schema.coerce_target(node, "hydra.launcher.workers"), None)
+    return workers
+
+
+def import_engine(module: str, extra: str) -> Any:
+    """The module of an engine. Raises ConfigError with the command that installs it."""
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError as problem:
+        raise ConfigError(f"this launcher needs {module}: pip install -e '.[{extra}]'.") from problem
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_nbytes() -> float:
+    """Memory that new processes can have; where the system does not tell, enough for one a core."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return _cores() * 4e9
