@@ -21,7 +21,9 @@ LAYERS = {
     "training": (
         "fitting", "embedded_pair", "checkpoints", "latency", "synera", "wisp", "hat", "routing", "hyperion", "privacy",
     ),
-    "pipeline": ("errors", "artifacts", "config", "report", "search", "running", "parallel", "api", "command", "__main__"),
+    "pipeline": (
+        "errors", "artifacts", "config", "report", "search", "running", "parallel", "api", "command", "__main__",
+    ),
 }  # fmt: skip
 """The children of each package, from the bottom up: each imports only those before it, for type checking too."""
 CORE = (

@@ -8,6 +8,13 @@ CALLS: list[tuple[float, tuple[int, ...]]] = []
 """The arguments of each call in this process."""
 KILLED_AT: list[int] = []
 """Numbers of calls that end as Ctrl-C does."""
+REFUSED: list[tuple[int, ...]] = []
+"""Shapes that are refused."""
+
+
+def clear() -> None:
+    for kept in (CALLS, KILLED_AT, REFUSED):
+        kept.clear()
 
 
 def measure(out: Path, *, x: float, shape: tuple[int, ...], deep: bool = False) -> None:
@@ -18,10 +25,16 @@ def measure(out: Path, *, x: float, shape: tuple[int, ...], deep: bool = False) 
     CALLS.append((x, shape))
     if len(CALLS) - 1 in KILLED_AT:
         raise KeyboardInterrupt
-    if shape == (1,):
+    if shape in [(1,), *REFUSED]:
         raise ValueError("a shape of 1 cannot be trained")
     score = len(shape) - abs(math.log10(x) + 3) + deep
     (out / "metrics.json").write_text(json.dumps({"score": score, "cost": sum(shape)}), encoding="utf-8")
+
+
+def measure_after(out: Path, *, x: float, base: Path) -> None:
+    """As `measure`, after another stage."""
+    assert (base / "metrics.json").is_file()
+    measure(out, x=x, shape=(3,))
 
 
 def write_text(out: Path, *, text: str = "") -> None:

@@ -1,17 +1,18 @@
 """Build locks: one process builds an artifact at a time. A killed process releases its lock.
 
-A lock has two files. NAME.lock is never deleted: deleting a locked file would let two processes lock it. NAME.json
-names the process that holds the lock and the artifacts that it needs, so that cleaning keeps them.
+A lock has two files. NAME.lock is for the processes of one host, and never deleted: deleting a locked file would let
+two processes lock it. NAME.json is the lease of that host's process among hosts that share the store; it also names the
+artifacts that the build needs, so that cleaning keeps them.
 """
 
-import json
-import os
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pipeline.artifacts import fingerprint
+from pipeline.artifacts.lease import Lease, is_fresh, read_holder
 from pipeline.artifacts.stage import Stage
 
 if TYPE_CHECKING:
@@ -24,15 +25,13 @@ _POLL_S = 0.1
 @contextmanager
 def hold_build_lock(folder: Path, stage: Stage, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Holds the build lock of `stage`; calls `on_wait(builder)` for each other process that holds it first."""
-    lock, note = _lock(folder, stage.key), _holder_path(folder, stage.key)
-    _acquire(lock, note, on_wait)
+    lock, lease = _lock(folder, stage.key), Lease(_lease_path(folder, stage.key), _needs(stage))
+    _acquire(lock, lease, on_wait)
     try:
-        with registration_lock(folder):
-            needs = [needed.key for needed in stage.ancestors.values()]
-            fingerprint.write_atomic(note, json.dumps({"pid": os.getpid(), "needs": needs}))
+        _acquire_lease(folder, lease, on_wait)
         yield
     finally:
-        note.unlink(missing_ok=True)
+        lease.release()
         lock.release()
 
 
@@ -44,13 +43,15 @@ def registration_lock(folder: Path) -> Iterator[None]:
 
 
 def keys_in_use(folder: Path) -> set[str]:
-    """Keys of the artifacts that are being built now, and of those that the builds need."""
-    held = [path for path in folder.glob("[!.]*.lock") if _is_held(path)]
-    needs = (_read_holder(_holder_path(folder, path.stem)).get("needs", ()) for path in held)
-    return {path.stem for path in held}.union(*needs)
+    """Keys of the artifacts that are being built now, here or on other hosts, and of those that the builds need."""
+    held = {path.stem for path in folder.glob("[!.]*.lock") if _is_held(path)}
+    held |= {path.stem for path in folder.glob("[!.]*.json") if path.stem not in held and _is_held_elsewhere(path)}
+    holders = filter(None, (read_holder(_lease_path(folder, key)) for key in held))
+    return held.union(*(holder.needs for holder in holders))
 
 
-def _acquire(lock: "BaseFileLock", holder_path: Path, on_wait: Callable[[str], None]) -> None:
+def _acquire(lock: "BaseFileLock", lease: Lease, on_wait: Callable[[str], None]) -> None:
+    """Waits for the other processes of this host."""
     from filelock import Timeout
 
     reported = None
@@ -59,11 +60,28 @@ def _acquire(lock: "BaseFileLock", holder_path: Path, on_wait: Callable[[str], N
             lock.acquire(timeout=_RETRY_S if reported else 0, poll_interval=_POLL_S)
             return
         except Timeout:
-            pid = _read_holder(holder_path).get("pid")
-            builder = f"process {pid}" if pid else "another process"
+            builder = str(read_holder(lease.path) or "another process")
             if builder != reported:
                 on_wait(builder)
             reported = builder
+
+
+def _acquire_lease(folder: Path, lease: Lease, on_wait: Callable[[str], None]) -> None:
+    """Waits for the processes of other hosts."""
+    reported = None
+    while True:
+        with registration_lock(folder):
+            holder = lease.try_acquire()
+        if holder is None:
+            return
+        if holder != reported:
+            on_wait(str(holder))
+        reported = holder
+        time.sleep(_RETRY_S)
+
+
+def _needs(stage: Stage) -> list[str]:
+    return [needed.key for needed in stage.ancestors.values()]
 
 
 def _lock(folder: Path, name: str) -> "BaseFileLock":
@@ -84,13 +102,11 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _holder_path(folder: Path, key: str) -> Path:
+def _is_held_elsewhere(path: Path) -> bool:
+    """True for a lease of another host; one of this host without its lock is what a killed process left."""
+    holder = read_holder(path)
+    return holder is not None and holder.host != socket.gethostname() and is_fresh(path)
+
+
+def _lease_path(folder: Path, key: str) -> Path:
     return folder / f"{key}.json"
-
-
-def _read_holder(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

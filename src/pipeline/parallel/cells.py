@@ -13,8 +13,11 @@ from pipeline.artifacts.progress_display import LineDisplay
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
+from pipeline.config.compose import written_overrides
 from pipeline.errors import UserError
 from pipeline.report import job_result
+from pipeline.report.job_result import JobResult
+from pipeline.report.mlflow_store import mask_override
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -80,6 +83,12 @@ def is_complete(cell: Cell) -> bool:
     """True if job.json says so."""
     found = job_result.read_result(job_folder(cell.config))
     return found is not None and found.status == "complete"
+
+
+def failed_result(cell: Cell, reason: str) -> JobResult:
+    """The result of a job whose worker could not write one."""
+    overrides = tuple(map(mask_override, written_overrides(cell.config.hydra)))
+    return JobResult("failed", cell.number, str(cell.config.policy.name), overrides, error=reason)
 
 
 def run_cells(launch: Launch, cells: Sequence[Cell]) -> list[CellEnd]:

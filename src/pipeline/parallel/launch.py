@@ -105,8 +105,9 @@ class SweepLaunch:
             if cells.is_complete(job):
                 yield CellEnd(job.number, 0, "")
             else:
-                problem = f"error: job {job.number} was lost {self.retries + 1} times: {lost.reason}\n"
-                yield CellEnd(job.number, INTERNAL_ERROR, problem)
+                problem = f"lost {self.retries + 1} times: {lost.reason}"
+                cells.failed_result(job, problem).write(cells.job_folder(job.config))
+                yield CellEnd(job.number, INTERNAL_ERROR, f"error: job {job.number} was {problem}\n")
 
     def _run_tasks(
         self, call: Any, tasks: Sequence[tuple[Any, ...]], memory_nbytes: float

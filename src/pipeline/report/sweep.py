@@ -9,15 +9,15 @@ search.json: {metrics, directions, best: [number], trials: [{number, label, stat
 """
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from hydra.experimental.callback import Callback
 
-from pipeline.artifacts import fingerprint
 from pipeline.config.compose import written_overrides
 from pipeline.errors import ConfigError, UserError
 from pipeline.report import plan
@@ -30,6 +30,7 @@ from pipeline.report.mlflow_store import (
     split_masked,
     tolerate_mlflow_errors,
 )
+from pipeline.report.sweep_note import SweepNote, read_note
 from pipeline.report.table import LabelledTexts, ReportPart, format_number, plain_lines, print_parts
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pipeline.report.exhibit.sweep import SweepExhibit
     from pipeline.report.mlflow_logger import MlflowLogger
 
-SWEEP_FILE = "sweep.json"
 JOB_FAILED = 1
 """Exit status of a sweep if a job has no result."""
 BAD_EXHIBIT = 2
@@ -49,21 +49,14 @@ BAD_EXHIBIT = 2
 
 def parent_run(context: JobContext) -> str | None:
     """The MLflow run of the job's sweep, if there is one."""
-    return _read_note(context.sweep).get("run_id") if context.sweep else None
+    note = read_note(context.sweep) if context.sweep else None
+    return (note.run_id or None) if note else None
 
 
 def is_tracked(context: JobContext) -> bool:
     """True if the job should log to MLflow; False after a failure of its sweep's run, which was reported once."""
-    gave_up = context.sweep is not None and _read_note(context.sweep).get("run_id", "") is None
-    return context.tracking.enabled and not gave_up
-
-
-def _read_note(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    note = read_note(context.sweep) if context.sweep else None
+    return context.tracking.enabled and not (note and note.run_id is None)
 
 
 class SweepCallback(Callback):
@@ -96,9 +89,9 @@ class SweepCallback(Callback):
             print(f"error: {problem}", file=sys.stderr)
             sys.exit(BAD_EXHIBIT)
         if config.get("stage", "all") == "all":
-            overrides = [mask_override(one) for one in written_overrides(config.hydra)]
             self.folder = Path(config.hydra.sweep.dir).absolute()
-            start_sweep(self.folder, overrides, self.tracking, self._out)
+            skips_complete_jobs = "retries" in config.hydra.launcher
+            start_sweep(self.folder, _sweep_note(config), self.tracking, self._out, goes_on=skips_complete_jobs)
             SweepCallback.running = self
 
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
@@ -112,6 +105,8 @@ class SweepCallback(Callback):
         elif config.get("stage", "all") == "all":
             SweepCallback.running = None
             rows = finish_sweep(self.folder, self.tracking, self._out, self.exhibit, baseline=self.baseline)
+            if note := read_note(self.folder):
+                note.mark_ended(self.folder)
             if not rows:
                 print(f"error: no job of this sweep left anything in {self.folder}.", file=sys.stderr)
             if not rows or any(row.problem for row in rows):
@@ -157,20 +152,35 @@ def _experiment_first(config: "DictConfig") -> None:
             config.hydra.sweeper.params = OmegaConf.merge({"+experiment": named[-1].partition("=")[2]}, params)
 
 
-def start_sweep(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) -> str | None:
-    """Notes the sweep in `folder` and in MLflow; the id of its run."""
+def start_sweep(folder: Path, note: SweepNote, tracking: Tracking, file: TextIO, goes_on: bool = False) -> None:
+    """Notes the sweep in `folder` and in MLflow; one that `goes_on` keeps the run of the command that was stopped."""
     from pipeline.report.mlflow_logger import MlflowLogger
 
+    earlier = read_note(folder) if goes_on else None
+    if earlier and earlier.run_id and not earlier.ended and _same_jobs(earlier, note):
+        replace(note, run_id=earlier.run_id).write(folder)
+        return
     run_id = None
     with tolerate_mlflow_errors(tracking, lambda text: print(text, file=file, flush=True)):
         if tracking.enabled:
             logger = MlflowLogger.open(tracking)
-            run_id = logger.start_run(f"sweep {_result_words(overrides)}", tags={"tandem.kind": "sweep"})
-            logger.log_text(run_id, "overrides.txt", "".join(f"{one}\n" for one in overrides))
-    fingerprint.write_atomic(
-        folder / SWEEP_FILE, json.dumps({"run_id": run_id, "overrides": overrides}, indent=1) + "\n"
-    )
-    return run_id
+            run_id = logger.start_run(f"sweep {_result_words(note.overrides)}", tags={"tandem.kind": "sweep"})
+            logger.log_text(run_id, "overrides.txt", "".join(f"{one}\n" for one in note.overrides))
+    replace(note, run_id=run_id).write(folder)
+
+
+def _same_jobs(one: SweepNote, other: SweepNote) -> bool:
+    return list(map(_result_words, one.jobs)) == list(map(_result_words, other.jobs))
+
+
+def _sweep_note(config: "DictConfig") -> SweepNote:
+    from pipeline.report.exhibit.sweep import job_overrides
+
+    task = [mask_override(one) for one in written_overrides(config.hydra)]
+    jobs = job_overrides(config, written_overrides(config.hydra))
+    command = [mask_override(word) for word in sys.argv[1:]]
+    masked = [[mask_override(word) for word in job] for job in jobs]
+    return SweepNote(overrides=task, command=command, folder=os.getcwd(), jobs=masked)
 
 
 def _result_words(overrides: Sequence[str]) -> str:
@@ -221,9 +231,9 @@ def _log_to_mlflow(
     from pipeline.report import comparison, mlflow_view
     from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, select_numbers
 
-    note = _read_note(folder)
-    run_id = note.get("run_id")
-    if not tracking.enabled or not run_id:
+    note = read_note(folder)
+    run_id = note.run_id if note else None
+    if note is None or not tracking.enabled or not run_id:
         return
     logger = MlflowLogger.open(tracking)
     logger.log_files(run_id, made)
@@ -239,7 +249,7 @@ def _log_to_mlflow(
         logger.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
     figures = mlflow_view.log_previews(logger, run_id, [path for path in made if path.suffix == ".png"])
     logger.set_tag(run_id, NOTE_TAG, mlflow_view.sweep_note(rows, run_id, figures))
-    page = mlflow_view.save_view(logger, run_id, _result_words(note["overrides"]), rows)
+    page = mlflow_view.save_view(logger, run_id, _result_words(note.overrides), rows)
     logger.end_run(run_id, failed=complete < len(rows) or not rows, killed=interrupted)
     print(tracking.ui_hint(page), file=file, flush=True)
 

@@ -1,8 +1,13 @@
 """Notes of claims: what they say while one is held, and that a broken one does no harm."""
 
+import json
+import os
+import socket
+from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, registration_lock
+from pipeline.artifacts.lease import EXPIRY_S, Holder, Lease, read_holder
 from tests.programs.build_artifacts import graph
 
 
@@ -26,3 +31,64 @@ def test_an_unreadable_claim_file_is_ignored(tmp_path: Path) -> None:
     with hold_build_lock(tmp_path, graph(), never):
         (tmp_path / f"{graph().key}.json").write_text("{")
         assert keys_in_use(tmp_path) == {graph().key}
+
+
+def held_elsewhere(folder: Path, host: str = "other", age_s: float = 0.0) -> Path:
+    """A lease of a process on another host."""
+    path = folder / f"{graph().key}.json"
+    path.write_text(json.dumps(asdict(Holder(host, 7, ["corpus-1"], "their token"))))
+    then_s = path.stat().st_mtime - age_s
+    os.utime(path, (then_s, then_s))
+    return path
+
+
+def lease(folder: Path) -> Lease:
+    return Lease(folder / f"{graph().key}.json", ["model-1"])
+
+
+def test_a_fresh_lease_of_another_host_is_respected(tmp_path: Path) -> None:
+    path = held_elsewhere(tmp_path)
+    found = lease(tmp_path).try_acquire()
+    assert str(found) == "process 7 on other"
+    assert claimed_elsewhere(tmp_path) == {graph().key, "corpus-1"}
+    assert read_holder(path) == found
+
+
+def test_the_lease_of_a_host_that_is_gone_is_taken_over(tmp_path: Path) -> None:
+    path = held_elsewhere(tmp_path, age_s=2 * EXPIRY_S)
+    assert claimed_elsewhere(tmp_path) == set()
+    mine = lease(tmp_path)
+    assert mine.try_acquire() is None
+    holder = read_holder(path)
+    assert holder is not None
+    assert (holder.pid, holder.needs) == (os.getpid(), ["model-1"])
+    mine.release()
+    assert list(tmp_path.iterdir()) == [tmp_path / ".registration.lock"]
+
+
+def test_the_lease_of_a_killed_process_of_this_host_is_taken_over_at_once(tmp_path: Path) -> None:
+    held_elsewhere(tmp_path, host=socket.gethostname())
+    with hold_build_lock(tmp_path, graph(), never):
+        holder = read_holder(tmp_path / f"{graph().key}.json")
+        assert holder is not None
+        assert holder.pid == os.getpid()
+
+
+def test_a_lease_that_was_taken_over_is_not_released_by_its_old_holder(tmp_path: Path) -> None:
+    mine = lease(tmp_path)
+    assert mine.try_acquire() is None
+    path = held_elsewhere(tmp_path)
+    mine.release()
+    assert str(read_holder(path)) == "process 7 on other"
+
+
+def test_of_two_hosts_that_find_a_stale_lease_one_takes_it_over(tmp_path: Path) -> None:
+    """The second one moved the first one's new lease aside, notices it, and puts it back."""
+    path = held_elsewhere(tmp_path, age_s=2 * EXPIRY_S)
+    stale, first, second = read_holder(path), lease(tmp_path), lease(tmp_path)
+    assert first.try_acquire() is None
+    second._remove_stale(stale)
+    holder = read_holder(path)
+    first.release()
+    assert holder is not None
+    assert holder.token == first._me.token

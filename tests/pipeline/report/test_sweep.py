@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from pipeline.report import sweep
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
+from pipeline.report.sweep_note import SweepNote
 from tests.pipeline.report.serve_artifact import drawn
 
 SWEEP_PROGRAM = Path(__file__).parents[2] / "programs" / "run_sweep.py"
@@ -118,7 +119,7 @@ def test_a_failing_store_is_reported_once_and_not_tried_by_jobs(tmp_path):
     (tmp_path / "file").write_text("")
     broken = Tracking(uri=f"sqlite:///{tmp_path}/file/x.db")
     file = io.StringIO()
-    assert sweep.start_sweep(tmp_path / "sweep", ["policy=a,b"], broken, file) is None
+    sweep.start_sweep(tmp_path / "sweep", SweepNote(overrides=["policy=a,b"]), broken, file)
     assert "MLflow: could not log" in file.getvalue()
     job = JobContext(tmp_path, broken, {}, sweep=tmp_path / "sweep")
     assert (sweep.parent_run(job), sweep.is_tracked(job)) == (None, False)

@@ -69,8 +69,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         return int(ended.value.code or 0), captured.out, captured.err
 
     yield run
-    stage_functions.CALLS.clear()
-    stage_functions.KILLED_AT.clear()
+    stage_functions.clear()
 
 
 def test_a_killed_search_resumes_and_logs_all_trials(run: Run, tracking: Tracking) -> None:

@@ -1,0 +1,113 @@
+"""Leases: of several hosts that share a file system, one builds an artifact at a time.
+
+A lease is a file that names its holder. The holder touches it every few seconds; one that was not touched for
+`EXPIRY_S`, by the file system's own clock, belongs to a host that is gone, and is taken over.
+"""
+
+import _thread
+import json
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+HEARTBEAT_S = 10.0
+EXPIRY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lease, and the artifacts that its build needs."""
+
+    host: str
+    pid: int
+    needs: Sequence[str] = ()
+    token: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" if self.host == socket.gethostname() else f"process {self.pid} on {self.host}"
+
+
+def read_holder(path: Path) -> Holder | None:
+    """The holder of the lease at `path`; None without one that can be read."""
+    try:
+        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_fresh(path: Path) -> bool:
+    """True if its holder touched the lease lately. A host's own clock may be wrong: the file system's decides."""
+    probe = path.with_name(f".clock-{uuid.uuid4().hex}")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime < EXPIRY_S
+    except OSError:  # no lease any more
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+@dataclass
+class Lease:
+    """The lease at `path`, for a process that holds the lock of its own host: others of this host do not hold it."""
+
+    path: Path
+    needs: Sequence[str]
+    _me: Holder = field(init=False)
+    _released: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._me = Holder(socket.gethostname(), os.getpid(), list(self.needs), uuid.uuid4().hex)
+
+    def try_acquire(self) -> Holder | None:
+        """None if this process holds the lease now, else the holder on another host."""
+        while not self._create():
+            found = read_holder(self.path)
+            if found and found.host != self._me.host and is_fresh(self.path):
+                return found
+            self._remove_stale(found)
+        threading.Thread(target=self._keep_fresh, name=f"lease {self.path.name}", daemon=True).start()
+        return None
+
+    def release(self) -> None:
+        self._released.set()
+        found = read_holder(self.path)
+        if found is None or found.token == self._me.token:
+            self.path.unlink(missing_ok=True)
+
+    def _create(self) -> bool:
+        """Creates the file with its content at once, which also works on network file systems."""
+        own = self.path.with_name(f".{self.path.name}-{self._me.token}")
+        own.write_text(json.dumps(asdict(self._me)), encoding="utf-8")
+        try:
+            os.link(own, self.path)
+        except FileExistsError:
+            return False
+        finally:
+            own.unlink()
+        return True
+
+    def _remove_stale(self, found: Holder | None) -> None:
+        """Moves the file aside, and back if another host took it over meanwhile."""
+        aside = self.path.with_name(f".{self.path.name}-stale-{self._me.token}")
+        try:
+            self.path.rename(aside)
+        except FileNotFoundError:
+            return
+        moved = read_holder(aside)
+        if moved and (found is None or moved.token != found.token) and not self.path.exists():
+            os.link(aside, self.path)
+        aside.unlink()
+
+    def _keep_fresh(self) -> None:
+        while not self._released.wait(HEARTBEAT_S):
+            found = read_holder(self.path)
+            if found and found.token == self._me.token:
+                os.utime(self.path)
+            elif not self._released.is_set():
+                _thread.interrupt_main()  # this process slept too long, and another host builds now
+                return

@@ -1,0 +1,172 @@
+"""Sweeps on worker processes: shared stages first and once, lost jobs again, complete jobs not; status and resume."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.command.main import main
+from pipeline.errors import ConfigError
+from pipeline.parallel.workers import JoblibWorkers, SubmititWorkers, create_workers
+from pipeline.report.mlflow_store import Tracking
+from pipeline.report.sweep_note import read_note
+from tests.support import stage_functions
+from tests.support.inline_workers import InlineWorkers
+
+_MEASURE = "tests.support.stage_functions.measure"
+EXPERIMENT = {
+    "defaults": [{"override /policy": "synera"}, "_self_"],
+    "goal": "cheap",
+    "which": 2,
+    "stages": {
+        "base": {"_target_": _MEASURE, "x": 0.5, "shape": ["${which}"], "deep": False},
+        "cheap": {
+            "_target_": "tests.support.stage_functions.measure_after", "_kind_": "profile", "x": 1.0,
+            "base": "${stage:base}",
+        },
+    },
+    "hydra": {"mode": "MULTIRUN", "sweep": {"dir": "${outputs}/cheap"}},
+}  # fmt: skip
+LAUNCHER = {
+    "_target_": "hydra_plugins.tandem_launcher.launcher.ParallelLauncher", "_recursive_": False, "retries": 2,
+    "across_hosts": False, "workers": {"_target_": "tests.support.inline_workers.InlineWorkers"},
+}  # fmt: skip
+Run = Callable[..., tuple[int, str, str]]
+SWEPT = ("which=2,4", "stages.cheap.x=1.0,2.0,3.0", "tracking.uri=none")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs a command line in this process; its exit status and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hydra._internal.logging_config.configure_logging", lambda config: None)
+    for group, name, node in (("experiment", "cheap", EXPERIMENT), ("hydra/launcher", "inline", LAUNCHER)):
+        folder = tmp_path / "conf" / group
+        folder.mkdir(parents=True)
+        package = "# @package _global_\n" if group == "experiment" else ""
+        (folder / f"{name}.yaml").write_text(package + yaml.safe_dump(node, sort_keys=False), encoding="utf-8")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pipeline", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    yield call
+    stage_functions.clear()
+    InlineWorkers.lost.clear()
+    InlineWorkers.calls.clear()
+
+
+def sweep(run: Run, *words: str) -> tuple[int, str, str]:
+    return run("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", *SWEPT, *words)
+
+
+def test_what_several_jobs_need_is_built_first_and_once(run: Run) -> None:
+    code, out, err = sweep(run)
+    assert code == 0, out + err
+    assert InlineWorkers.calls[0] == ("build_stage", ["base", "base"])
+    assert InlineWorkers.calls[1] == ("run_cells", [[number] for number in range(6)])
+    assert len(stage_functions.CALLS) == 2 + 6
+    assert "6 jobs; first 2 stages that several of them need; here, True" in out
+    assert "6 of 6 jobs complete" in out
+
+
+def test_a_job_whose_worker_died_runs_again_and_complete_ones_of_its_batch_do_not(run: Run) -> None:
+    InlineWorkers.lost += [("run_cells", 2), ("build_stage", "base")]
+    code, out, err = sweep(run, "+hydra.launcher.workers.half_done=true", "+hydra.launcher.workers.batch=2")
+    assert code == 0, out + err
+    assert [call for call in InlineWorkers.calls if call[0] == "build_stage"][1] == ("build_stage", ["base"])
+    assert InlineWorkers.calls[-2:] == [("run_cells", [[0, 1], [2, 3], [4, 5]]), ("run_cells", [[2, 3]])]
+    assert len(stage_functions.CALLS) == 2 + 6, "a stage or a job was built twice"
+    assert "1 tasks lost their worker and start again" in out
+
+
+def test_a_job_that_is_lost_again_and_again_fails_alone(run: Run) -> None:
+    InlineWorkers.lost += 3 * [("run_cells", 4)]
+    code, out, _ = sweep(run)
+    assert code == 1
+    assert "error: job 4 was lost 3 times: its host died" in out
+    assert "5 of 6 jobs complete" in out
+
+
+def test_jobs_that_need_a_stage_that_failed_do_not_run(run: Run) -> None:
+    stage_functions.REFUSED.append((2,))
+    code, out, err = sweep(run)
+    assert code == 1
+    assert "3 of 6 jobs complete" in out
+    assert out.count("failed: stage base, which several jobs need: ") == 3
+    assert stage_functions.CALLS.count((0.5, (2,))) == 1, err
+
+
+def test_resume_runs_what_is_left_in_the_same_mlflow_run(run: Run, tracking: Tracking) -> None:
+    stage_functions.KILLED_AT.append(4)
+    outputs = Path(tracking.outputs)
+    code, out, _ = sweep(run, f"outputs={outputs}", "tracking.uri=null")
+    assert code == 130, out
+    parent = read_note(outputs / "cheap")
+    assert parent is not None
+    code, out, _ = run("sweep", "status", str(outputs / "cheap"))
+    assert "6 jobs: 5 complete, 1 begun; its last command was stopped" in out
+    calls = len(stage_functions.CALLS)
+    code, out, err = run("sweep", "resume", str(outputs / "cheap"), "report=quiet")
+    assert code == 0, out + err
+    assert out.count("complete since an earlier command") == 5
+    assert len(stage_functions.CALLS) - calls == 1
+    client, experiment = tracking.connect()
+    (only,) = client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")
+    assert (only.info.run_id, only.info.status) == (parent.run_id, "FINISHED")
+    assert len(client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{only.info.run_id}'")) == 6
+    code, out, _ = run("sweep", "status", str(outputs / "cheap"))
+    assert "6 jobs: 6 complete; its last command ended" in out
+
+
+def test_a_finished_sweep_in_a_new_run_of_its_own(run: Run, tracking: Tracking) -> None:
+    for _ in range(2):
+        assert sweep(run, f"outputs={tracking.outputs}", "tracking.uri=null")[0] == 0
+    client, experiment = tracking.connect()
+    assert len(client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")) == 2
+
+
+def test_jobs_on_several_hosts_need_a_tracking_server(run: Run) -> None:
+    code, _, err = sweep(run, "hydra.launcher.across_hosts=true", "tracking.uri=null")
+    assert code == 2
+    assert "the jobs of this sweep run on several hosts, and the MLflow store is a file" in err
+    assert not stage_functions.CALLS
+
+
+def test_a_sweep_folder_without_its_note_and_a_masked_secret_are_refused(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("sweep", "status", str(tmp_path))
+    assert (code, "there is no readable sweep.json in" in err) == (2, True)
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["-m", "tracking.token=***"]}))
+    code, _, err = run("sweep", "resume", str(tmp_path))
+    assert (code, "the value of tracking.token=*** is a secret and was not written" in err) == (2, True)
+    code, _, err = run("sweep", "stop", str(tmp_path))
+    assert (code, "python -m pipeline sweep status FOLDER" in err) == (2, True)
+
+
+def test_as_many_processes_as_cores_unless_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.parallel.workers._cores", lambda: 8)
+    monkeypatch.setattr("pipeline.parallel.workers.free_nbytes", lambda: 10e9)
+    workers = JoblibWorkers()
+    assert [workers.count(nbytes) for nbytes in (0.0, 2e9, 4e9, 50e9)] == [8, 5, 2, 1]
+    assert workers.describe(2e9) == "5 at once (8 cores; 10.0 GB free, up to 2.0 GB for each)"
+    assert [JoblibWorkers(n).count(50e9) for n in (3, -1)] == [3, 8]
+
+
+def test_options_out_of_range_are_refused() -> None:
+    for node, text in (
+        ({"_target_": "pipeline.parallel.workers.JoblibWorkers", "n_jobs": 0}, "n_jobs is 0"),
+        ({"_target_": "pipeline.parallel.workers.JoblibWorkers", "jobs": 2}, "has no option 'jobs'"),
+        ({"_target_": "pipeline.parallel.workers.SubmititWorkers", "folder": "x", "max_workers": 0}, "max_workers"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            create_workers(node)
+
+
+def test_tasks_of_a_cluster_run_several_jobs_each() -> None:
+    assert [SubmititWorkers("x", 10).batch_size(jobs) for jobs in (3, 30, 300)] == [1, 1, 10]
