@@ -216,19 +216,14 @@ def test_importing_the_serving_core_loads_nothing_heavy() -> None:
     assert loaded(f"import {modules}").isdisjoint(HEAVY - {"asyncio"})
 
 
-def test_a_plan_imports_no_package_that_only_stages_need(tmp_path: Path) -> None:
-    words = ["pipeline", "+policy=synera", "model=toy", "stage=plan", f"outputs={tmp_path}"]
+UNPLANNED = {
+    "torch", "lightning", "mlflow", "transformers", "pandas", "pyarrow", "matplotlib", "onnx", "onnxruntime",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", [("synera",), ("hat",), ("gpipe", "hardware=hyperion")], ids=lambda words: words[0])
+def test_a_plan_imports_no_package_that_only_stages_need(policy: tuple[str, ...], tmp_path: Path) -> None:
+    words = ["pipeline", f"+policy={policy[0]}", *policy[1:], "model=toy", "stage=plan", f"outputs={tmp_path}"]
     run = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
     code = f"from pipeline.command.main import main\nsys.argv = {words!r}\n{run}"
-    unneeded = {
-        "torch",
-        "lightning",
-        "mlflow",
-        "transformers",
-        "pandas",
-        "pyarrow",
-        "matplotlib",
-        "onnx",
-        "onnxruntime",
-    }
-    assert loaded(code).isdisjoint(unneeded)
+    assert loaded(code).isdisjoint(UNPLANNED)

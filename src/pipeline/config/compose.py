@@ -212,10 +212,10 @@ class ConfigLibrary:
         return self._loaded[group, name]
 
     def _load(self, group: str, name: str) -> Any:
-        if name not in self.names(group):
-            raise LookupError(f"there is no {name!r} in {group}. There are: {', '.join(self.names(group))}.")
         found = self.loader.repository.load_config(f"{group}/{name}")
-        return OmegaConf.to_container(found.config, resolve=True) if found else None
+        if found is None:
+            raise LookupError(f"there is no {name!r} in {group}. There are: {', '.join(self.names(group))}.")
+        return OmegaConf.to_container(found.config, resolve=True)
 
     def loaded_names(self) -> list[str]:
         """`GROUP/NAME` of every node that was asked for by its name."""

@@ -2,16 +2,18 @@
 
 import copy
 import os
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar
 
+import omegaconf._utils
+import omegaconf.base
 import yaml
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, grammar_parser
 from omegaconf._utils import get_yaml_loader  # what decides how OmegaConf reads a scalar
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
@@ -55,8 +57,16 @@ def use_parsed_files() -> None:
     Plugins.instance()  # registers Hydra's own source, which is replaced then, and launchers of installed plugins
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
     launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    for module in (omegaconf.base, omegaconf._utils):
+        module.parse = _parsed_text  # type: ignore[attr-defined]
     for file in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
         launchers.pop(file.name, None)  # Hydra would check our file against a plugin's options of the same name
+
+
+@lru_cache(4096)
+def _parsed_text(text: str, rule: str = "configValue", mode: str = "DEFAULT_MODE") -> Any:
+    """The parse tree of a value with interpolations: the jobs of a sweep have the same values, read many times."""
+    return grammar_parser.parse(text, rule, mode)
 
 
 @cache

@@ -13,7 +13,6 @@ from serving.messages import EarlyExitRule
 from serving.metrics.recorder import SessionRecord
 from serving.outcomes import offline
 from serving.outcomes.lookup import TraceLookup
-from serving.outcomes.teacher_forcing import LookaheadRecorder, lookahead_branches
 from serving.outcomes.trace import (
     NUM_TOP_CANDIDATES,
     OutcomeTrace,
@@ -116,6 +115,8 @@ class TraceRecorder:
 
     def _record_sessions(self, queries: Sequence[Query]) -> OutcomeTrace:
         lossy = self.policy if self.policy and not self.policy.lossless else None
+        from serving.outcomes.teacher_forcing import LookaheadRecorder
+
         device, (small, large) = LookaheadRecorder(self.models.device), self._teacher_forced()
         models, played = replace(self.models, device=device), self.policy or target_only()
         records = offline.run_untimed(played, models, queries, self.seed, silent, self.timed_layers)
@@ -167,6 +168,8 @@ class TraceRecorder:
         """
         rows = small.continuations(session.token_ids, session.prompt_tokens, self.max_draft_len, stop_tokens)
         lookup = TraceLookup(_build_tables([0] * len(rows), rows, self.max_draft_len))
+        from serving.outcomes.teacher_forcing import lookahead_branches
+
         found = lookahead_branches(lookup, replace(session, first_row=0), lookahead_texts)
         steps = min(self.max_draft_len, self.policy.lookahead.max_steps) if self.policy else 0
         for text in found.values():
