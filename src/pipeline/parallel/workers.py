@@ -200,7 +200,8 @@ class RayWorkers:
     def _connect(self) -> Any:
         ray = import_engine("ray", "ray")
         if not ray.is_initialized():
-            paths = os.pathsep.join(path for path in sys.path if Path(path).is_dir() and "site-packages" not in path)
+            own = (os.path.abspath(path) for path in sys.path if "site-packages" not in path)
+            paths = os.pathsep.join(path for path in own if Path(path).is_dir())
             environment = {"env_vars": {"PYTHONPATH": paths}}
             ray.init(self.address, runtime_env=environment, log_to_driver=True, include_dashboard=False)
         return ray

@@ -1,7 +1,6 @@
 """Command lines: their plans, and the errors of invalid ones before any work."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from pipeline import api
 from pipeline.command.main import main
 from pipeline.errors import UserError
-from pipeline.report.mlflow_store import Tracking
 from tests.support.tiny_models import save_checkpoints
 
 TOY = ("model=toy", "workload=smoke", "stage=plan")
@@ -364,22 +362,3 @@ def test_a_refusal_of_the_real_command_is_one_line(tmp_path: Path) -> None:
     assert "error: chip jetson_agx_orin_32gb has no mode '17W'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "o").glob("artifacts/[!.]*"))
-
-
-@pytest.mark.slow
-def test_jobs_on_all_cores_share_one_folder_one_table_and_one_mlflow_run(tmp_path: Path) -> None:
-    words = ("-m", "+policy=sled,edge_centric", "model=toy", "workload=smoke", "hydra/launcher=joblib")
-    env = {key: value for key, value in os.environ.items() if key != "TANDEM_PROCESS"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", *words, "outputs=outputs"],
-        capture_output=True, text=True, cwd=tmp_path, env=env, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "2 of 2 jobs complete" in done.stdout
-    (table,) = (tmp_path / "outputs" / "sweeps").rglob("comparison.csv")
-    jobs = [json.loads((table.parent / str(number) / "job.json").read_text()) for number in range(2)]
-    assert [job["status"] for job in jobs] == ["complete", "complete"]
-    client, _ = Tracking(outputs=str(tmp_path / "outputs")).connect()
-    parent = json.loads((table.parent / "sweep.json").read_text())["run_id"]
-    assert all(client.get_run(job["run_id"]).data.tags["mlflow.parentRunId"] == parent for job in jobs)
-    assert client.get_run(parent).info.status == "FINISHED"

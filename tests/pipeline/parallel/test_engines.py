@@ -1,0 +1,119 @@
+"""Sweeps on joblib's, submitit's and Ray's worker processes, each for real; on Ray a host dies in the middle."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.report import job_result
+from pipeline.report.mlflow_store import Tracking
+from pipeline.report.sweep_note import read_note
+from tests.pipeline.parallel.test_sweeps import EXPERIMENT
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A sweep in a process of its own; its stages note each build in `builds`."""
+    conf = folder / "conf" / "experiment"
+    conf.mkdir(parents=True, exist_ok=True)
+    (conf / "cheap.yaml").write_text("# @package _global_\n" + yaml.safe_dump(EXPERIMENT, sort_keys=False))
+    env = {key: value for key, value in os.environ.items() if key != "TANDEM_PROCESS"}
+    env |= {"PYTHONPATH": f"{ROOT}", "TANDEM_DATA": str(folder), "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-m", "pipeline", "--config-dir", "conf", "+experiment=cheap", *words]
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(condition: Callable[[], bool], sweep: subprocess.Popen[str]) -> None:
+    """Raises AssertionError if the sweep ends first."""
+    while not condition():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            sweep.wait(timeout=0.1)
+            raise AssertionError(sweep.communicate())
+
+
+def is_complete(folder: Path) -> bool:
+    found = job_result.read_result(folder)
+    return found is not None and found.status == "complete"
+
+
+def builds(folder: Path) -> Counter[str]:
+    """How often each artifact was built to its end."""
+    file = folder / "builds"
+    return Counter(file.read_text().splitlines() if file.is_file() else ())
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_jobs_share_one_folder_one_table_and_one_mlflow_run(launcher: str, tmp_path: Path) -> None:
+    if launcher != "joblib":
+        pytest.importorskip("submitit", reason="submitit is not installed: pip install -e '.[slurm]'")
+    sweep = start(tmp_path, "which=2,4", "stages.cheap.x=1.0,2.0", f"hydra/launcher={launcher}")
+    out, err = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, out + err
+    assert "4 of 4 jobs complete" in out
+    assert builds(tmp_path) == {"0.5 (2,)": 1, "0.5 (4,)": 1, "1.0 (3,)": 2, "2.0 (3,)": 2}
+    folder = tmp_path / "outputs" / "cheap"
+    client, experiment = Tracking(outputs=str(tmp_path / "outputs")).connect()
+    note = read_note(folder)
+    assert note is not None
+    assert note.run_id is not None
+    assert len(client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{note.run_id}'")) == 4
+    assert client.get_run(note.run_id).info.status == "FINISHED"
+
+
+def test_an_interrupted_sweep_ends_its_workers_and_goes_on(tmp_path: Path) -> None:
+    words = ("stages.cheap.x=range(1,9)", "+stages.cheap.seconds=1.5", "hydra/launcher=joblib", "tracking.uri=none")
+    sweep = start(tmp_path, *words)
+    wait_until(lambda: any(is_complete(tmp_path / "outputs" / "cheap" / str(n)) for n in range(8)), sweep)
+    sweep.send_signal(signal.SIGTERM)
+    out, err = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, out + err
+    assert "The same command goes on" in out
+    again = start(tmp_path, *words)
+    out, err = again.communicate(timeout=300)
+    assert again.returncode == 0, out + err
+    assert "complete since an earlier command" in out
+    assert "8 of 8 jobs complete" in out
+    assert len(builds(tmp_path)) == 9
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+    program = ROOT / "tests" / "programs" / "ray_cluster.py"
+    env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    process = subprocess.Popen(
+        [sys.executable, str(program)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    yield process, process.stdout.readline().strip()
+    process.communicate(timeout=60)
+
+
+def test_a_host_of_a_ray_cluster_dies_and_every_job_is_there(
+    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, address = cluster
+    sweep = start(
+        tmp_path, "stages.cheap.x=range(1,41)", "+stages.cheap.seconds=0.5", "hydra/launcher=ray",
+        f"hydra.launcher.address={address}", "tracking.uri=none",
+    )  # fmt: skip
+    wait_until(lambda: len(builds(tmp_path)) > 9, sweep)
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    out, err = sweep.communicate(timeout=400)
+    assert sweep.returncode == 0, out + err
+    assert "40 of 40 jobs complete" in out
+    assert "lost their worker and start again" in out
+    assert len(builds(tmp_path)) == 41
+    assert builds(tmp_path).total() <= 42, "more was built twice than the one job that the host was about to finish"

@@ -1,0 +1,23 @@
+"""A Ray cluster of two hosts of one CPU each, both of them this machine; it says its address.
+
+python ray_cluster.py      a line on standard input kills the second host, the end of the input stops the first
+"""
+
+import sys
+
+from ray.cluster_utils import Cluster
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    second = cluster.add_node(num_cpus=1)
+    print(cluster.address, flush=True)
+    if sys.stdin.readline():
+        cluster.remove_node(second, allow_graceful=False)
+        print("killed", flush=True)
+        sys.stdin.readline()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
