@@ -15,7 +15,8 @@ DISTRIBUTION = "tandem-llm"
 EXTRAS: Mapping[str, str] = {
     "dev": "make test, make test-all, make bench",
     "hub": "data sets from the Hub instead of files (workload=gsm8k and others without a path)",
-    "sweeps": "hydra/launcher=joblib: the jobs of a sweep on all cores",
+    "slurm": "hydra/launcher=submitit_slurm: the jobs of a sweep on a Slurm cluster",
+    "ray": "hydra/launcher=ray: the jobs of a sweep on a Ray cluster",
     "onnx": "model/drafter=onnx_graph: the device model on ONNX Runtime",
     "predictors": "wisp's predictor families: random forest, LightGBM, XGBoost",
     "llama_cpp": "models on llama.cpp (model.device.backend, model.cloud.backend), and tests of its server",
