@@ -1,6 +1,7 @@
 """Plans a composed configuration, builds its stages, and reports the result."""
 
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pipeline.report.job import JobReport
 
 STOP_POINTS = ("all", "plan", "train", "profile")
+WAIT_VARIABLE = "TANDEM_WAIT_FOR_MLFLOW"
+"""Set: a command ends only when its figures are drawn and its run is logged, also if nothing was built."""
 REPORTS = ("auto", "full", "line", "quiet")
 
 
@@ -236,8 +239,11 @@ def describe_plan(job: Job, plan: Plan) -> str:
 
 def _run_and_report(job: Job) -> "JobReport":
     """Runs the job and reports its result or its failure to its folder and to MLflow."""
+    from pipeline.report import deferred
     from pipeline.report import job as report
 
+    for failure in deferred.take_failures(Path(job.config["outputs"]).absolute()):
+        job.observer.note(failure)
     context = _job_context(job)
     try:
         plan = job.plan()
@@ -278,6 +284,7 @@ def _job_context(job: Job) -> JobContext:
         overrides=tuple(written_overrides(hydra)),
         number=int(hydra.job.num) if swept else None,
         sweep=Path(hydra.sweep.dir).absolute() if swept else None,
+        may_defer=not swept and WAIT_VARIABLE not in os.environ,
     )
 
 

@@ -51,6 +51,8 @@ class JobContext:
     sweep: Path | None = None
     report: str = "full"
     """The printed report of the job: "full", "line" or "quiet"."""
+    may_defer: bool = False
+    """True if figures and MLflow may come after the command, where nothing was built."""
     started_s: float = field(default_factory=time.time)
     """When the job began, in seconds since 1970."""
 

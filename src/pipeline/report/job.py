@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from pipeline.artifacts import fingerprint
-from pipeline.report import figures, job_result, mlflow_job, mlflow_view, sweep
+from pipeline.report import deferred, figures, job_result, mlflow_job, mlflow_view, sweep
 from pipeline.report.context import JobContext, stage_metrics
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import summary_parts
@@ -51,9 +51,19 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
     parts = summary_parts(records, summary, context)
     if context.report == "full":
         print_parts(parts, file)
-    drawn = _draw_figures(records, context.folder / "figures") if _shows_figures(context) else ()
     text = "\n".join(plain_lines(parts)) + "\n"
     fingerprint.write_atomic(context.folder / REPORT_FILE, text)
+    result = replace(
+        job_result.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
+        quality_metric=records.meta.quality_metric or "", transport_check=records.meta.transport_check,
+        metrics=summary.metrics() | _stage_metrics(context),
+    )  # fmt: skip
+    if deferred.can_defer(context):
+        result.write(context.folder)
+        deferred.start(artifact, context)
+        print(f"\n{_deferred_hint(context)}", file=file, flush=True)
+        return JobReport(records, summary, text, (), result, None)
+    drawn = _draw_figures(records, context.folder / "figures") if _shows_figures(context) else ()
 
     def log(logger: MlflowLogger, run: str) -> None:
         logger.log_metrics(run, mlflow_view.headline(summary.metrics()))
@@ -66,17 +76,18 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
             logger.set_tag(run, "tandem.transport_check", records.meta.transport_check)
 
     run_id, link = _log_to_mlflow(context, file, log)
-    result = replace(
-        job_result.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
-        quality_metric=records.meta.quality_metric or "", transport_check=records.meta.transport_check, run_id=run_id,
-        metrics=summary.metrics() | _stage_metrics(context),
-    )  # fmt: skip
+    result = replace(result, run_id=run_id)
     result.write(context.folder)
     if context.report == "line":
         print(describe_briefly(result, context), file=file, flush=True)
     if link and context.sweep is None:
         print(f"\n{link}", file=file, flush=True)
     return JobReport(records, summary, text, drawn, result, link)
+
+
+def _deferred_hint(context: JobContext) -> str:
+    place = f"nothing was built: a process of its own draws {context.folder / 'figures'}"
+    return f"{place} and logs to MLflow\n{context.tracking.ui_hint('')}" if context.tracking.enabled else place
 
 
 def _series_points(records: Records, artifact: Path, started_s: float) -> Iterator[CurvePoint]:

@@ -1,0 +1,65 @@
+"""Figures and MLflow of a job that built nothing, in a process of its own: the command ends without waiting for them.
+
+The process reads the job's context from standard input, so that no secret is written to a file. Where it fails, it
+leaves a note below `outputs`, which the next command prints.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import fingerprint
+from pipeline.report.context import JobContext, StageRun
+from pipeline.report.mlflow_store import Tracking
+
+_NOTES = ".unlogged"
+
+
+def can_defer(context: JobContext) -> bool:
+    """True if every stage of the job was cached, and the command may end before its figures are drawn."""
+    return context.may_defer and bool(context.stages) and all(stage.cached for stage in context.stages)
+
+
+def start(artifact: Path, context: JobContext) -> None:
+    """Starts the process; it goes on when this one ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.report.finish"],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(encode(artifact, context).encode())
+    process.stdin.close()
+
+
+def encode(artifact: Path, context: JobContext) -> str:
+    return json.dumps({"artifact": str(artifact), "context": asdict(context)}, default=str)
+
+
+def decode(text: str) -> tuple[Path, JobContext]:
+    """The artifact and the context of `encode`, which is not deferred again."""
+    found = json.loads(text)
+    given: dict[str, Any] = {field.name: found["context"][field.name] for field in fields(JobContext)}
+    given |= {key: Path(given[key]) for key in ("folder", "sweep") if given[key] is not None}
+    stages = tuple(StageRun(**{**stage, "path": Path(stage["path"])}) for stage in given["stages"])
+    context = JobContext(**{**given, "tracking": Tracking(**given["tracking"]), "stages": stages})
+    return Path(found["artifact"]), replace(context, overrides=tuple(context.overrides), may_defer=False)
+
+
+def write_failure(context: JobContext, reason: str) -> None:
+    """Leaves a note for the next command."""
+    folder = Path(context.tracking.outputs).absolute() / _NOTES
+    folder.mkdir(parents=True, exist_ok=True)
+    note = {"folder": str(context.folder), "reason": reason}
+    fingerprint.write_atomic(folder / f"{context.folder.name}.json", json.dumps(note) + "\n")
+
+
+def take_failures(outputs: Path) -> Iterator[str]:
+    """What earlier commands' processes could not do; each is said once."""
+    for path in sorted((outputs / _NOTES).glob("*.json")):
+        note: Mapping[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink(missing_ok=True)
+        yield f"note: an earlier command's result in {note['folder']} was not drawn or logged. {note['reason']}"

@@ -1,0 +1,78 @@
+"""Reports that a process of its own finishes, where nothing was built; its failures are said by the next command."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.report import deferred
+from pipeline.report import job as report
+from pipeline.report.finish import finish
+from pipeline.report.job_result import read_result
+from pipeline.report.mlflow_store import Tracking
+from tests.pipeline.report.serve_artifact import drawn
+from tests.pipeline.report.test_job import SECRET, context, trained
+
+
+def deferrable(tmp_path: Path, tracking: Tracking, **changes: Any) -> Any:
+    return context(tmp_path, tracking, stages=(trained(tmp_path / "device_model"),), may_defer=True, **changes)
+
+
+def test_a_context_survives_the_way_to_the_other_process(tmp_path: Path) -> None:
+    job = deferrable(tmp_path, Tracking(uri="none"))
+    artifact, found = deferred.decode(deferred.encode(tmp_path / "serve", job))
+    assert artifact == tmp_path / "serve"
+    assert found == replace(job, may_defer=False)
+
+
+def test_only_jobs_that_built_nothing_are_deferred(tmp_path: Path) -> None:
+    job = deferrable(tmp_path, Tracking(uri="none"))
+    assert deferred.can_defer(job)
+    built = replace(job.stages[0], cached=False)
+    for other in (replace(job, stages=(*job.stages, built)), replace(job, may_defer=False), replace(job, stages=())):
+        assert not deferred.can_defer(other)
+
+
+def test_the_other_process_draws_and_logs_what_the_command_left(
+    tmp_path: Path, tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(deferred, "start", lambda *given: sent.append(deferred.encode(*given)))
+    file = io.StringIO()
+    job = deferrable(tmp_path, tracking)
+    report.report_job(drawn(tmp_path / "serve", n=12), job, file)
+    before = read_result(job.folder)
+    assert before is not None
+    assert (before.status, before.run_id) == ("complete", None)
+    assert not (job.folder / "figures").exists()
+    assert "nothing was built: a process of its own draws" in file.getvalue()
+    finish(sent[0])
+    after = read_result(job.folder)
+    assert after is not None
+    assert after.run_id is not None
+    assert replace(after, run_id=None) == before
+    assert (job.folder / "figures" / "latency.png").exists()
+    client, _ = tracking.connect()
+    run = client.get_run(after.run_id)
+    assert (run.info.status, run.info.start_time) == ("FINISHED", int(1000 * job.started_s))
+    assert SECRET not in str(run.data.params)
+    assert list(deferred.take_failures(tmp_path)) == []
+
+
+def test_a_failure_is_said_once_by_the_next_command(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    broken = Tracking(uri=f"sqlite:///{tmp_path}/file/x.db", outputs=str(tmp_path))
+    finish(deferred.encode(drawn(tmp_path / "serve", n=12), deferrable(tmp_path, broken)))
+    (said,) = deferred.take_failures(tmp_path)
+    assert said.startswith(f"note: an earlier command's result in {tmp_path / 'job'} was not drawn or logged. MLflow: ")
+    assert list(deferred.take_failures(tmp_path)) == []
+
+
+def test_any_other_failure_is_said_too(tmp_path: Path) -> None:
+    text = deferred.encode(tmp_path / "nothing", deferrable(tmp_path, Tracking(uri="none", outputs=str(tmp_path))))
+    with pytest.raises(Exception, match="nothing"):
+        finish(text)
+    (said,) = deferred.take_failures(tmp_path)
+    assert "RecordsError" in said
