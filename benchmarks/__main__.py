@@ -5,7 +5,7 @@
 
 import sys
 
-from benchmarks import compression, job, lossless, overhead, partition, plan, scheduler, simulation, transport
+from benchmarks import compression, job, lossless, overhead, partition, passes, plan, scheduler, simulation, transport
 from benchmarks import engine as engine_speed
 from benchmarks import llama_cpp as llama_cpp_speed
 from benchmarks import onnx as onnx_speed
@@ -29,6 +29,7 @@ def main() -> int:
         transport.main(),
         scheduler.main(),
         partition.main(),
+        passes.main(),
         onnx_speed.main(small, corpus),
         llama_cpp_speed.main(small, corpus),
     ]

@@ -18,6 +18,7 @@ import torch
 from serving.engines.tokenizer import Tokenizer
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
+from serving.engines.torch.packed_layers import pack_weights
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
 Prompts = list[tuple[int, ...]]
@@ -61,12 +62,19 @@ class TransformersBaseline:
         )
 
 
+def _packed_engine(causal: Any) -> TorchEngine:
+    """The engine as it serves: its weights are packed."""
+    model = decompose(causal)
+    pack_weights(model)
+    return TorchEngine(model)
+
+
 class TandemRunner:
     """The engine: one stream or all at once, with drafts or without."""
 
     def __init__(self, large: Any, small: Any, limit: int, end: int | None, draft: int) -> None:
         self.draft = draft
-        self.large, self.small = TorchEngine(decompose(large)), TorchEngine(decompose(small))
+        self.large, self.small = _packed_engine(large), _packed_engine(small)
         self.full_spans = {engine: Span(0, len(engine.model.layers), True, True) for engine in (self.large, self.small)}
         self.limit, self.end = limit, end
         self.ends = () if end is None else (end,)
