@@ -3,11 +3,14 @@
 import errno
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from pipeline.artifacts.build_lock import hold_build_lock
 from pipeline.artifacts.estimates import PeakMemory
@@ -49,6 +52,8 @@ class Runner:
         passes through what the stage raises, KeyboardInterrupt included, with the state kept for the next run.
         """
         if self._needs_build(stage):
+            if _is_helper():
+                self._help(stage)
             self.store.ensure_writable()
             with hold_build_lock(self.store.locks, stage, lambda builder: self.observer.waiting_for(stage, builder)):
                 if self._needs_build(stage):
@@ -57,6 +62,16 @@ class Runner:
 
     def _needs_build(self, stage: Stage) -> bool:
         return stage.digest not in self._built and (self._is_forced(stage) or not self.store.has(stage))
+
+    def _help(self, stage: Stage) -> NoReturn:
+        """Runs the stage, whose inputs are there, beside the process that builds it; what it writes is thrown away."""
+        for needed in (one for one in stage.inputs.values() if self._needs_build(one)):
+            self._help(needed)
+        with TemporaryDirectory(prefix="tandem-helper-") as out:
+            state = self.store.root / ".work" / stage.key / "state"
+            inputs = {name: self.store.path(needed) for name, needed in stage.inputs.items()}
+            self.call_stage(stage, Path(out), state, inputs, lambda *_: None)
+        sys.exit(0)
 
     def _is_forced(self, stage: Stage) -> bool:
         return not self.force.isdisjoint({stage.name, *(needed.name for needed in stage.ancestors.values())})
@@ -93,6 +108,11 @@ class Runner:
             if _is_disk_full(problem, self.store):
                 raise _disk_full_error(self.store, stage) from problem
             raise
+
+
+def _is_helper() -> bool:
+    """True in a process that a distributed training started with this command: another one builds the stage."""
+    return int(os.environ.get("LOCAL_RANK", 0)) > 0
 
 
 def _is_disk_full(problem: BaseException, store: Store) -> bool:
