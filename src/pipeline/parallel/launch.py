@@ -5,7 +5,7 @@ Jobs whose worker died run again; jobs that an earlier command of the same sweep
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -34,6 +34,21 @@ class CellPlan:
     store: Store
 
 
+class _Telling:
+    """A line of progress every few seconds: `sweep: 12/40 (30 %), 0.2/s, 2:20 left`."""
+
+    def __init__(self, say: Callable[[str], None], name: str, total: int) -> None:
+        self._say, self._name, self._total = say, name, total
+        self._told_s = time.monotonic()
+        self._rate = ProgressRate(0, self._told_s)
+
+    def tell(self, done: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s > _PROGRESS_S:
+            self._told_s = now_s
+            self._say(f"{self._name}: {self._rate.describe(done, self._total, '', now_s)}")
+
+
 @dataclass
 class SweepLaunch:
     """Runs the jobs of one sweep on `workers`; each job that loses its worker is started up to `retries` times more.
@@ -49,7 +64,7 @@ class SweepLaunch:
 
     def run(self, jobs: Sequence[Cell]) -> None:
         """Raises KeyboardInterrupt where a job was interrupted."""
-        plans = {job.number: plan for job in jobs if (plan := plan_cell(job.config))}
+        plans = self._plan(jobs)
         left = [job for job in jobs if not self._is_complete(job, plans.get(job.number))]
         shared = shared_stages([plan for number, plan in plans.items() if number in {job.number for job in left}])
         memory_nbytes = max((plan.memory_nbytes for plan in plans.values()), default=0.0)
@@ -61,6 +76,16 @@ class SweepLaunch:
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
         if INTERRUPTED in self.statuses.values():
             raise KeyboardInterrupt
+
+    def _plan(self, jobs: Sequence[Cell]) -> dict[int, CellPlan]:
+        """The plans of the valid jobs by number."""
+        plans: dict[int, CellPlan] = {}
+        telling = _Telling(self._say, "planned", len(jobs))
+        for done, job in enumerate(jobs, 1):
+            if plan := plan_cell(job.config):
+                plans[job.number] = plan
+            telling.tell(done)
+        return plans
 
     def _is_complete(self, job: Cell, plan: CellPlan | None) -> bool:
         """True for a job that an earlier command of this sweep completed with the same configuration."""
@@ -86,7 +111,7 @@ class SweepLaunch:
         return problems
 
     def _run_cells(self, jobs: Sequence[Cell], memory_nbytes: float) -> None:
-        size, begun_s, told_s = self.workers.batch_size(len(jobs)), time.monotonic(), time.monotonic()
+        size, telling = self.workers.batch_size(len(jobs)), _Telling(self._say, "sweep", len(jobs))
         batches = [tuple(jobs[at : at + size]) for at in range(0, len(jobs), size)]
         tasks = [(self.launch, batch) for batch in batches]
         for index, ends in self._run_tasks(cells.run_cells, tasks, memory_nbytes):
@@ -94,10 +119,7 @@ class SweepLaunch:
             for end in self._lost_ends(batches[index], ends) if lost else ends:
                 self.statuses[end.number] = end.status
                 self._print(end)
-            if time.monotonic() - told_s > _PROGRESS_S:
-                told_s = time.monotonic()
-                rate = ProgressRate(0, begun_s).describe(len(self.statuses), len(jobs), "", told_s)
-                self._say(f"sweep: {rate}")
+            telling.tell(len(self.statuses))
 
     def _lost_ends(self, batch: Sequence[Cell], lost: LostTask) -> Iterator[CellEnd]:
         """The ends of jobs whose worker died again and again."""
