@@ -4,7 +4,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -71,12 +71,24 @@ class CellEnd:
     printed: str
 
 
-def job_folder(config: "DictConfig") -> Path:
-    """The folder of a job of a sweep."""
+@contextlib.contextmanager
+def composed_as(config: "DictConfig") -> Iterator[None]:
+    """Makes `config` the one that Hydra's resolvers read."""
     from hydra.core.hydra_config import HydraConfig
 
-    HydraConfig.instance().set_config(config)
-    return Path(str(config.hydra.sweep.dir)).absolute() / str(config.hydra.sweep.subdir)
+    hydra = HydraConfig.instance()
+    before, hydra.cfg = hydra.cfg, None
+    hydra.set_config(config)
+    try:
+        yield
+    finally:
+        hydra.cfg = before
+
+
+def job_folder(config: "DictConfig") -> Path:
+    """The folder of a job of a sweep."""
+    with composed_as(config):
+        return Path(str(config.hydra.sweep.dir)).absolute() / str(config.hydra.sweep.subdir)
 
 
 def is_complete(cell: Cell) -> bool:
@@ -129,7 +141,7 @@ def build_stage(launch: Launch, root: Path, stage: Stage) -> str:
 
 
 @contextlib.contextmanager
-def _prefixed_stderr(prefix: str) -> Any:
+def _prefixed_stderr(prefix: str) -> Iterator[None]:
     """Lines of progress say whose they are: several processes write to one terminal."""
     with contextlib.redirect_stderr(_PrefixedLines(sys.stderr, prefix)):
         yield

@@ -17,6 +17,7 @@ from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
 from pipeline.parallel.workers import LostTask, Workers
 from pipeline.report import job_result
+from pipeline.running import Job, create_job
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -158,27 +159,25 @@ class SweepLaunch:
 
 def plan_cell(config: "DictConfig") -> CellPlan | None:
     """The plan of a job; None if it is invalid, which the job itself reports, or if it stops before its goal."""
-    from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict, read_write
 
-    from pipeline.running import create_job
-
-    HydraConfig.instance().set_config(config)
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
     if own.stage != "all" or own.force:
         return None
-    try:
-        job = create_job(own)
-        plan = job.plan(str(own.goal))
-    except ConfigError:
-        return None
-    goal = plan.stages[str(own.goal)]
-    missing = [stage for stage in plan.stages.values() if not job.store.has(stage)]
-    memory_nbytes = max((job.store.estimate(stage).memory_nbytes for stage in missing), default=0.0)
-    stages = {stage.digest: stage for stage in plan.stages.values() if stage in missing}
-    return CellPlan(goal, stages, memory_nbytes, job.store)
+    with cells.composed_as(config):
+        try:
+            return _plan_job(create_job(own), str(own.goal))
+        except ConfigError:
+            return None
+
+
+def _plan_job(job: Job, goal: str) -> CellPlan:
+    stages = job.plan(goal).stages
+    missing = {stage.digest: stage for stage in stages.values() if not job.store.has(stage)}
+    memory_nbytes = max((job.store.estimate(stage).memory_nbytes for stage in missing.values()), default=0.0)
+    return CellPlan(stages[goal], missing, memory_nbytes, job.store)
 
 
 def shared_stages(plans: Sequence[CellPlan]) -> list[Stage]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.singleton import Singleton
 
 from pipeline.command.main import main
 from pipeline.errors import ConfigError
@@ -56,7 +57,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         captured = capfd.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 
+    before = Singleton.get_state()
     yield call
+    Singleton.set_state(before)  # this process was its own worker
     stage_functions.clear()
     InlineWorkers.lost.clear()
     InlineWorkers.calls.clear()
