@@ -163,31 +163,26 @@ def run(cfg: DictConfig) -> "JobReport | None":
     return None
 
 
-def run_to_exit_status(cfg: DictConfig, blocked_by: UserError | None = None) -> int:
-    """Runs one job and prints what is wrong with it: a sweep goes on with the next whatever becomes of this one.
-
-    A job `blocked_by` a problem is reported as failed, and not run.
-    """
+def run_to_exit_status(cfg: DictConfig) -> int:
+    """Runs one job and prints what is wrong with it: a sweep goes on with the next job in any case."""
     try:
-        if blocked_by:
-            job = create_job(cfg)
-            _report_failure(blocked_by, _job_context(job))
-            raise blocked_by
         run(cfg)
     except KeyboardInterrupt:
         return INTERRUPTED
     except UserError as problem:
         return print_error(problem)
-    except Exception:  # ours to mend: said in full
+    except Exception:  # a fault of the project: printed in full
         traceback.print_exc()
         return INTERNAL_ERROR
     return 0
 
 
-def _report_failure(problem: BaseException, context: JobContext) -> None:
+def report_blocked(cfg: DictConfig, problem: UserError) -> int:
+    """Reports a job as failed that was not run, because a stage that it needs could not be built."""
     from pipeline.report import job as report
 
-    report.report_failure(problem, context)
+    report.report_failure(problem, _job_context(create_job(cfg)))
+    return print_error(problem)
 
 
 def _build_stage(job: Job, name: str) -> None:
@@ -250,9 +245,8 @@ def _run_and_report(job: Job) -> "JobReport":
         context = replace(context, digest=plan.serve.digest, files=_files(job, context))
         report.report_started(context)
         served, built = job.run([plan.serve])
-        return report.report_job(
-            served, _with_serving_versions(replace(context, stages=_stage_runs(job, plan, built)), job, plan)
-        )
+        context = _with_serving_versions(replace(context, stages=_stage_runs(job, plan, built)), job, plan)
+        return (deferred.report_later if deferred.can_defer(context) else report.report_job)(served, context)
     except Exception as problem:
         if context.digest or context.sweep:  # a lone job that could not even be planned left nothing to note
             report.report_failure(problem, context)

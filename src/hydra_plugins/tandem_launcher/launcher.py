@@ -48,7 +48,8 @@ class ParallelLauncher(Launcher):
         jobs = [self._cell(first_number + index, words) for index, words in enumerate(job_overrides)]
         sweep = SweepLaunch(workers, cells.current_launch(self.hydra_context), self.retries)
         sweep.run([cells.Cell(number, config) for number, config in jobs])
-        SweepCallback.worker_status = next((status for status in sweep.statuses.values() if status), 0)
+        failed = [status for status in sweep.statuses.values() if status]
+        SweepCallback.worker_status = failed[0] if failed else SweepCallback.worker_status
         return [_returned(config, sweep.statuses.get(number, 0)) for number, config in jobs]
 
     def _cell(self, number: int, overrides: Sequence[str]) -> tuple[int, DictConfig]:

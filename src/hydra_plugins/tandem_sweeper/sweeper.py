@@ -13,8 +13,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-BAD_INPUT = 2
-
 
 class SearchSweeper(Sweeper):
     """Chooses the jobs of a sweep by what earlier ones measured (Optuna); options: conf/hydra/sweeper/search.yaml.
@@ -46,13 +44,12 @@ class SearchSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Raises SystemExit for what a user can mend: an exception would be shown as Hydra's own."""
-        from pipeline.errors import UserError
+        from pipeline.errors import UserError, print_error
 
         try:
             self._search(arguments)
         except UserError as problem:
-            print(f"error: {problem}", file=sys.stderr)
-            sys.exit(BAD_INPUT)
+            sys.exit(print_error(problem))
 
     def _search(self, arguments: list[str]) -> None:
         from pipeline.search.search import SearchRunner, check_settings

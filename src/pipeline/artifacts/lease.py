@@ -5,6 +5,7 @@ A lease is a file that names its holder. The holder touches it every few seconds
 """
 
 import _thread
+import contextlib
 import json
 import os
 import socket
@@ -105,9 +106,19 @@ class Lease:
 
     def _keep_fresh(self) -> None:
         while not self._released.wait(HEARTBEAT_S):
-            found = read_holder(self.path)
-            if found and found.token == self._me.token:
-                os.utime(self.path)
-            elif not self._released.is_set():
-                _thread.interrupt_main()  # this process slept too long, and another host builds now
+            if not self.touch() and not self._released.is_set():
+                _thread.interrupt_main()
                 return
+
+    def touch(self) -> bool:
+        """Tells other hosts that this process still builds; False if it slept too long and another host builds now.
+
+        A file that cannot be read now, as on a network file system that is away for a moment, says neither.
+        """
+        with contextlib.suppress(OSError):
+            found = read_holder(self.path)
+            if found:
+                if found.token != self._me.token:
+                    return False
+                os.utime(self.path)
+        return True

@@ -75,6 +75,28 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+class ProgressLines:
+    """A line of progress every `interval_s` seconds: `sweep: 12/40 (30 %), 0.2/s, 2:20 left`.
+
+    `brief`: the first line comes after `interval_s`, too.
+    """
+
+    def __init__(
+        self, name: str, note: Callable[[str], None], interval_s: float = 10.0,
+        now: Callable[[], float] = time.monotonic, brief: bool = False,
+    ) -> None:  # fmt: skip
+        self._name, self._note, self._interval_s, self._now = name, note, interval_s, now
+        self._printed_s = now() if brief else -math.inf
+        self._rate: ProgressRate | None = None
+
+    def progress(self, done: int, total: int, note: str = "") -> None:
+        now_s = self._now()
+        self._rate = self._rate or ProgressRate(done, now_s)
+        if now_s - self._printed_s >= self._interval_s:
+            self._printed_s = now_s
+            self._note(f"{self._name}: {self._rate.describe(done, total, note, now_s)}")
+
+
 class LineDisplay:
     """Plain lines: begin and end of each stage, its first progress, and further progress every `interval_s` seconds.
 
@@ -89,21 +111,18 @@ class LineDisplay:
         brief: bool = False,
     ) -> None:
         self._file, self._interval_s, self._now, self._brief = file, interval_s, now, brief
-        self._rate: ProgressRate | None = None
-        self._printed_s, self._stage_name = 0.0, ""
+        self._lines = self._lines_of("")
+
+    def _lines_of(self, name: str) -> ProgressLines:
+        return ProgressLines(name, self.note, self._interval_s, self._now, self._brief)
 
     def stage_started(self, stage: Stage) -> None:
-        self._rate, self._stage_name = None, stage.name
-        self._printed_s = self._now() if self._brief else -math.inf
+        self._lines = self._lines_of(stage.name)
         if not self._brief:
             self.note(f"{stage.name}: started ({stage.key})")
 
     def progress(self, done: int, total: int, note: str) -> None:
-        now_s = self._now()
-        self._rate = self._rate or ProgressRate(done, now_s)
-        if now_s - self._printed_s >= self._interval_s:
-            self._printed_s = now_s
-            self.note(f"{self._stage_name}: {self._rate.describe(done, total, note, now_s)}")
+        self._lines.progress(done, total, note)
 
     def stage_finished(self, stage: Stage, seconds: float) -> None:
         if not self._brief:

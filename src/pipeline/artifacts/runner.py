@@ -64,7 +64,7 @@ class Runner:
         return stage.digest not in self._built and (self._is_forced(stage) or not self.store.has(stage))
 
     def _help(self, stage: Stage) -> NoReturn:
-        """Runs the stage, whose inputs are there, beside the process that builds it; what it writes is thrown away."""
+        """Runs the missing stage, which the first process builds now, in a temporary folder; ends this process."""
         for needed in (one for one in stage.inputs.values() if self._needs_build(one)):
             self._help(needed)
         with TemporaryDirectory(prefix="tandem-helper-") as out:
@@ -84,7 +84,8 @@ class Runner:
             self.observer.stage_started(stage)
             memory = PeakMemory()
             memory.reset()
-            self.call_stage(stage, out, state, inputs, self.observer.progress)
+            with _own_processes():
+                self.call_stage(stage, out, state, inputs, self.observer.progress)
             self.store.commit(stage, out, time.monotonic() - begun_s, memory.read_nbytes())
         self._built.add(stage.digest)
         self.observer.stage_finished(stage, time.monotonic() - begun_s)
@@ -110,9 +111,31 @@ class Runner:
             raise
 
 
+_RANK = "LOCAL_RANK"
+_DISTRIBUTED = (_RANK, "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What Lightning sets in the process that starts the others of a distributed training."""
+
+
 def _is_helper() -> bool:
-    """True in a process that a distributed training started with this command: another one builds the stage."""
-    return int(os.environ.get("LOCAL_RANK", 0)) > 0
+    """True in a process that Lightning started with this command, to train beside the first process."""
+    return int(os.environ.get(_RANK, 0)) > 0
+
+
+@contextmanager
+def _own_processes() -> Iterator[None]:
+    """Ends the process group that a stage leaves: with it, the next stage's training would start no processes.
+
+    A stage that trains several times keeps its processes from one training to the next.
+    """
+    before = {name for name in _DISTRIBUTED if name in os.environ}
+    try:
+        yield
+    finally:
+        torch = sys.modules.get("torch")
+        if torch and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name in set(_DISTRIBUTED) - before:
+            os.environ.pop(name, None)
 
 
 def _is_disk_full(problem: BaseException, store: Store) -> bool:

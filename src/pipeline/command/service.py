@@ -4,9 +4,7 @@ The configuration describes it as a stage, with the same artifacts as inputs; it
 """
 
 import logging
-import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +18,10 @@ from pipeline.config.arguments import (
     find_unwritable_outputs,
     normalise,
 )
-from pipeline.errors import ConfigError, UserError
+from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_error
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-BAD_INPUT = 2
-INTERRUPTED = 130
 
 _HELP_FLAGS = frozenset({"--help", "-h"})
 _CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
@@ -43,10 +38,7 @@ def main(name: str, description: str | None, default_choices: Sequence[str] = ()
     try:
         run(name, sys.argv[1:], default_choices)
     except UserError as problem:
-        if os.environ.get("TANDEM_DEBUG"):
-            traceback.print_exc()
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        sys.exit(print_error(problem))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

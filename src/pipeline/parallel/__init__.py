@@ -1,1 +1,1 @@
-"""Sweeps whose jobs run side by side: on the cores of this machine, on a Slurm cluster, or on a Ray cluster."""
+"""Runs the jobs of a sweep in worker processes: on this machine, on a Slurm cluster or on a Ray cluster."""

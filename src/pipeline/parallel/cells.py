@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _INHERITED = ("TANDEM_PROCESS", "TANDEM_DATA")
-"""Variables that a worker on another host needs; secrets do not travel with tasks, which may be written to files."""
+"""Variables that a worker on another host needs. Others may be secrets, and submitit writes tasks to files."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,13 @@ def job_folder(config: "DictConfig") -> Path:
 
 
 def is_complete(cell: Cell) -> bool:
-    """True if job.json says so."""
+    """True if the job left a complete result; what stops before its goal leaves none."""
     found = job_result.read_result(job_folder(cell.config))
-    return found is not None and found.status == "complete"
+    return cell.config.stage == "all" and found is not None and found.status == "complete"
 
 
 def failed_result(cell: Cell, reason: str) -> JobResult:
-    """The result of a job whose worker could not write one."""
+    """The result of a job whose worker process died before it wrote job.json."""
     overrides = tuple(map(mask_override, written_overrides(cell.config.hydra)))
     return JobResult("failed", cell.number, str(cell.config.policy.name), overrides, error=reason)
 
@@ -112,13 +113,13 @@ def run_cells(launch: Launch, cells: Sequence[Cell]) -> list[CellEnd]:
 def _run_cell(launch: Launch, cell: Cell) -> CellEnd:
     from hydra.core.utils import run_job
 
-    from pipeline.running import run_to_exit_status
+    from pipeline.running import report_blocked, run_to_exit_status
 
     printed = io.StringIO()
-    problem = UserError(cell.blocked) if cell.blocked else None
+    run = partial(report_blocked, problem=UserError(cell.blocked)) if cell.blocked else run_to_exit_status
     with contextlib.redirect_stdout(printed), _prefixed_stderr(f"job {cell.number}: "):
         ended = run_job(
-            task_function=lambda cfg: run_to_exit_status(cfg, problem),
+            task_function=run,
             config=cell.config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
@@ -128,7 +129,7 @@ def _run_cell(launch: Launch, cell: Cell) -> CellEnd:
 
 
 def build_stage(launch: Launch, root: Path, stage: Stage) -> str:
-    """Builds a stage whose inputs are there; the text of a user's mistake, empty where it was built."""
+    """Builds a stage; returns the text of a user's mistake, or an empty text if the stage was built."""
     from pipeline.running import call_stage
 
     launch.restore()
@@ -142,9 +143,11 @@ def build_stage(launch: Launch, root: Path, stage: Stage) -> str:
 
 @contextlib.contextmanager
 def _prefixed_stderr(prefix: str) -> Iterator[None]:
-    """Lines of progress say whose they are: several processes write to one terminal."""
-    with contextlib.redirect_stderr(_PrefixedLines(sys.stderr, prefix)):
+    """Begins each line of standard error with the job or stage that printed it: processes share a terminal."""
+    lines = _PrefixedLines(sys.stderr, prefix)
+    with contextlib.redirect_stderr(lines):
         yield
+    lines.end()
 
 
 class _PrefixedLines(io.TextIOBase):
@@ -156,6 +159,11 @@ class _PrefixedLines(io.TextIOBase):
         if lines:
             self._file.write("".join(f"{self._prefix}{line}\n" for line in lines))
         return len(text)
+
+    def end(self) -> None:
+        """Ends a line that was not ended."""
+        if self._partial:
+            self.write("\n")
 
     def flush(self) -> None:
         self._file.flush()

@@ -1,15 +1,14 @@
-"""Launches the jobs of a sweep on worker processes: what several jobs need is built first, and once.
+"""Launches the jobs of a sweep on worker processes: stages that several jobs need are built first, and once.
 
-Jobs whose worker died run again; jobs that an earlier command of the same sweep completed do not.
+A job whose worker process died is started again. A job that an earlier command of the same sweep completed is not run.
 """
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.artifacts.progress_display import ProgressRate
+from pipeline.artifacts.progress_display import ProgressLines
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, ConfigError
@@ -22,32 +21,15 @@ from pipeline.running import Job, create_job
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_PROGRESS_S = 10.0
-
 
 @dataclass(frozen=True)
 class CellPlan:
-    """What a job needs: the stages to build by digest, inputs first, and the memory that they take."""
+    """What a job needs: the `stages` to build by digest, inputs first, and the memory that they take."""
 
     goal: Stage
     stages: Mapping[str, Stage]
     memory_nbytes: float
     store: Store
-
-
-class _Telling:
-    """A line of progress every few seconds: `sweep: 12/40 (30 %), 0.2/s, 2:20 left`."""
-
-    def __init__(self, say: Callable[[str], None], name: str, total: int) -> None:
-        self._say, self._name, self._total = say, name, total
-        self._told_s = time.monotonic()
-        self._rate = ProgressRate(0, self._told_s)
-
-    def tell(self, done: int) -> None:
-        now_s = time.monotonic()
-        if now_s - self._told_s > _PROGRESS_S:
-            self._told_s = now_s
-            self._say(f"{self._name}: {self._rate.describe(done, self._total, '', now_s)}")
 
 
 @dataclass
@@ -67,10 +49,10 @@ class SweepLaunch:
         """Raises KeyboardInterrupt where a job was interrupted."""
         plans = self._plan(jobs)
         left = [job for job in jobs if not self._is_complete(job, plans.get(job.number))]
-        shared = shared_stages([plan for number, plan in plans.items() if number in {job.number for job in left}])
-        memory_nbytes = max((plan.memory_nbytes for plan in plans.values()), default=0.0)
-        for job in left:  # what an earlier command left would pass for this one's
-            (cells.job_folder(job.config) / job_result.JOB_FILE).unlink(missing_ok=True)
+        needed = [plans[job.number] for job in left if job.number in plans]
+        shared, memory_nbytes = shared_stages(needed), max((plan.memory_nbytes for plan in needed), default=0.0)
+        for job in (job for job in left if cells.is_complete(job)):  # of another configuration
+            (cells.job_folder(job.config) / job_result.JOB_FILE).unlink()
         if left:
             self._say(_describe(len(left), shared, self.workers.describe(memory_nbytes)))
         problems = self._build_shared(shared, plans, memory_nbytes)
@@ -81,17 +63,17 @@ class SweepLaunch:
     def _plan(self, jobs: Sequence[Cell]) -> dict[int, CellPlan]:
         """The plans of the valid jobs by number."""
         plans: dict[int, CellPlan] = {}
-        telling = _Telling(self._say, "planned", len(jobs))
+        lines = ProgressLines("planned", self._say, brief=True)
         for done, job in enumerate(jobs, 1):
             if plan := plan_cell(job.config):
                 plans[job.number] = plan
-            telling.tell(done)
+            lines.progress(done, len(jobs))
         return plans
 
     def _is_complete(self, job: Cell, plan: CellPlan | None) -> bool:
         """True for a job that an earlier command of this sweep completed with the same configuration."""
-        found = job_result.read_result(cells.job_folder(job.config))
-        if not (plan and found and found.status == "complete" and found.digest == plan.goal.digest):
+        found = job_result.read_result(cells.job_folder(job.config)) if cells.is_complete(job) else None
+        if not (plan and found and found.digest == plan.goal.digest and found.digest not in plan.stages):
             return False
         self._say(f"job {job.number}: complete since an earlier command")
         return True
@@ -112,7 +94,7 @@ class SweepLaunch:
         return problems
 
     def _run_cells(self, jobs: Sequence[Cell], memory_nbytes: float) -> None:
-        size, telling = self.workers.batch_size(len(jobs)), _Telling(self._say, "sweep", len(jobs))
+        size, lines = self.workers.batch_size(len(jobs)), ProgressLines("sweep", self._say, brief=True)
         batches = [tuple(jobs[at : at + size]) for at in range(0, len(jobs), size)]
         tasks = [(self.launch, batch) for batch in batches]
         for index, ends in self._run_tasks(cells.run_cells, tasks, memory_nbytes):
@@ -120,10 +102,10 @@ class SweepLaunch:
             for end in self._lost_ends(batches[index], ends) if lost else ends:
                 self.statuses[end.number] = end.status
                 self._print(end)
-            telling.tell(len(self.statuses))
+            lines.progress(len(self.statuses), len(jobs))
 
     def _lost_ends(self, batch: Sequence[Cell], lost: LostTask) -> Iterator[CellEnd]:
-        """The ends of jobs whose worker died again and again."""
+        """The ends of the jobs of a task whose worker process died in every round."""
         for job in batch:
             if cells.is_complete(job):
                 yield CellEnd(job.number, 0, "")

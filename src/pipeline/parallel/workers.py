@@ -210,7 +210,7 @@ class RayWorkers:
 def _ray_result(ray: Any, one: Any) -> Any | LostTask:
     try:
         return ray.get(one)
-    except ray.exceptions.RayTaskError:  # an exception of the called function: ours to mend
+    except ray.exceptions.RayTaskError:  # an exception of the called function, which is a fault of the project
         raise
     except ray.exceptions.RayError as problem:
         return LostTask(str(problem).strip().splitlines()[0][:300])
@@ -218,7 +218,7 @@ def _ray_result(ray: Any, one: Any) -> Any | LostTask:
 
 def create_workers(node: Any) -> Workers:
     """The workers of a node of conf/hydra/launcher. Raises ConfigError."""
-    schema = ConfigSchema(lambda path: str(path), lambda _target, _name: None)
+    schema = ConfigSchema(str, lambda _target, _name: None)
     workers: Workers = construct(schema.coerce_target(node, "hydra.launcher.workers"), None)
     return workers
 
@@ -235,7 +235,7 @@ def import_engine(module: str, extra: str) -> Any:
 
 def _cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def free_nbytes() -> float:

@@ -1,19 +1,22 @@
 """Figures and MLflow of a job that built nothing, in a process of its own: the command ends without waiting for them.
 
-The process reads the job's context from standard input, so that no secret is written to a file. Where it fails, it
-leaves a note below `outputs`, which the next command prints.
+The process, `python -m pipeline.report.deferred`, reads the job's context from standard input, so that no secret is
+written to a file. If it fails, it leaves a note below `outputs`, which the next command prints.
 """
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pipeline.artifacts import fingerprint
 from pipeline.report.context import JobContext, StageRun
+from pipeline.report.job import JobReport, print_report, report_job
 from pipeline.report.mlflow_store import Tracking
 
 _NOTES = ".unlogged"
@@ -24,15 +27,44 @@ def can_defer(context: JobContext) -> bool:
     return context.may_defer and bool(context.stages) and all(stage.cached for stage in context.stages)
 
 
+def report_later(artifact: Path, context: JobContext, file: TextIO | None = None) -> JobReport:
+    """Prints the job's report and writes its job.json; another process draws and logs. Raises RecordsError."""
+    file = file or sys.stdout
+    report = print_report(artifact, context, file)
+    report.result.write(context.folder)
+    start(artifact, context)
+    print(f"\n{_hint(context)}", file=file, flush=True)
+    return report
+
+
+def _hint(context: JobContext) -> str:
+    place = f"nothing was built: a process of its own draws {context.folder / 'figures'}"
+    return f"{place} and logs to MLflow\n{context.tracking.ui_hint('')}" if context.tracking.enabled else place
+
+
 def start(artifact: Path, context: JobContext) -> None:
     """Starts the process; it goes on when this one ends."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.report.finish"],
+        [sys.executable, "-m", "pipeline.report.deferred"],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(encode(artifact, context).encode())
     process.stdin.close()
+
+
+def finish(text: str) -> None:
+    """Draws and logs what `encode` wrote; a failure becomes a note."""
+    artifact, context = decode(text)
+    printed = io.StringIO()
+    try:
+        report = report_job(artifact, context, printed)
+    except Exception as problem:  # whatever it is: this process has no terminal
+        write_failure(context, f"{type(problem).__name__}: {problem}")
+        raise
+    if context.tracking.enabled and report.result.run_id is None:
+        said = [line for line in printed.getvalue().splitlines() if line.startswith("MLflow: ")]
+        write_failure(context, said[-1] if said else "MLflow did not say why.")
 
 
 def encode(artifact: Path, context: JobContext) -> str:
@@ -60,6 +92,11 @@ def write_failure(context: JobContext, reason: str) -> None:
 def take_failures(outputs: Path) -> Iterator[str]:
     """What earlier commands' processes could not do; each is said once."""
     for path in sorted((outputs / _NOTES).glob("*.json")):
-        note: Mapping[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        path.unlink(missing_ok=True)
-        yield f"note: an earlier command's result in {note['folder']} was not drawn or logged. {note['reason']}"
+        with contextlib.suppress(OSError):  # another command has taken it, or the folder is read-only
+            note: Mapping[str, str] = json.loads(path.read_text(encoding="utf-8"))
+            path.unlink()
+            yield f"note: an earlier command's result in {note['folder']} was not drawn or logged. {note['reason']}"
+
+
+if __name__ == "__main__":
+    finish(sys.stdin.read())

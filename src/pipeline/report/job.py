@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from pipeline.artifacts import fingerprint
-from pipeline.report import deferred, figures, job_result, mlflow_job, mlflow_view, sweep
+from pipeline.report import figures, job_result, mlflow_job, mlflow_view, sweep
 from pipeline.report.context import JobContext, stage_metrics
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import summary_parts
@@ -45,12 +46,16 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
 
     The last line tells how to open MLflow on the run, unless the job is part of a sweep, which prints it for all runs.
     """
-    file = file or sys.stdout
+    return _draw_and_log(print_report(artifact, context, file), context, file or sys.stdout)
+
+
+def print_report(artifact: Path, context: JobContext, file: TextIO | None = None) -> JobReport:
+    """Prints the job's tables and writes report.txt; draws and logs nothing. Raises RecordsError."""
     records = Records.read(artifact)
     summary = summarise(records)
     parts = summary_parts(records, summary, context)
     if context.report == "full":
-        print_parts(parts, file)
+        print_parts(parts, file or sys.stdout)
     text = "\n".join(plain_lines(parts)) + "\n"
     fingerprint.write_atomic(context.folder / REPORT_FILE, text)
     result = replace(
@@ -58,36 +63,32 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
         quality_metric=records.meta.quality_metric or "", transport_check=records.meta.transport_check,
         metrics=summary.metrics() | _stage_metrics(context),
     )  # fmt: skip
-    if deferred.can_defer(context):
-        result.write(context.folder)
-        deferred.start(artifact, context)
-        print(f"\n{_deferred_hint(context)}", file=file, flush=True)
-        return JobReport(records, summary, text, (), result, None)
-    drawn = _draw_figures(records, context.folder / "figures") if _shows_figures(context) else ()
+    return JobReport(records, summary, text, (), result, None)
 
-    def log(logger: MlflowLogger, run: str) -> None:
-        logger.log_metrics(run, mlflow_view.headline(summary.metrics()))
-        logger.log_curves(run, _series_points(records, artifact, context.started_s))
-        logger.log_text(run, "metrics.csv", _metrics_csv(summary.metrics()))
-        logger.log_files(run, [artifact / name for name in _RECORD_FILES], "records")
-        logger.log_files(run, drawn, "figures")
-        logger.log_text(run, REPORT_FILE, text)
-        if records.meta.transport_check:
-            logger.set_tag(run, "tandem.transport_check", records.meta.transport_check)
 
-    run_id, link = _log_to_mlflow(context, file, log)
-    result = replace(result, run_id=run_id)
+def _draw_and_log(report: JobReport, context: JobContext, file: TextIO) -> JobReport:
+    drawn = _draw_figures(report.records, context.folder / "figures") if _shows_figures(context) else ()
+    report = replace(report, figures=drawn)
+    run_id, link = _log_to_mlflow(context, file, partial(_log_report, report, context))
+    result = replace(report.result, run_id=run_id)
     result.write(context.folder)
     if context.report == "line":
         print(describe_briefly(result, context), file=file, flush=True)
     if link and context.sweep is None:
         print(f"\n{link}", file=file, flush=True)
-    return JobReport(records, summary, text, drawn, result, link)
+    return replace(report, result=result, ui_hint=link)
 
 
-def _deferred_hint(context: JobContext) -> str:
-    place = f"nothing was built: a process of its own draws {context.folder / 'figures'}"
-    return f"{place} and logs to MLflow\n{context.tracking.ui_hint('')}" if context.tracking.enabled else place
+def _log_report(report: JobReport, context: JobContext, logger: MlflowLogger, run: str) -> None:
+    artifact, metrics, meta = Path(report.result.artifact or ""), report.summary.metrics(), report.records.meta
+    logger.log_metrics(run, mlflow_view.headline(metrics))
+    logger.log_curves(run, _series_points(report.records, artifact, context.started_s))
+    logger.log_text(run, "metrics.csv", _metrics_csv(metrics))
+    logger.log_files(run, [artifact / name for name in _RECORD_FILES], "records")
+    logger.log_files(run, report.figures, "figures")
+    logger.log_text(run, REPORT_FILE, report.text)
+    if meta.transport_check:
+        logger.set_tag(run, "tandem.transport_check", meta.transport_check)
 
 
 def _series_points(records: Records, artifact: Path, started_s: float) -> Iterator[CurvePoint]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 from hydra.experimental.callback import Callback
 
 from pipeline.config.compose import written_overrides
-from pipeline.errors import ConfigError, UserError
+from pipeline.errors import ConfigError, UserError, print_error
 from pipeline.report import plan
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import (
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pipeline.report.exhibit.sweep import SweepExhibit
     from pipeline.report.mlflow_logger import MlflowLogger
 
+_SKIPS_COMPLETE_JOBS = "hydra_plugins.tandem_launcher.launcher.ParallelLauncher"
+"""The launcher that does not run complete jobs again, so that one MLflow run can hold a sweep of several commands."""
 JOB_FAILED = 1
 """Exit status of a sweep if a job has no result."""
-BAD_EXHIBIT = 2
-"""Exit status of a sweep with an invalid exhibit or baseline: no job runs."""
 
 
 def parent_run(context: JobContext) -> str | None:
@@ -80,24 +80,22 @@ class SweepCallback(Callback):
         """
         from pipeline.report.exhibit.sweep import prepare_baseline, prepare_exhibit
 
+        SweepCallback.worker_status = 0
         _experiment_first(config)
         try:
             _check_tracking(config, self.tracking)
             self.exhibit = prepare_exhibit(config)
             self.baseline = prepare_baseline(config)
         except UserError as problem:
-            print(f"error: {problem}", file=sys.stderr)
-            sys.exit(BAD_EXHIBIT)
+            sys.exit(print_error(problem))
         if config.get("stage", "all") == "all":
             self.folder = Path(config.hydra.sweep.dir).absolute()
-            skips_complete_jobs = "retries" in config.hydra.launcher
-            start_sweep(self.folder, _sweep_note(config), self.tracking, self._out, goes_on=skips_complete_jobs)
+            goes_on = config.hydra.launcher._target_ == _SKIPS_COMPLETE_JOBS
+            start_sweep(self.folder, _sweep_note(config), self.tracking, self._out, goes_on)
             SweepCallback.running = self
 
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Print and log the comparison. Raises SystemExit where a job has no result, or where there is no job."""
-        if config.get("stage", "all") != "all" and self.worker_status:
-            sys.exit(self.worker_status)
         if config.get("stage", "all") == "plan" and config.get("report", "auto") != "full":
             folder = Path(config.hydra.sweep.dir).absolute()
             print_parts(plan.sweep_parts(folder), self._out)
@@ -111,6 +109,8 @@ class SweepCallback(Callback):
                 print(f"error: no job of this sweep left anything in {self.folder}.", file=sys.stderr)
             if not rows or any(row.problem for row in rows):
                 sys.exit(JOB_FAILED)
+        if self.worker_status:
+            sys.exit(self.worker_status)
 
     def interrupt(self) -> None:
         """Print and log what is there after Ctrl-C."""

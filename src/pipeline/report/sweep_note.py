@@ -15,13 +15,16 @@ SWEEP_FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class SweepNote:
-    """`run_id` is the MLflow run that contains the jobs' runs, None if nothing is logged or logging failed."""
+    """`run_id` is the MLflow run that contains the jobs' runs: empty before there is one, None if logging is off or
+    failed.
+    """
 
     run_id: str | None = ""
     overrides: Sequence[str] = ()
     command: Sequence[str] = ()
-    """The words of the command, secrets masked, and the folder in which it ran."""
+    """The words of the command, secrets masked."""
     folder: str = "."
+    """Where the command ran."""
     jobs: Sequence[Sequence[str]] = ()
     """The overrides of each job; empty for a search, which chooses them as it goes."""
     ended: bool = False

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
@@ -19,8 +18,6 @@ _ACCELERATORS = ("cpu", "gpu")
 _PRECISIONS = ("auto", "bf16", "fp32")
 _ZERO_STAGES = (0, 1, 2)
 DEEPSPEED = "deepspeed"
-_DISTRIBUTED_VARIABLES = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What Lightning sets in the process that starts helpers."""
 
 NO_CHECKPOINT = Path("/no/earlier/attempt")
 """For trainings of seconds, which begin again instead of being continued."""
@@ -84,7 +81,7 @@ class Trainer:
     def fit(self, module: "LightningModule", loader: Sized, callbacks: "Sequence[Callback]", checkpoint: Path) -> None:
         """Runs one step for each batch of `loader`; continues from the file `checkpoint` if it exists.
 
-        With several devices Lightning starts the command again for each further one; such a helper ends here.
+        With several devices Lightning starts the command again for each further one (`Runner` says what that does).
         strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint.
         """
         if self.strategy == DEEPSPEED and self.accelerator == "cpu":
@@ -94,7 +91,7 @@ class Trainer:
             return
         from lightning.pytorch import Trainer as LightningTrainer
 
-        with _quiet_lightning(), _distributed_state_removed(), _keep_keyboard_interrupt():
+        with _quiet_lightning(), _keep_keyboard_interrupt():
             lightning = LightningTrainer(
                 accelerator=self.accelerator,
                 devices=self.devices,
@@ -110,8 +107,6 @@ class Trainer:
                 use_distributed_sampler=False,
             )
             lightning.fit(module, loader, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
-        if is_helper():
-            sys.exit(0)
 
     def _lightning_strategy(self, module: "LightningModule") -> Any:
         """The strategy as Lightning expects it."""
@@ -122,27 +117,6 @@ class Trainer:
         from training.fitting import zero
 
         return DeepSpeedStrategy(stage=zero.effective_stage(module, self.zero_stage), logging_level=logging.WARNING)
-
-
-def is_helper() -> bool:
-    """True in a process that Lightning started to train beside the command's own."""
-    return int(os.environ.get("LOCAL_RANK", 0)) > 0
-
-
-@contextmanager
-def _distributed_state_removed() -> Iterator[None]:
-    """Removes what Lightning leaves of a distributed training, or the next one would not start its helpers."""
-    from torch import distributed
-
-    before = {name: os.environ.get(name) for name in _DISTRIBUTED_VARIABLES}
-    try:
-        yield
-    finally:
-        if distributed.is_available() and distributed.is_initialized() and not is_helper():
-            distributed.destroy_process_group()
-        if not is_helper():
-            for name in (name for name, value in before.items() if value is None):
-                os.environ.pop(name, None)
 
 
 CPU_TRAINER = Trainer()

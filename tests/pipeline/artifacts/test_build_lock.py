@@ -82,6 +82,19 @@ def test_a_lease_that_was_taken_over_is_not_released_by_its_old_holder(tmp_path:
     assert str(read_holder(path)) == "process 7 on other"
 
 
+def test_a_holder_that_slept_too_long_learns_that_another_host_builds_now(tmp_path: Path) -> None:
+    mine = lease(tmp_path)
+    assert mine.try_acquire() is None
+    os.utime(mine.path, (0.0, 0.0))
+    assert mine.touch()
+    assert mine.path.stat().st_mtime > 0
+    mine.path.write_text("{")
+    assert mine.touch(), "a file that cannot be read says nothing"
+    held_elsewhere(tmp_path)
+    assert not mine.touch()
+    mine.release()
+
+
 def test_of_two_hosts_that_find_a_stale_lease_one_takes_it_over(tmp_path: Path) -> None:
     """The second one moved the first one's new lease aside, notices it, and puts it back."""
     path = held_elsewhere(tmp_path, age_s=2 * EXPIRY_S)

@@ -70,7 +70,7 @@ def test_jobs_share_one_folder_one_table_and_one_mlflow_run(launcher: str, tmp_p
 
 
 def test_an_interrupted_sweep_ends_its_workers_and_goes_on(tmp_path: Path) -> None:
-    words = ("stages.cheap.x=range(1,9)", "+stages.cheap.seconds=1.5", "hydra/launcher=joblib", "tracking.uri=none")
+    words = ("stages.cheap.x=range(1,9)", "+stages.cheap.rounds=3000000", "hydra/launcher=joblib", "tracking.uri=none")
     sweep = start(tmp_path, *words)
     wait_until(lambda: any(is_complete(tmp_path / "outputs" / "cheap" / str(n)) for n in range(8)), sweep)
     sweep.send_signal(signal.SIGTERM)
@@ -104,7 +104,7 @@ def test_a_host_of_a_ray_cluster_dies_and_every_job_is_there(
 ) -> None:
     process, address = cluster
     sweep = start(
-        tmp_path, "stages.cheap.x=range(1,41)", "+stages.cheap.seconds=0.5", "hydra/launcher=ray",
+        tmp_path, "stages.cheap.x=range(1,41)", "+stages.cheap.rounds=1000000", "hydra/launcher=ray",
         f"hydra.launcher.address={address}", "tracking.uri=none",
     )  # fmt: skip
     wait_until(lambda: len(builds(tmp_path)) > 9, sweep)

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from pipeline.report import deferred
-from pipeline.report import job as report
-from pipeline.report.finish import finish
 from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_store import Tracking
 from tests.pipeline.report.serve_artifact import drawn
@@ -42,13 +40,13 @@ def test_the_other_process_draws_and_logs_what_the_command_left(
     monkeypatch.setattr(deferred, "start", lambda *given: sent.append(deferred.encode(*given)))
     file = io.StringIO()
     job = deferrable(tmp_path, tracking)
-    report.report_job(drawn(tmp_path / "serve", n=12), job, file)
+    deferred.report_later(drawn(tmp_path / "serve", n=12), job, file)
     before = read_result(job.folder)
     assert before is not None
     assert (before.status, before.run_id) == ("complete", None)
     assert not (job.folder / "figures").exists()
     assert "nothing was built: a process of its own draws" in file.getvalue()
-    finish(sent[0])
+    deferred.finish(sent[0])
     after = read_result(job.folder)
     assert after is not None
     assert after.run_id is not None
@@ -64,7 +62,7 @@ def test_the_other_process_draws_and_logs_what_the_command_left(
 def test_a_failure_is_said_once_by_the_next_command(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     broken = Tracking(uri=f"sqlite:///{tmp_path}/file/x.db", outputs=str(tmp_path))
-    finish(deferred.encode(drawn(tmp_path / "serve", n=12), deferrable(tmp_path, broken)))
+    deferred.finish(deferred.encode(drawn(tmp_path / "serve", n=12), deferrable(tmp_path, broken)))
     (said,) = deferred.take_failures(tmp_path)
     assert said.startswith(f"note: an earlier command's result in {tmp_path / 'job'} was not drawn or logged. MLflow: ")
     assert list(deferred.take_failures(tmp_path)) == []
@@ -73,6 +71,6 @@ def test_a_failure_is_said_once_by_the_next_command(tmp_path: Path) -> None:
 def test_any_other_failure_is_said_too(tmp_path: Path) -> None:
     text = deferred.encode(tmp_path / "nothing", deferrable(tmp_path, Tracking(uri="none", outputs=str(tmp_path))))
     with pytest.raises(Exception, match="nothing"):
-        finish(text)
+        deferred.finish(text)
     (said,) = deferred.take_failures(tmp_path)
     assert "RecordsError" in said

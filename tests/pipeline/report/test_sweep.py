@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from pipeline.errors import BAD_INPUT
 from pipeline.report import sweep
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
@@ -85,7 +86,7 @@ def test_a_sweep_logs_its_exhibit_in_its_own_run(tracking, tmp_path):
 
 def test_a_sweep_with_an_invalid_exhibit_runs_no_job(tmp_path):
     done = run(tmp_path, tmp_path, "synera,sled", EXHIBIT.replace("row: sled", "row: sleed"))
-    assert done.returncode == sweep.BAD_EXHIBIT
+    assert done.returncode == BAD_INPUT
     assert done.stderr.startswith("error: exhibit.claims, 'both are equal': no job is the row 'sleed'.")
     assert not (tmp_path / "sweep").exists()
 

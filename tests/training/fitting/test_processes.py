@@ -18,7 +18,7 @@ from tests.programs.build_artifacts import graph
 def train(outputs: Path, *words: str) -> str:
     """Trains the toy pair; what the command said."""
     command = [
-        sys.executable, "-m", "pipeline", "+policy=edge_centric", "model=toy", "workload=smoke", "stage=train",
+        sys.executable, "-m", "pipeline", "+policy=co_llm", "model=toy", "workload=smoke", "stage=train",
         "tracking.uri=none", f"outputs={outputs}", "trainer.threads=1", *words,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=outputs.parent)
@@ -27,14 +27,14 @@ def train(outputs: Path, *words: str) -> str:
 
 
 @pytest.mark.slow
-def test_two_processes_train_two_stages_as_one_does(tmp_path: Path) -> None:
+def test_two_processes_train_three_stages_as_one_does(tmp_path: Path) -> None:
     said = train(tmp_path / "two", "trainer.devices=2", "trainer.strategy=ddp")
     assert said.count("device_model: done in") == 1
     assert "waiting for" not in said
     train(tmp_path / "one")
-    for name in ("cloud_model", "device_model"):
-        (one,) = (tmp_path / "one" / "artifacts" / name).rglob("model.safetensors")
-        (two,) = (tmp_path / "two" / "artifacts" / name).rglob("model.safetensors")
+    for name in ("cloud_model", "device_model", "co_llm"):
+        (one,) = (tmp_path / "one" / "artifacts" / name).rglob("*.safetensors")
+        (two,) = (tmp_path / "two" / "artifacts" / name).rglob("*.safetensors")
         wanted, found = load_file(one), load_file(two)
         assert one.relative_to(tmp_path / "one") == two.relative_to(tmp_path / "two")
         assert all((found[key] - wanted[key]).abs().max() < 1e-3 for key in wanted)
