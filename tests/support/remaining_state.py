@@ -19,10 +19,10 @@ Held = dict[str, int]
 
 def tables(holder: object, *excluded: str) -> Held:
     """How many entries each table of an object has; those named `excluded` are not counted."""
-    kind, found = type(holder).__name__, vars(holder).items()
+    kind, names = type(holder).__name__, getattr(holder, "__mypyc_attrs__", None) or vars(holder)
     return {
         f"{kind}.{name}": len(table)
-        for name, table in found
+        for name, table in ((name, getattr(holder, name)) for name in names)
         if isinstance(table, dict | list | set | deque) and name not in excluded
     }
 

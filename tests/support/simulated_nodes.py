@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving.deployment.wiring import Driver
-from serving.drivers.simulator import ComputeResource, Observer, Simulator
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import ComputeResource, Simulator
 from serving.messages import (
     INF,
     Command,

@@ -10,7 +10,7 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes
 from serving.deployment.wiring import connect_nodes as connect
-from serving.drivers.simulator import ComputeResource, Simulator
+from serving.drivers.simulator import ComputeResource, LinkDirection, Simulator
 from serving.hardware.testbed import Testbed, Tier
 from serving.messages import EmitTokens, GenerationRequest, Node, SamplingParams
 from serving.network.outages import OutageInterval
@@ -85,17 +85,25 @@ class FailingTopology(Topology):
         return iter(self.outages.get(node, ()))
 
 
-class RecordingSimulator(Simulator):
-    """A simulator that keeps its nodes and chips by name."""
+class RecordingSimulator:
+    """A simulator that keeps its nodes and chips by name; not a subclass, which a compiled simulator cannot have."""
 
     def __init__(self, observers: Sequence[Any]) -> None:
-        super().__init__(observers)
+        self._simulator = Simulator(observers)
         self.nodes: dict[str, Node] = {}
         self.chips: dict[str, ComputeResource] = {}
+        self.links: dict[tuple[str, str], LinkDirection] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._simulator, name)
 
     def add(self, name: str, node: Node, chip: ComputeResource) -> None:
-        super().add(name, node, chip)
+        self._simulator.add(name, node, chip)
         self.nodes[name], self.chips[name] = node, chip
+
+    def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
+        self._simulator.connect(sender, receiver, link)
+        self.links[sender, receiver] = link
 
 
 class TieredRun:

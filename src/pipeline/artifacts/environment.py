@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from native import loader
+
 PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy", "pyarrow")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of this project, and of the packages that compute."""
+    """Versions of Python, of this project, and of the packages that compute; which build of the core is in use."""
     found = {"python": platform.python_version()}
     for package in ("tandem-llm", *PACKAGES):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return found | {"core": loader.describe()}
 
 
 def machine() -> Mapping[str, str | int | float]:

@@ -60,7 +60,9 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
     yield "policy", _policy_slots(context) or meta.policy
     if meta.lossless:
         yield "lossless", "every token is the cloud model's own choice"
-    versions = [f"{name} {context.versions[name]}" for name in ("torch", "transformers") if name in context.versions]
+    versions = [
+        f"{name} {context.versions[name]}" for name in ("torch", "transformers", "core") if name in context.versions
+    ]
     if runtime := str(meta.raw.get("runtime", "")):
         yield "runtime", f"{runtime}: {meta.raw.get('runtime_described', '')}"
     yield "run", ", ".join([f"seed {meta.seed}", f"code {context.revision or 'without revision'}", *versions])

@@ -329,7 +329,7 @@ def _encode_object(parts: list[_Field], tag: str | None) -> Callable[[Any], dict
     def encode(thing: Any) -> dict[str, Any]:
         out: dict[str, Any] = {TAG: tag} if tag else {}
         for (name, encode_field, default), value in zip(plan, values(thing), strict=True):
-            if value is not default:
+            if value != default:
                 out[name] = encode_field(value) if encode_field else value
         return out
 
@@ -367,7 +367,7 @@ def _encode_row(parts: list[_Field], tag: str | None) -> Callable[[Any], list[An
 
     def encode(thing: Any) -> list[Any]:
         row = [*values(thing)]
-        while row and row[-1] is defaults[len(row) - 1]:
+        while row and row[-1] == defaults[len(row) - 1]:
             row.pop()
         for i, encode_field in plan:
             if i >= len(row):

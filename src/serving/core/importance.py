@@ -14,7 +14,8 @@ AttentionRows = Sequence[Sequence[float]]
 """Row i: the attention that the draft's token i pays to its tokens 0..i. A draft of one token has one row with one
 value: the attention of the token that wrote it to itself.
 """
-ALL_LAYERS, LAST_LAYER = 0, 1
+ALL_LAYERS = 0
+LAST_LAYER = 1
 """The planes of recorded attention: the mean over layers, and the last layer alone."""
 NUM_PLANES = 2
 _LAST_LAYER_SUFFIX = "_last_layer"

@@ -4,8 +4,7 @@ The worker keeps these figures itself; the engine holds the tensors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from serving.core.queued_request import QueuedRequest
 from serving.messages import INF, SequenceSlice, Span
@@ -126,11 +125,14 @@ class MemoryBudget:
     kv_accounting: KVAccounting
     busy_sessions: Iterable[str]
     """Sessions with queued requests; their caches are not evicted for others."""
+    _available_tokens: float | None = field(default=None, init=False)
 
-    @cached_property
+    @property
     def available_tokens(self) -> float:
         """M(t) of WISP, Eq. 14: free blocks, and those that idle sessions' prefixes take."""
-        return self.kv_accounting.reclaimable_tokens(self.busy_sessions)
+        if self._available_tokens is None:
+            self._available_tokens = self.kv_accounting.reclaimable_tokens(self.busy_sessions)
+        return self._available_tokens
 
     def extra_tokens(self, queued: QueuedRequest) -> float:
         """What the rest of a request allocates beyond its session's blocks."""

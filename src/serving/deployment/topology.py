@@ -10,13 +10,14 @@ from serving.core.keyed_random import key
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
 from serving.hardware.estimator import Estimator
-from serving.hardware.executor import ModelSplit
 from serving.hardware.fleet import Fleet, fits_memory
 from serving.hardware.latency import LatencyModel, LayerScale, layer_scale
 from serving.hardware.payload_size import hidden_nbytes
 from serving.hardware.testbed import CLOUD, Tier, cache_tokens
+from serving.hardware.timed_executor import ModelSplit
 from serving.messages import INF, Hop, Node
-from serving.network.link import Channel, Link
+from serving.network.channel import Channel
+from serving.network.link import Link
 from serving.network.outages import OutageInterval
 from serving.nodes.device import Device
 from serving.nodes.hop_path import TierNodes

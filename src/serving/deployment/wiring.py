@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 from serving.deployment.topology import Topology
 from serving.drivers.simulator import ComputeResource, LinkDirection, Processor
 from serving.engines.prefix_reuse import PrefixReusingEngine
-from serving.hardware.executor import DeviceExecutor, Executor, TimedExecutor
+from serving.hardware.executor import Executor
 from serving.hardware.latency import LatencyModel
+from serving.hardware.timed_executor import DeviceExecutor, TimedExecutor
 from serving.messages import Event, Node
-from serving.network.link import Channel, Link, MultiLinkChannel
+from serving.network.channel import Channel, MultiLinkChannel
+from serving.network.link import Link
 from serving.network.rate import TrafficDirection
 
 if TYPE_CHECKING:

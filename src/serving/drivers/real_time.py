@@ -15,7 +15,8 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from serving.drivers.clock import Clock
-from serving.drivers.simulator import ComputeResource, LinkDirection, Observer, Phase
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import ARRIVAL, DECISION, ComputeResource, LinkDirection
 from serving.hardware.executor import FatalWorkError, TransientWorkError
 from serving.messages import (
     INF,
@@ -122,7 +123,7 @@ class RealTimeDriver:
 
     # From outside, on the event loop.
 
-    def post(self, at: float, node: str, event: Event, phase: Phase = Phase.ARRIVAL) -> None:
+    def post(self, at: float, node: str, event: Event, phase: int = ARRIVAL) -> None:
         self._push(at, phase, next(self._serial), partial(self._handle, node, event))
 
     def now(self) -> float:
@@ -134,7 +135,7 @@ class RealTimeDriver:
             self._num_in_flight -= 1
             self._push(
                 self.clock.now(),
-                Phase.ARRIVAL,
+                ARRIVAL,
                 self._departed_serial,
                 partial(self._handle, to, MessageReceived(message)),
             )
@@ -194,7 +195,7 @@ class RealTimeDriver:
             case SendMessage(to, message, nbytes):
                 self._send(name, to, message, nbytes, now)
             case SetTimer(at, timer):
-                self.post(max(at, now), name, TimerFired(timer), Phase.DECISION)
+                self.post(max(at, now), name, TimerFired(timer), DECISION)
             case DropCache(session, first):
                 self._thread.submit(self._compute[name].executor.drop, session, first)
             case EmitTokens():
@@ -214,9 +215,9 @@ class RealTimeDriver:
             return
         serial = next(self._serial)
         if transmit := self._transmitters.get(to):
-            self._push(arrives_s, Phase.ARRIVAL, serial, partial(self._depart, transmit, name, to, message, serial))
+            self._push(arrives_s, ARRIVAL, serial, partial(self._depart, transmit, name, to, message, serial))
         elif to in self._nodes:
-            self._push(arrives_s, Phase.ARRIVAL, serial, partial(self._handle, to, MessageReceived(message)))
+            self._push(arrives_s, ARRIVAL, serial, partial(self._handle, to, MessageReceived(message)))
 
     def _depart(self, transmit: Transmit, name: str, to: str, message: Message, serial: int) -> None:
         """The emulated link has delivered: pass the message to the transport. With a scripted clock no time passes."""
@@ -251,7 +252,7 @@ class RealTimeDriver:
         for observer in self._observers:
             observer.work_done(name, work, outcome, begin, end)
         self._num_in_flight -= 1
-        self._push(end, Phase.ARRIVAL, serial, partial(self._handle, name, WorkFinished(job, outcome)))
+        self._push(end, ARRIVAL, serial, partial(self._handle, name, WorkFinished(job, outcome)))
 
     def _hardware_interval(
         self, compute: ComputeResource, now: float, seconds: float, done: float

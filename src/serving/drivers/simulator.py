@@ -10,62 +10,36 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
+from serving.drivers.observer import Observer
 from serving.hardware.executor import DraftPoolingExecutor, Executor, TimedDraft, TransientWorkError
 from serving.messages import (
     INF,
     Command,
-    DraftDecision,
     DraftWork,
     DropCache,
     EmitTokens,
     Event,
-    Message,
     MessageReceived,
     Node,
-    Outcome,
     SendMessage,
     SetTimer,
     StartWork,
     TimerFired,
-    Work,
     WorkFailed,
     WorkFinished,
 )
 
-
-class Observer(Protocol):
-    """Is told of every event, job and message of a run. Times are seconds of the run's clock."""
-
-    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
-
-    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None: ...
-
-    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
-        """`arrives_s` is infinite for a message that is lost."""
-        ...
-
-
-@runtime_checkable
-class NodeObserver(Protocol):
-    """An observer that is also told when a node is created, or created again after a failure, with empty state."""
-
-    def node_created(self, node: str, at_s: float) -> None: ...
-
-
 log = logging.getLogger(__name__)
 
 
-class Phase(IntEnum):
-    ARRIVAL = 0
-    DECISION = 1
-
-
-_ARRIVAL = Phase.ARRIVAL
+ARRIVAL = 0
+"""The phase of an instant in which messages, outcomes and requests arrive."""
+DECISION = 1
+"""The phase after it, of timers."""
 _CALLBACK_PHASE = -1
 _GC_THRESHOLD = 100_000
 """New objects between two runs of the garbage collector."""
@@ -125,13 +99,6 @@ class Simulator:
         self._drafts: list[_RunningDraft] = []
         """Drafts that their engines have not written to the end, in the order in which the chips began them."""
         self._end_callbacks: list[Callable[[str, float], None]] = []
-        self._command_handlers: dict[type[Command], Callable[[str, Any], None]] = {
-            StartWork: self._start_work,
-            SendMessage: self._send,
-            EmitTokens: self._emit,
-            SetTimer: self._set_timer,
-            DropCache: self._drop_cache,
-        }
 
     def add(self, name: str, node: Node, compute: ComputeResource) -> None:
         self._nodes[name], self._compute[name] = node, compute
@@ -157,7 +124,7 @@ class Simulator:
         """Calls `callback(session, now)` when a session has ended."""
         self._end_callbacks.append(callback)
 
-    def post(self, at: float, node: str, event: Event, phase: Phase = Phase.ARRIVAL) -> None:
+    def post(self, at: float, node: str, event: Event, phase: int = ARRIVAL) -> None:
         heappush(self._heap, (max(at, self.now), phase, next(self._serial), node, event))
 
     def run(self, until: float = INF) -> None:
@@ -166,7 +133,7 @@ class Simulator:
             self._run(until)
 
     def _run(self, until: float) -> None:
-        heap, nodes, handlers, crash_serials = self._heap, self._nodes, self._command_handlers, self._crash_serials
+        heap, nodes, crash_serials = self._heap, self._nodes, self._crash_serials
         observe = [observer.event_handled for observer in self._observers]
         while True:
             if self._drafts:
@@ -184,18 +151,30 @@ class Simulator:
             for event_handled in observe:
                 event_handled(name, event, now, commands)
             for command in commands:
-                if type(command) is not DraftDecision:  # which is for observers only
-                    handlers[type(command)](name, command)
+                self._carry_out(name, command)
+
+    def _carry_out(self, name: str, command: Command) -> None:
+        """A `DraftDecision` is for observers only."""
+        if isinstance(command, SendMessage):
+            self._send(name, command)
+        elif isinstance(command, StartWork):
+            self._start_work(name, command)
+        elif isinstance(command, EmitTokens):
+            self._emit(command)
+        elif isinstance(command, SetTimer):
+            self._set_timer(name, command)
+        elif isinstance(command, DropCache):
+            self._drop_cache(name, command)
 
     def _set_timer(self, name: str, command: SetTimer) -> None:
-        self.post(command.due_s, name, TimerFired(command.timer), Phase.DECISION)
+        self.post(command.due_s, name, TimerFired(command.timer), DECISION)
 
     def _drop_cache(self, name: str, command: DropCache) -> None:
         if self._drafts:
             self._end([each for each in self._drafts if each.work.session == command.session])
         self._compute[name].executor.drop(command.session, command.start_layer)
 
-    def _emit(self, name: str, command: EmitTokens) -> None:  # noqa: ARG002
+    def _emit(self, command: EmitTokens) -> None:
         if command.ending:
             for callback in self._end_callbacks:
                 callback(command.session, self.now)
@@ -212,7 +191,7 @@ class Simulator:
             outcome, seconds = compute.executor.execute(work)
         except TransientWorkError as error:
             log.warning("%s: %s", name, error)
-            heappush(self._heap, (self.now, _ARRIVAL, next(self._serial), name, WorkFailed(command.job)))
+            heappush(self._heap, (self.now, ARRIVAL, next(self._serial), name, WorkFailed(command.job)))
             return
         begin, busy_until_s = self.now, processor.busy_until_s
         if busy_until_s > begin:
@@ -220,7 +199,7 @@ class Simulator:
         end = processor.busy_until_s = begin + seconds
         for observer in self._observers:
             observer.work_done(name, work, outcome, begin, end)
-        heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, WorkFinished(command.job, outcome)))
+        heappush(self._heap, (end, ARRIVAL, next(self._serial), name, WorkFinished(command.job, outcome)))
 
     def _enter(self, draft: TimedDraft, name: str, job: int, work: DraftWork, processor: Processor) -> None:
         """Keeps a draft running, so that it is written together with those that begin before it can end."""
@@ -248,7 +227,7 @@ class Simulator:
             for observer in self._observers:
                 observer.work_done(each.node, each.work, outcome, each.begin_s, end_s)
             event = WorkFinished(each.job, outcome)
-            heappush(self._heap, (end_s, _ARRIVAL, each.serial, each.node, event))
+            heappush(self._heap, (end_s, ARRIVAL, each.serial, each.node, event))
         self._drafts = [each for each in self._drafts if each not in ending]
 
     def _send(self, name: str, command: SendMessage) -> None:
@@ -258,7 +237,7 @@ class Simulator:
         for observer in self._observers:
             observer.message_sent(name, to, message, nbytes, now, arrives_s)
         if arrives_s < INF:
-            heappush(self._heap, (arrives_s, _ARRIVAL, next(self._serial), to, MessageReceived(message)))
+            heappush(self._heap, (arrives_s, ARRIVAL, next(self._serial), to, MessageReceived(message)))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import IO, Any, Generic, TypeAlias, TypeVar
 
 from serving.core.codec import codec
-from serving.drivers.simulator import NodeObserver, Observer
+from serving.drivers.observer import NodeObserver, Observer
 from serving.messages import (
     Command,
     Event,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.drivers.simulator import Observer
+from serving.drivers.observer import Observer
 from serving.log.event_log import EventLog
 from serving.log.perfetto import write_trace
 from serving.log.reader import read_entries

@@ -1,7 +1,8 @@
 """Records each session from outside the nodes: tokens and their times, bytes, busy and waiting seconds."""
 
+from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.messages import (
@@ -33,6 +34,36 @@ from serving.messages import (
 
 TimelineInterval = tuple[str, float, float, int]
 """(lane, begin_s, end_s, tokens or bytes): one interval of a session's time line."""
+_LANES = ("draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
+_LANE_INDEX = {lane: index for index, lane in enumerate(_LANES)}
+
+
+class Timeline:
+    """The intervals of one session, in arrays: a run of thousands of devices has millions of intervals."""
+
+    __slots__ = ("_amounts", "_lanes", "_times_s")
+
+    def __init__(self, intervals: Iterable[TimelineInterval] = ()) -> None:
+        self._lanes, self._times_s, self._amounts = bytearray(), array("d"), array("q")
+        for lane, begin_s, end_s, amount in intervals:
+            self.add(lane, begin_s, end_s, amount)
+
+    def add(self, lane: str, begin_s: float, end_s: float, amount: int) -> None:
+        """Raises KeyError for an unknown lane."""
+        self._lanes.append(_LANE_INDEX[lane])
+        self._times_s.append(begin_s)
+        self._times_s.append(end_s)
+        self._amounts.append(amount)
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __iter__(self) -> Iterator[TimelineInterval]:
+        times_s = iter(self._times_s)
+        return zip(map(_LANES.__getitem__, self._lanes), times_s, times_s, self._amounts, strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Timeline) and list(self) == list(other)
 
 
 @dataclass(slots=True)
@@ -90,7 +121,7 @@ class SessionRecord:
     """Its share, by tokens, of the time of its batches."""
     cloud_queue_s: float = 0.0
     """Between a request's arrival at a worker and the start of its batch."""
-    timeline: list[TimelineInterval] = field(default_factory=list)
+    timeline: Timeline = field(default_factory=Timeline)
 
 
 class _WorkerState:
@@ -191,7 +222,7 @@ class Recorder:
             record.layer_share_sum += tokens
         record.device_busy_s += busy_s
         if self._detail:
-            record.timeline.append(("draft", begin_s, end_s, tokens))
+            record.timeline.add("draft", begin_s, end_s, tokens)
 
     def _forwarded(self, node: str, work: ForwardWork, begin_s: float, end_s: float) -> None:
         """Gives each session its share of a batch, by tokens."""
@@ -207,7 +238,7 @@ class Recorder:
                 record.cloud_forward_tokens += n
             if detail:
                 lane = "verify" if seq.num_drafts else "decode" if n == 1 else "prefill"
-                record.timeline.append((lane, begin_s, end_s, n))
+                record.timeline.add(lane, begin_s, end_s, n)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
         record = self.records.get(_session(message))
@@ -225,7 +256,7 @@ class Recorder:
         else:
             return
         if self._detail and arrives_s < INF:
-            record.timeline.append((lane, now, arrives_s, nbytes))
+            record.timeline.add(lane, now, arrives_s, nbytes)
 
     def _work_started(self, node: str, work: Work, now: float) -> None:
         if not isinstance(work, ForwardWork):
@@ -247,7 +278,7 @@ class Recorder:
                 record = self.records[session]
                 record.cloud_queue_s += now - since
                 if self._detail:
-                    record.timeline.append(("queue", since, now, seq.num_tokens))
+                    record.timeline.add("queue", since, now, seq.num_tokens)
 
     def _request_arrived(self, node: str, session: str, now: float) -> None:
         """A later part of a request that already waits does not restart its wait."""

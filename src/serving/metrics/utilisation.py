@@ -17,7 +17,7 @@ from serving.messages import (
     Release,
     Work,
 )
-from serving.metrics.recorder import SessionRecord
+from serving.metrics.recorder import SessionRecord, TimelineInterval
 
 
 class UtilisationObserver:
@@ -104,7 +104,7 @@ class StallTimes(NamedTuple):
     cloud_residence_s: float
 
 
-def stall_times(timeline: Sequence[tuple[str, float, float, int]], ended_s: float = INF) -> StallTimes:
+def stall_times(timeline: Iterable[TimelineInterval], ended_s: float = INF) -> StallTimes:
     """Stalls in a session's time line: a message is in transit or the cloud has the request, and the device does not
     draft.
 

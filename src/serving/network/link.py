@@ -1,20 +1,16 @@
-"""A link between two hosts, the channel of one of its directions, and a path over several links."""
+"""A link between two hosts, as a configuration describes it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from math import inf, isfinite
-from statistics import NormalDist
-from typing import Literal, Protocol
+from math import isfinite
+from typing import Literal
 
-from serving.core.keyed_random import key, substream, uniform, uniform_at
+from serving.core.keyed_random import key
 from serving.core.provenance import check_sources
+from serving.network.channel import Channel
 from serving.network.outages import OutageCursor, OutageInterval, OutageSchedule, is_disconnection
 from serving.network.radio import Radio
 from serving.network.rate import ConstantRate, LinkCapacity, LinkDelay, TrafficDirection, TransmitRate
-
-_HALF_NORMAL = NormalDist()
-_LONGEST_TIMEOUT_S = 60.0
 
 _AMOUNTS = ("delay_ms", "jitter_ms", "overhead_nbytes", "message_ms", "timeout_ms", "detect_ms")
 _FIGURES = frozenset(("uplink_mbps", "downlink_mbps", "uplink", "downlink", "delay", "loss", "outages", *_AMOUNTS))
@@ -112,9 +108,21 @@ class Link:
         departure_s = ConstantRate(self.mean_mbps(direction)).departure_s(nbytes + self.overhead_nbytes, 0.0)
         return departure_s + (self.delay_ms + self.message_ms) / 1e3
 
-    def channel(self, direction: TrafficDirection, stream: int) -> "Channel":
+    def channel(self, direction: TrafficDirection, stream: int) -> Channel:
         """Creates a channel of the device with this `stream` (from `serving.core.keyed_random.key`)."""
-        return Channel(self, direction, stream)
+        detect_s = self.detect_ms / 1e3
+        return Channel(
+            self.rate(direction, stream),
+            key(stream, direction),
+            (self.delay_ms + self.message_ms) / 1e3,
+            self.jitter_ms,
+            self.jitter_shape == "uniform",
+            self.overhead_nbytes,
+            self.loss,
+            self.timeout_ms / 1e3,
+            self.delay.delay(stream) if self.delay else None,
+            OutageCursor(self.outages.outage_intervals(stream), detect_s) if self.outages else None,
+        )
 
     def outage_intervals(self, stream: int) -> Iterator[OutageInterval]:
         """Yields (down, up) seconds in order, possibly endless: when this device's link is down."""
@@ -132,105 +140,3 @@ class Link:
         """Returns the trace of a direction (or None) and its constant rate."""
         up = direction == "up"
         return (self.uplink, self.uplink_mbps or 0.0) if up else (self.downlink, self.downlink_mbps or 0.0)
-
-
-class Channel:
-    """One direction of one device's link: first in, first out, over a reliable ordered transport.
-
-    Messages leave in order and never overtake. A lost transmission is resent: its bytes occupy the link again, and the
-    message and those behind it wait for the timeout, as in one TCP stream. Random numbers are keyed by the message's
-    number, so that two policies meet the same link.
-
-    An outage that both ends notice breaks the connection: messages that have not arrived by then, and messages sent
-    before the link is back, never arrive. Then the channel starts empty.
-    """
-
-    def __init__(self, link: Link, direction: TrafficDirection, stream: int) -> None:
-        self._link, self._stream = link, key(stream, direction)
-        rate, outages = link.rate(direction, stream), link.outage_intervals(stream)
-        self._outages = OutageCursor(outages, link.detect_ms / 1e3) if link.outages else None
-        self._departure_s = partial(self._outages.departure_s, rate) if self._outages else rate.departure_s
-        self._delay = link.delay.delay(stream) if link.delay else None
-        self._delay_s = (link.delay_ms + link.message_ms) / 1e3
-        self._jitter_stream, self._jitter_ms = substream(self._stream, "jitter"), link.jitter_ms
-        self._uniform = link.jitter_shape == "uniform"
-        self._overhead_nbytes = link.overhead_nbytes
-        self._is_deterministic = not (link.loss or self._delay or self._outages)
-        self._message_index = 0
-        self._disconnected_until_s = 0.0
-        self.idle_from_s = 0.0
-        """When the last bit of the delivered messages has left."""
-        self.last_arrival_s = 0.0
-        """When the last of the delivered messages arrives."""
-
-    def arrival_s(self, nbytes: float, now_s: float) -> float:
-        """When a message sent at `now_s` arrives; infinite if it is lost. Call in order of `now_s`."""
-        index = self._message_index
-        self._message_index += 1
-        if not self._is_deterministic:
-            return self._random_arrival_s(nbytes, now_s, index)
-        free_s = self.idle_from_s
-        free_s = self.idle_from_s = self._departure_s(
-            nbytes + self._overhead_nbytes, now_s if now_s > free_s else free_s
-        )
-        arrived_s = free_s + (self._delay_s + self._jitter_s(index) if self._jitter_ms else self._delay_s)
-        if arrived_s > self.last_arrival_s:
-            self.last_arrival_s = arrived_s
-        return self.last_arrival_s
-
-    def _random_arrival_s(self, nbytes: float, now: float, message_index: int) -> float:
-        """For a link with loss, outages or a recorded delay."""
-        link = self._link
-        if now < self._disconnected_until_s:
-            return inf
-        losses = self._losses(message_index) if link.loss else 0
-        free_s = self._departure_s((nbytes + link.overhead_nbytes) * (1 + losses), max(now, self.idle_from_s))
-        late_s = self._delay_s + (self._jitter_s(message_index) if link.jitter_ms else 0.0)
-        if self._delay:
-            late_s += self._delay(free_s)
-        if losses:
-            late_s += sum(min(link.timeout_ms / 1e3 * 2**n, _LONGEST_TIMEOUT_S) for n in range(losses))
-        arrived_s = max(self.last_arrival_s, free_s + late_s)
-        if self._outages and (up_s := self._outages.reconnected_s(now, arrived_s)):
-            self._disconnected_until_s = up_s
-            return inf
-        self.idle_from_s, self.last_arrival_s = free_s, arrived_s
-        return arrived_s
-
-    def _losses(self, message_index: int) -> int:
-        losses = 0
-        while uniform(self._stream, message_index, f"loss {losses}") < self._link.loss:
-            losses += 1
-        return losses
-
-    def _jitter_s(self, message_index: int) -> float:
-        u = uniform_at(self._jitter_stream, message_index)
-        if self._uniform:
-            return u * self._jitter_ms / 1e3
-        return _HALF_NORMAL.inv_cdf(0.5 + u / 2) * self._jitter_ms / 1e3
-
-
-class _LinkDirection(Protocol):
-    def arrival_s(self, nbytes: float, now_s: float) -> float: ...
-
-
-class MultiLinkChannel:
-    """Messages queue for `first_channel`, the sender's own link, and keep their order.
-
-    Each of `next_links`, which are shared, adds the time of a message through an empty link at its mean rate.
-    """
-
-    def __init__(self, first_channel: _LinkDirection, next_links: Sequence[tuple["Link", TrafficDirection]]) -> None:
-        self._first_channel = first_channel
-        self._delay_s = sum(link.mean_transfer_s(0, direction) for link, direction in next_links)
-        self._s_per_byte = sum(
-            link.mean_transfer_s(1, direction) - link.mean_transfer_s(0, direction) for link, direction in next_links
-        )
-        self._last_arrival_s = 0.0
-
-    def arrival_s(self, nbytes: float, now_s: float) -> float:
-        """When a message sent at `now_s` arrives; infinite if it is lost. Call in order of `now_s`."""
-        at_s = self._first_channel.arrival_s(nbytes, now_s) + self._delay_s + nbytes * self._s_per_byte
-        if at_s < float("inf"):
-            self._last_arrival_s = at_s = max(at_s, self._last_arrival_s)
-        return at_s

@@ -87,6 +87,9 @@ class Requester:
         self.failing_since_s = 0.0
         """When the first of them began."""
         self.given_up = False
+        self.draft, self.offload, self.verify = policy.draft, policy.offload, policy.verify
+        self.layer_exit, self.full_draft_probs = policy.early_exit.layer_exit, policy.payload.full_distributions
+        self.device_keeps_cache = policy.kv_cache.device_keeps_cache
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
         self.text_draft = policy.draft if isinstance(policy.draft, TextDraft) else None
         self.needs_importance = bool(importance_scores(self.requested_scores))
@@ -113,7 +116,7 @@ class Requester:
 
     def _stays_local(self) -> bool:
         """True if the policy sends nothing of this session to the cloud, not even its prompt."""
-        return isinstance(self.policy.offload, OptionalOffload) and self.policy.offload.never_offloads(self.session)
+        return isinstance(self.offload, OptionalOffload) and self.offload.never_offloads(self.session)
 
     def handle(self, event: Event, now: float) -> Commands:
         if self.state != "running":
@@ -148,10 +151,9 @@ class Requester:
         if job != self.job or not isinstance(outcome, DraftOutcome):
             return []  # the job was abandoned
         self.job, self.session.draft_cached_len = None, outcome.cached_len
-        draft = self.policy.draft
         self.session.monitor.record_draft(1 if self.drafting_branches else len(outcome.tokens), self.job_started_s, now)
         if self.drafting_branches:
-            self.session.extend_branches(outcome, self.drafting_branches, draft.should_stop, draft.keep_last)
+            self.session.extend_branches(outcome, self.drafting_branches, self.draft.should_stop, self.draft.keep_last)
         else:
             self.session.add_draft(outcome)
         return self._next_step(now)
@@ -174,7 +176,7 @@ class Requester:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
         out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict))
         out += self._emit(*s.apply_verdict(reply.verdict), now)
-        if not self.policy.kv_cache.device_keeps_cache:
+        if not self.device_keeps_cache:
             s.draft_cached_len = 0
         if reply.remaining_budget and not s.is_complete:
             s.in_flight_drafts = ()
@@ -252,7 +254,7 @@ class Requester:
         if self.text_draft and not s.draft and (found := self.text_draft.proposal(s)):
             s.add_draft(found)
         unverified = self.may_be_unverified and self._unverified()
-        stop = self._unverified_stop() if unverified else self.policy.draft.next_stop(s) or self._importance_stop()
+        stop = self._unverified_stop() if unverified else self.draft.next_stop(s) or self._importance_stop()
         if stop:
             return self._start_draft(stop, now)
         budget = 0 if unverified else self._token_budget()
@@ -281,7 +283,7 @@ class Requester:
         """Tokens that the target may write now; 0: keep the draft. Without a draft, always at least one."""
         if not self.session.draft and self.has_drafter:
             return 1
-        return self.policy.offload.tokens_to_offload(self.session)
+        return self.offload.tokens_to_offload(self.session)
 
     def _use_waiting_time(self, now: float) -> Commands:
         """While a verdict is awaited: prefill the draft model, then draft ahead."""
@@ -294,7 +296,7 @@ class Requester:
         """The cloud is lost: fail, or keep the request in flight until the cloud is back."""
         if self.policy.link_loss.action == "fail":
             return self._end("failed")
-        self.session.start_verification(self.policy.verify.sends_drafts, self.policy.verify.rule(self.session))
+        self.session.start_verification(self.verify.sends_drafts, self.verify.rule(self.session))
         self.session.remaining_budget = budget
         return []
 
@@ -368,10 +370,10 @@ class Requester:
             request.stop_tokens,
             self.requested_scores,
             request.sampling,
-            self.policy.early_exit.layer_exit,
+            self.layer_exit,
             branches,
             num_adopted_drafts,
-            self.policy.payload.full_distributions,
+            self.full_draft_probs,
             None if branches else self.session.stop_text_after_draft,
         )
 
@@ -385,7 +387,7 @@ class Requester:
     def _send_request(self, now: float, budget: int, with_drafts: bool = True) -> Commands:
         s = self.session
         s.remaining_budget = budget
-        seq = s.start_verification(with_drafts and self.sends_drafts, self.policy.verify.rule(s))
+        seq = s.start_verification(with_drafts and self.sends_drafts, self.verify.rule(s))
         out = self.hop_path.requests(s, seq, budget, now)
         self.request_sent_s, self.awaiting_first_reply = now, True
         if self.base_timeout_s < INF and not (self.timer and self.timer_due_s <= now + self.reply_timeout_s):

@@ -53,6 +53,8 @@ from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import Scheduler
 
+_RELEASED = 2**60
+"""More than any attempt: the session was released."""
 _REPORT_INTERVAL_S = 0.25
 """Least time between two load reports while no session starts or ends."""
 
@@ -294,7 +296,7 @@ class Worker:
         newest = self.session_registry.newest_attempt
         for (queued, seq), outcome in zip(batch, outcomes, strict=True):
             m = queued.request
-            if m.attempt < newest.get(seq.session, INF):  # released or superseded while it ran
+            if m.attempt < newest.get(seq.session, _RELEASED):  # released or superseded while it ran
                 out += self._drop_if_released(seq.session)
                 continue
             verdict = outcome.verdict
@@ -316,7 +318,7 @@ class Worker:
         out: Commands = []
         for queued, seq in batch:
             out += [DropCache(*key) for key in self.kv_accounting.evict_session(seq.session)]
-            if queued.request.attempt >= self.session_registry.newest_attempt.get(seq.session, INF):
+            if queued.request.attempt >= self.session_registry.newest_attempt.get(seq.session, _RELEASED):
                 self.queue.pop(seq.session, None)
                 self.quarantined.add(seq.session)
                 out.append(self._cache_miss(queued.request))

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.hardware.executor import DeviceExecutor, DraftPoolingEngine, Engine, TimedDraft
+from serving.hardware.executor import DraftPoolingEngine, Engine, TimedDraft
+from serving.hardware.timed_executor import DeviceExecutor
 from serving.messages import DraftWork, Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.nodes.device import Device

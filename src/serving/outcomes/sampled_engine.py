@@ -39,7 +39,8 @@ from serving.outcomes.loads import DraftLoads, load_counter, summed
 
 _BITS = 17
 """One draw of 51 bits decides three positions, each with a resolution of 1 / 131,072."""
-_MASK, _DRAW_RANGE = (1 << _BITS) - 1, 1 << 3 * _BITS
+_MASK = (1 << _BITS) - 1
+_DRAW_RANGE = 1 << 3 * _BITS
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class AcceptanceDraws:
             bits = int(uniform_at(self._substream, known // 3) * _DRAW_RANGE)
             first = (bits & _MASK) < thresholds[last]
             second = (bits >> _BITS & _MASK) < thresholds[first]
-            last = (bits >> 2 * _BITS) < thresholds[second]
+            last = int((bits >> 2 * _BITS) < thresholds[second])
             right |= (first + 2 * second + 4 * last) << known
             known += 3
         self._last, self.num_drawn, self._bits = last, known, right

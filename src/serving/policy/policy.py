@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from serving.core.decoding import Decoding
 from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, by_name
@@ -161,7 +162,7 @@ class Policy:
             ),
         ]
 
-    @property
+    @cached_property
     def requested_scores(self) -> tuple[str, ...]:
         """Scores that the device's slots read; the draft model's forward pass computes them."""
         slots = (self.draft, self.offload, self.lookahead)

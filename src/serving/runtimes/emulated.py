@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
-from serving.drivers.simulator import NodeObserver, Observer, Simulator
+from serving.drivers.observer import NodeObserver, Observer
+from serving.drivers.simulator import Simulator
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress, silent
 from serving.runtimes.clients import WorkloadClients

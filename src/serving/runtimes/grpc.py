@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
+from serving.drivers.observer import Observer
 from serving.drivers.real_time import Pace
-from serving.drivers.simulator import Observer
 from serving.messages import INF
 from serving.network.link import Link
 from serving.progress import Progress

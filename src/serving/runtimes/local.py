@@ -11,8 +11,8 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import WallClock
+from serving.drivers.observer import Observer
 from serving.drivers.real_time import Pace, PacingStats, RealTimeDriver
-from serving.drivers.simulator import Observer
 from serving.metrics.overhead import OverheadTimer
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress, silent

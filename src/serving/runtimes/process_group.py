@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.deployment.topology import Topology
+from serving.drivers.observer import Observer
 from serving.drivers.real_time import PacingStats
-from serving.drivers.simulator import Observer
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress
 from serving.runtimes.clients import WorkloadClients

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.drivers.simulator import Observer
+from serving.drivers.observer import Observer
 from serving.metrics.recorder import SessionRecord
 from serving.progress import Progress
 

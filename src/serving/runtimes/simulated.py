@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving.deployment.setup import Setup
-from serving.drivers.simulator import Observer
+from serving.drivers.observer import Observer
 from serving.outcomes.outcomes import OutcomeSource
 from serving.progress import Progress
 from serving.runtimes.emulated import simulate

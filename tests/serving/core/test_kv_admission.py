@@ -4,13 +4,14 @@ import pytest
 
 from serving.core.kv_accounting import KVAccounting, admit
 from serving.core.queued_request import QueuedRequest
-from serving.messages import SequenceSlice, Span
+from serving.messages import Request, SequenceSlice, Span
 
 WHOLE = Span(0, 8, embedding=True, lm_head=True)
 
 
 def item(session: str, start: int, n: int) -> QueuedRequest:
-    return QueuedRequest(None, SequenceSlice(session, start, n, tuple(range(n))), WHOLE, 0.0, n)  # type: ignore[arg-type]
+    rows = SequenceSlice(session, start, n, tuple(range(n)))
+    return QueuedRequest(Request(1, rows, (), 0, (), "device-0"), rows, WHOLE, 0.0, n)
 
 
 def ledger(capacity: float, **lengths: int) -> KVAccounting:

@@ -10,7 +10,8 @@ from serving.deployment.wiring import connect_nodes as connect
 from serving.hardware.testbed import Testbed as Bed
 from serving.hardware.testbed import Tier
 from serving.messages import Hop, Span
-from serving.network.link import Channel, Link, MultiLinkChannel
+from serving.network.channel import Channel, MultiLinkChannel
+from serving.network.link import Link
 from serving.network.outages import ListedOutages, PeriodicOutages
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from serving.drivers.clock import ScriptedClock, WallClock
+from serving.drivers.observer import Observer
 from serving.drivers.real_time import RealTimeDriver
-from serving.drivers.simulator import Observer
 from serving.hardware.executor import FatalWorkError
 from serving.messages import EmitTokens, Message, Outcome, Work
 from tests.support.fake_pair import FakePair, own_text

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serving.drivers.simulator import ComputeResource, Phase, Simulator
+from serving.drivers.simulator import DECISION, ComputeResource, Simulator
 from serving.messages import (
     Command,
     DraftOutcome,
@@ -74,10 +74,10 @@ def one(says: dict[int, list[Command]] | None = None) -> tuple[Simulator, Script
 
 def test_at_one_instant_arrivals_come_before_decisions_in_order_of_posting() -> None:
     simulator, node, _ = one()
-    simulator.post(1.0, "a", TimerFired(1), Phase.DECISION)
+    simulator.post(1.0, "a", TimerFired(1), DECISION)
     for name in "pqr":
         simulator.post(1.0, "a", begin(name))
-    simulator.post(0.5, "a", TimerFired(2), Phase.DECISION)
+    simulator.post(0.5, "a", TimerFired(2), DECISION)
     simulator.run()
     assert node.heard == [
         (0.5, TimerFired(2)),

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from serving.deployment.topology import Topology
-from serving.hardware.executor import TimedExecutor
 from serving.hardware.latency import ForwardLoad, LinearLatency
+from serving.hardware.timed_executor import TimedExecutor
 from serving.messages import (
     MEDUSA_TREE,
     DraftBatch,

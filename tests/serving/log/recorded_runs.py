@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from serving.drivers.simulator import Observer, Simulator
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import Simulator
 from serving.log.event_log import EventLog, LogEntry
 from serving.log.reader import read_entries
 from serving.messages import Command, Event, Message, Outcome, Work

@@ -45,5 +45,5 @@ def test_on_virtual_time_the_scheduler_expects_what_the_clock_takes() -> None:
     assert len(watch.batches) > 10
     assert {one.node for one in watch.batches} == {"cloud-0"}
     cast = Topology(made, models().cloud_layers)
-    biased = Estimator(cast.cloud_latency("cloud-0"), LayerScale(cast.scale.layers, 2 * cast.scale.timed_layers))
+    biased = Estimator.of(cast.cloud_latency("cloud-0"), LayerScale(cast.scale.layers, 2 * cast.scale.timed_layers))
     assert estimator_errors(batch_rows(watch.batches, lambda _: biased))["mape"] > 0.5

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serving.metrics.radio_energy import AwakeTime, Transfer, awake_times, radio_energies_j
-from serving.metrics.recorder import SessionRecord
+from serving.metrics.recorder import SessionRecord, Timeline
 from serving.network.link import Link
 from serving.network.radio import Radio
 
@@ -45,7 +45,7 @@ def test_each_second_awake_is_paid_once():
 
 
 def record(session: str, *timeline: tuple[str, float, float, int]) -> SessionRecord:
-    made = SessionRecord(session, "device-0", 10, 0.0, timeline=list(timeline))
+    made = SessionRecord(session, "device-0", 10, 0.0, timeline=Timeline(timeline))
     made.uplink_messages = sum(lane == "uplink" for lane, *_ in timeline)
     made.uplink_nbytes, made.downlink_nbytes = (
         sum(nbytes for each, _, _, nbytes in timeline if each == lane) for lane in ("uplink", "downlink")
@@ -69,5 +69,5 @@ def test_a_link_without_figures_is_unknown_for_those_that_use_it():
 
 
 def test_without_time_lines_the_radio_is_unknown():
-    blind = replace(ASKED, timeline=[])
-    assert radio_energies_j([blind, replace(SILENT, timeline=[])], LINK) == {"asked": None, "silent": 0.0}
+    blind = replace(ASKED, timeline=Timeline())
+    assert radio_energies_j([blind, replace(SILENT, timeline=Timeline())], LINK) == {"asked": None, "silent": 0.0}

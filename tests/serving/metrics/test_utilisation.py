@@ -10,7 +10,7 @@ from serving.deployment.topology import Topology
 from serving.hardware.fleet import GB
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
 from serving.hardware.testbed import Tier
-from serving.messages import DropCache, ForwardWork, MessageReceived, Release, SequenceSlice
+from serving.messages import DropCache, ForwardWork, MessageReceived, Release, SequenceSlice, Span
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import StallTimes, UtilisationObserver, covered_s, stall_times
 from serving.policy.partition.baselines import GPipeSplit
@@ -33,7 +33,7 @@ def cast() -> Topology:
 
 
 def ran(seen: UtilisationObserver, node: str, session: str, start: int, n: int, begin_s: float, end_s: float) -> None:
-    work = ForwardWork(None, (SequenceSlice(session, start, n, ()),), ("",))  # type: ignore[arg-type]
+    work = ForwardWork(Span(0, 8), (SequenceSlice(session, start, n, ()),), ("",))
     seen.work_done(node, work, (), begin_s, end_s)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serving.core.keyed_random import key
 from serving.core.provenance import evidence_class
-from serving.network.link import Channel, Link
+from serving.network.link import Link
 from tests.support.conf_files import fields, link, names
 
 PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
@@ -104,7 +104,7 @@ def test_loss_and_jitter_depend_on_the_message_number_not_its_size():
 @given(st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 0.5)), min_size=2, max_size=30), st.integers(0, 2**32))
 def test_messages_never_overtake_and_never_arrive_early(messages, stream):
     shaky = Link(8, 8, delay_ms=5, jitter_ms=30, loss=0.3, timeout_ms=100)
-    channel, now, last = Channel(shaky, "up", stream), 0.0, 0.0
+    channel, now, last = shaky.channel("up", stream), 0.0, 0.0
     for nbytes, pause_s in messages:
         now += pause_s
         arrival = channel.arrival_s(nbytes, now)

@@ -5,7 +5,8 @@ from math import inf
 
 import pytest
 
-from serving.network.link import Link, MultiLinkChannel
+from serving.network.channel import MultiLinkChannel
+from serving.network.link import Link
 from serving.network.outages import ListedOutages
 
 OWN = Link(8, 8, delay_ms=10)

@@ -156,8 +156,11 @@ def run(w: Worker, now: float) -> list[tuple[str, LoadReport]]:
 
 def test_a_new_session_is_reported_to_all_watchers_at_once() -> None:
     w = worker("device-0", "device-1", capacity=100)
-    backlog = LoadReport("near-0", pytest.approx(queued_s(10, 4)), pytest.approx(0.01), pytest.approx(0.11), 86)
-    assert hear(w, question()) == [("device-0", backlog), ("device-1", backlog)]
+    (first, backlog), (second, other) = hear(w, question())
+    assert (first, second, other) == ("device-0", "device-1", backlog)
+    assert (backlog.node, backlog.free_tokens) == ("near-0", 86)
+    told = [backlog.queued_s, backlog.per_token_s, backlog.pass_s]
+    assert told == pytest.approx([queued_s(10, 4), 0.01, 0.11])
 
 
 def test_without_new_sessions_reports_are_limited_to_four_a_second() -> None:

@@ -1,6 +1,6 @@
 """A model over tiers of nodes that may fail: the model's text, no request lost, no state left."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.deployment.topology import Topology
+from serving.drivers.simulator import LinkDirection
 from serving.messages import (
+    INF,
     CacheMiss,
     DropCache,
     EmitTokens,
@@ -314,17 +316,24 @@ def test_an_answer_lost_with_its_stream_is_requested_again(name: str, limit: int
     assert_no_state_left(run)
 
 
+@dataclass
+class CutLink:
+    """Loses the messages of a while."""
+
+    link: LinkDirection
+    down_s: float
+    up_s: float
+
+    def arrival_s(self, nbytes: float, now: float) -> float:
+        return INF if self.down_s <= now < self.up_s else self.link.arrival_s(nbytes, now)
+
+
 def cut(run: TieredRun, ends: set[str], down_s: float, up_s: float) -> None:
     """Messages between the two nodes in that time are lost, and both nodes are notified."""
-    stage, send = run.simulator, run.simulator._send
-
-    def lossy(name: str, message: SendMessage) -> None:
-        if {name, message.to} != ends or not down_s <= stage.now < up_s:
-            send(name, message)
-
-    stage._command_handlers[SendMessage] = lossy
+    stage = run.simulator
     a, b = ends
     for here, there in ((a, b), (b, a)):
+        stage.connect(here, there, CutLink(stage.links[here, there], down_s, up_s))
         stage.post(down_s, here, PeerLost(there))
         stage.post(up_s, here, PeerRestored(there))
 

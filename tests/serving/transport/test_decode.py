@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from native import loader
 from serving.messages import (
     INF,
     CacheMiss,
@@ -97,6 +98,7 @@ def test_a_valid_frame_is_what_the_tests_change() -> None:
         ("message", LoadReport("cloud-0", 0, 0, 0, 0), "LoadReport.node"),
     ],
 )
+@pytest.mark.skipif(loader.in_use, reason="a compiled message cannot be made invalid")
 def test_an_invalid_field_is_refused_by_name(path: str, value: object, field: str) -> None:
     assert field in refused(frame_of(changed(ENVELOPE, path, value)))
 
@@ -131,6 +133,7 @@ def test_an_invalid_field_is_refused_by_name(path: str, value: object, field: st
         ("message", LoadReport("device-0", 0, 0, 0, float("nan")), "LoadReport.free_tokens"),
     ],
 )
+@pytest.mark.skipif(loader.in_use, reason="a compiled message cannot be made invalid")
 def test_a_value_of_another_type_is_refused_by_name(path: str, value: object, field: str) -> None:
     assert field in refused(frame_of(changed(ENVELOPE, path, value)))
 

@@ -13,8 +13,8 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, connect_nodes
 from serving.drivers.clock import WallClock
+from serving.drivers.observer import Observer
 from serving.drivers.real_time import RealTimeDriver
-from serving.drivers.simulator import Observer
 from serving.frontend.device_gateway import RequestStreams
 from serving.frontend.shutdown import FaultBarrier
 from serving.frontend.ui.config import UiConfig

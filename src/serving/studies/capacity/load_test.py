@@ -11,7 +11,8 @@ from serving.core.queued_request import QueuedRequest
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
-from serving.drivers.simulator import Observer, Simulator
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import Simulator
 from serving.hardware.estimator import Estimator
 from serving.outcomes.outcomes import OutcomeEngines, OutcomeSource
 from serving.policy.slots.scheduler import ScheduledBatch, Scheduler

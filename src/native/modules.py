@@ -1,0 +1,48 @@
+"""What is compiled: the modules of `serving` that a simulation runs for every event.
+
+Left as they are: what a configuration describes (its classes need their annotations), protocols that `isinstance` is
+asked about, and classes that inherit from built-in ones. mypyc can express none of these.
+"""
+
+import hashlib
+from pathlib import Path
+
+MODULES = (
+    "serving.messages",
+    "serving.core.draft_tree",
+    "serving.core.importance",
+    "serving.core.keyed_random",
+    "serving.core.kv_accounting",
+    "serving.core.link_monitor",
+    "serving.core.queued_request",
+    "serving.core.session",
+    "serving.core.stop_strings",
+    "serving.hardware.estimator",
+    "serving.hardware.latency",
+    "serving.hardware.roofline",
+    "serving.hardware.timed_executor",
+    "serving.network.channel",
+    "serving.nodes.device",
+    "serving.nodes.hop_path",
+    "serving.nodes.requester",
+    "serving.nodes.reservations",
+    "serving.nodes.session_registry",
+    "serving.nodes.worker",
+    "serving.drivers.simulator",
+    "serving.metrics.recorder",
+    "serving.outcomes.sampled_engine",
+)
+
+SOURCES = Path(__file__).parents[1]
+LIBRARY = Path(__file__).parent / "lib"
+"""The built files, and a manifest that says what they were built from."""
+MANIFEST = LIBRARY / "manifest.json"
+
+
+def source_path(module: str, root: Path = SOURCES) -> Path:
+    return root / f"{module.replace('.', '/')}.py"
+
+
+def source_digests(root: Path = SOURCES) -> dict[str, str]:
+    """The digest of each module's source."""
+    return {module: hashlib.sha256(source_path(module, root).read_bytes()).hexdigest() for module in MODULES}
