@@ -14,6 +14,7 @@ from pipeline.config.build import load
 DISTRIBUTION = "tandem-llm"
 EXTRAS: Mapping[str, str] = {
     "dev": "make test, make test-all, make bench",
+    "compiled": "make compiled: the simulator's core as a C extension",
     "hub": "data sets from the Hub instead of files (workload=gsm8k and others without a path)",
     "slurm": "hydra/launcher=submitit_slurm: the jobs of a sweep on a Slurm cluster",
     "ray": "hydra/launcher=ray: the jobs of a sweep on a Ray cluster",
