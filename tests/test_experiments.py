@@ -154,6 +154,10 @@ LESS = {
     "wisp/fig4": (*SMALL, "stages.interference.local.repeats=2", "stages.interference.local.long_tokens=[32,224]"),
     "wisp/table9": ("hydra.sweeper.n_trials=2", "stages.searched_predictor.family.epochs=2"),
     "wisp/table11": ("stages.predictor_latency.num_calls=20",),
+    "wisp/fig2": ("training.seed=0,3",),
+    "wisp/fig3": ("training.seed=0",),
+    "wisp/table8": ("training.seed=0",),
+    "synera/fig4": ("training.seed=0",),
     "wisp/theorem1": ("stages.waste.recalls=[0.95]",),
     "wisp/slo": (
         "training.seed=0",

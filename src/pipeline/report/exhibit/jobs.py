@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.report.estimate import Estimate, estimate, pool
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, fill_template, parse_override
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
+from pipeline.report.exhibit.stage import read_rows
 from pipeline.report.prompt_sums import PromptSums, prompt_sums, read_stage_rows, requests_by_prompt, stage_sums
 from pipeline.report.text_reference import TEXT_METRICS, RequestsByPrompt, text_metrics, with_reference
 
@@ -42,6 +44,8 @@ def row_key(rows: RowTemplate, choices: Mapping[str, str]) -> RowKey:
 def rows_of_jobs(exhibit: Exhibit, jobs: Sequence[ComparisonRow], base: Mapping[str, str]) -> list[ExhibitRow]:
     """The rows of the jobs, in their order."""
     assert exhibit.rows is not None
+    if exhibit.rows.from_table:
+        return _rows_of_tables(exhibit.rows, jobs, base)
     found: dict[tuple[str, str], list[tuple[RowKey, ComparisonRow]]] = {}
     for job in jobs:
         where = row_key(exhibit.rows, choices_of(job.result.overrides, base))
@@ -50,6 +54,25 @@ def rows_of_jobs(exhibit: Exhibit, jobs: Sequence[ComparisonRow], base: Mapping[
     compared = any(metric.startswith(TEXT_METRICS) for metric in metrics)
     references = _reference_requests(exhibit.rows, found) if compared else {}
     return [_row(members, metrics, base, references) for members in found.values()]
+
+
+def _rows_of_tables(template: RowTemplate, jobs: Sequence[ComparisonRow], base: Mapping[str, str]) -> list[ExhibitRow]:
+    """The rows of the tables that the jobs' goals wrote, pooled over the jobs."""
+    found: dict[tuple[str, str], list[Mapping[str, Cell]]] = {}
+    for job in jobs:
+        replicate = row_key(template, choices_of(job.result.overrides, base)).replicate
+        for row in read_rows(Path(job.result.artifact or ""), replicate) if job.problem is None else ():
+            found.setdefault((row.group, row.label), []).append(row.measured)
+    problem = _problem(jobs)
+    return [ExhibitRow(*place, _pooled_cells(tables), problem=problem) for place, tables in found.items()]
+
+
+def _pooled_cells(tables: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
+    """Numbers pooled; of texts the first."""
+    cells = {metric: [table[metric] for table in tables if metric in table] for table in tables for metric in table}
+    return {
+        metric: pool([cell for cell in own if isinstance(cell, Estimate)]) or own[0] for metric, own in cells.items()
+    }
 
 
 def _reference_requests(

@@ -56,17 +56,21 @@ class ExhibitColumn:
 class RowTemplate:
     """Templates of a row's label and group; jobs that differ only in the choice `pool_over` (a seed) are one row.
 
+    from_table        each job's goal is a stage that writes rows.json: its rows are the exhibit's, without `label`
     text_reference    label of a row; `text/rouge_1`, `text/equal` and `text/same_prefix` compare the texts of the other
                       rows of its group with its own, prompt by prompt
     """
 
-    label: str
+    label: str = ""
     group: str = ""
     pool_over: str = ""
     text_reference: str = ""
+    from_table: bool = False
 
     def __post_init__(self) -> None:
-        if not self.label.strip():
+        if self.from_table and (self.label or self.group or self.text_reference):
+            raise ValueError("exhibit.rows.from_table takes label and group from the table; leave them out")
+        if not self.from_table and not self.label.strip():
             raise ValueError("exhibit.rows.label is empty; write a template over the choices, such as '{policy}'")
         if "{" in self.pool_over:
             raise ValueError(

@@ -15,7 +15,7 @@ the same length; or `{"by_seed": {seed: number or list}}`, with an interval that
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,13 @@ def report_exhibit(out: Path, *, exhibit: Exhibit, table: Path) -> None:
     """
     rows = list(read_rows(table))
     shown = RenderedExhibit.with_reported_rows(exhibit, rows)
-    made = write_exhibit(shown, out, out / "figures" / "exhibit.png", list(_missing_metric_notes(exhibit, rows)))
+    made = write_exhibit(shown, out, out / "figures" / "exhibit.png", list(missing_metric_notes(exhibit, rows)))
     (out / "exhibit.txt").write_text("\n".join(plain_lines(made.parts)) + "\n", encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(made.metrics, indent=1), encoding="utf-8")
 
 
-def read_rows(artifact: Path) -> Iterator[ExhibitRow]:
-    """The rows of a stage's rows.json. Raises TableError."""
+def read_rows(artifact: Path, replicate: str = "") -> Iterator[ExhibitRow]:
+    """The rows of a stage's rows.json, whose numbers are those of `replicate`. Raises TableError."""
     path = artifact / ROWS_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -59,7 +59,8 @@ def read_rows(artifact: Path) -> Iterator[ExhibitRow]:
     for group, own in groups.items():
         for label, cells in own.items():
             found_cells = {
-                full_metric_name(name): _cell(value, f"{path}: {label}, {name}") for name, value in cells.items()
+                full_metric_name(name): _cell(value, f"{path}: {label}, {name}", replicate)
+                for name, value in cells.items()
             }
             yield ExhibitRow(group, label, found_cells)
 
@@ -72,11 +73,11 @@ def _is_grouped(table: Mapping[str, Any]) -> bool:
     return all(_is_table(rows) and rows for rows in table.values())
 
 
-def _cell(value: Any, where: str) -> Cell:
+def _cell(value: Any, where: str, replicate: str) -> Cell:
     if value is None or isinstance(value, str):
         return value
     try:
-        return _by_seed(value[BY_SEED]) if isinstance(value, dict) else _estimate(value, "")
+        return _by_seed(value[BY_SEED]) if isinstance(value, dict) else _estimate(value, replicate)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
         raise TableError(
             f"{where} is {value!r}; a number, a text, null, a list of numbers, or these by_seed are wanted."
@@ -99,7 +100,7 @@ def _estimate(value: Any, seed: str) -> Estimate:
     return Estimate({seed: float(value)})
 
 
-def _missing_metric_notes(exhibit: Exhibit, rows: list[ExhibitRow]) -> Iterator[str]:
+def missing_metric_notes(exhibit: Exhibit, rows: Sequence[ExhibitRow]) -> Iterator[str]:
     """Metrics of columns that no row has, often by a spelling mistake."""
     known = {metric for row in rows for metric in row.measured}
     for column in exhibit.columns:

@@ -15,8 +15,9 @@ from pipeline.errors import ConfigError
 from pipeline.report.choices import check_baseline
 from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
-from pipeline.report.exhibit.rows import RenderedExhibit, parse_override, template_fields
+from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit, parse_override, template_fields
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
+from pipeline.report.exhibit.stage import missing_metric_notes
 from pipeline.report.job_result import transport_checks
 from pipeline.report.text_reference import TEXT_METRICS
 from serving.metrics import definitions
@@ -42,9 +43,21 @@ class SweepExhibit:
 
     def write(self, jobs: Sequence[ComparisonRow], folder: Path) -> ExhibitOutput:
         """Writes exhibit.json, exhibit.csv and exhibit.png into the sweep's folder."""
-        shown = RenderedExhibit.with_reported_rows(self.exhibit, rows_of_jobs(self.exhibit, jobs, self.base_choices))
-        notes = [*transport_checks(job.result for job in jobs), *_missing_metric_notes(self.exhibit, jobs)]
+        rows = rows_of_jobs(self.exhibit, jobs, self.base_choices)
+        shown = RenderedExhibit.with_reported_rows(self.exhibit, rows)
+        notes = [*transport_checks(job.result for job in jobs), *self._missing_metric_notes(jobs, rows)]
         return write_exhibit(shown, folder, folder / "exhibit.png", notes)
+
+    def _missing_metric_notes(self, jobs: Sequence[ComparisonRow], rows: Sequence[ExhibitRow]) -> Iterator[str]:
+        """Columns whose metric no job has: those of stages are known only after the jobs."""
+        if self.exhibit.rows and self.exhibit.rows.from_table:
+            yield from missing_metric_notes(self.exhibit, rows)
+            return
+        known = {metric for job in jobs for metric in job.result.metrics}
+        for column in self.exhibit.columns:
+            if known and column.metric_name not in known and not column.metric_name.startswith(TEXT_METRICS):
+                own = ", ".join(sorted(metric for metric in known if metric.startswith("stage/")))
+                yield f"no job has the metric {column.metric_name}; those of stages are: {own or 'none'}"
 
 
 def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
@@ -58,12 +71,13 @@ def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
         return None
     if exhibit.rows is None:
         raise ConfigError("exhibit.rows is missing: it says how a job gets its row, as in rows: {label: '{policy}'}.")
-    _check_metrics(exhibit)
+    if not exhibit.rows.from_table:
+        _check_metrics(exhibit)
     written, asked = job_overrides(config, []), job_overrides(config, written_overrides(config.hydra))
     base = _base_choices(config, exhibit, exhibit.rows, written + asked)
     places = [[row_key(exhibit.rows, choices_of(job, base)) for job in jobs] for jobs in (written, asked)]
     _check_unique_rows(places[1], exhibit.rows)
-    if asked:
+    if asked and not exhibit.rows.from_table:
         _check_rows(exhibit, [one for own in places for one in own])
     return SweepExhibit(exhibit, base, len(written))
 
@@ -202,12 +216,3 @@ def _referenced_rows(exhibit: Exhibit) -> Iterator[tuple[str, str]]:
 def _unknown_row_error(where: str, label: str, rows: set[tuple[str, str]]) -> ConfigError:
     known = sorted(f"{group} / {row}" if group else row for group, row in rows)
     return ConfigError(f"{where}: no job is the row {label!r}. The rows are {', '.join(map(repr, known))}.")
-
-
-def _missing_metric_notes(exhibit: Exhibit, jobs: Sequence[ComparisonRow]) -> Iterator[str]:
-    """Columns whose metric no job has: those of stages are known only after the jobs."""
-    known = {metric for job in jobs for metric in job.result.metrics}
-    for column in exhibit.columns:
-        if known and column.metric_name not in known and not column.metric_name.startswith(TEXT_METRICS):
-            own = ", ".join(sorted(metric for metric in known if metric.startswith("stage/")))
-            yield f"no job has the metric {column.metric_name}; those of stages are: {own or 'none'}"

@@ -55,6 +55,25 @@ def test_a_stages_number_that_has_a_value_for_each_answer_has_an_interval(tmp_pa
     assert 0.3 < found.interval.low < 0.55 < 0.65 < found.interval.high < 0.9
 
 
+def test_the_rows_of_the_jobs_tables_are_pooled_over_their_seeds(tmp_path):
+    for number, share in enumerate((0.5, 0.7)):
+        row = {"top_1": [share - 0.2, share + 0.2] * 8, "count": 10 * number, "how": "by hand"}
+        reported(tmp_path, number, share, rows={"token": {"all": row}})
+    exhibit = Exhibit("t", (ExhibitColumn("top_1"),), rows=RowTemplate(pool_over="seed", from_table=True))
+    (line,) = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
+    assert (line.group, line.label) == ("token", "all")
+    found = line.measured["top_1"]
+    assert found.value == pytest.approx(0.6)
+    assert found.seed_range == pytest.approx((0.5, 0.7))
+    assert 0.3 < found.interval.low < 0.55 < 0.65 < found.interval.high < 0.9
+    assert (line.measured["count"].value, line.measured["how"]) == (5, "by hand")
+
+
+def test_rows_of_a_table_have_the_tables_labels():
+    with pytest.raises(ValueError, match=r"leave them out"):
+        RowTemplate("{policy}", from_table=True)
+
+
 def test_texts_are_compared_with_those_of_the_reference_row_prompt_by_prompt(tmp_path):
     texts = {"cloud": ("one two three four", "five"), "synera": ("one two four three", "five")}
     for number, (policy, (first, second)) in enumerate(texts.items()):
