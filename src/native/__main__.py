@@ -11,7 +11,8 @@ def main() -> int:
     """1: the core could not be compiled; runs as plain Python all the same."""
     parser = argparse.ArgumentParser(prog="python -m native", description=__doc__)
     parser.add_argument("--again", action="store_true", help="compile also if nothing has changed")
-    if build.is_current() and not parser.parse_args().again:
+    again = parser.parse_args().again
+    if build.is_current() and not again:
         print("the compiled core is up to date")
         return 0
     if obstacle := build.find_obstacle():

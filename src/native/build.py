@@ -31,7 +31,7 @@ setup(name="core", packages=[], ext_modules=extensions)
 
 
 class BuildError(Exception):
-    """The core could not be compiled: no compiler, no mypyc, or an error of either, whose last lines it has."""
+    """mypyc or the C compiler failed; the text is the last lines that it printed."""
 
 
 def is_current() -> bool:

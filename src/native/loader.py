@@ -37,6 +37,8 @@ def install() -> None:
 
 def describe() -> str:
     """`compiled` or `pure`: what this process runs, or would run."""
+    if in_use:
+        return "compiled"
     manifest = _wanted_manifest()
     return "pure" if manifest is None or find_mismatch(manifest) else "compiled"
 
@@ -69,17 +71,22 @@ class CompiledFinder(MetaPathFinder):
         if name not in self._files:
             return None
         file = str(LIBRARY / self._files[name])
-        return spec_from_file_location(name, file, loader=_AnnotatedLoader(name, file, self._annotations.get(name, {})))
+        return spec_from_file_location(name, file, loader=_AnnotatedLoader(name, file, self._annotations))
 
 
 class _AnnotatedLoader(ExtensionFileLoader):
-    """Gives compiled classes the annotations of their sources, which codecs read: mypyc keeps no generic ones."""
+    """Gives compiled classes the annotations of their sources, which codecs read: mypyc keeps no generic ones.
 
-    def __init__(self, name: str, file: str, annotations: Annotations) -> None:
+    Compiled modules import each other without a finder, so that all that are there by now are looked at.
+    """
+
+    def __init__(self, name: str, file: str, annotations: Mapping[str, Annotations]) -> None:
         super().__init__(name, file)
         self._annotations = annotations
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        for name, fields in self._annotations.items():
-            getattr(module, name).__annotations__.update(fields)
+        for name, classes in self._annotations.items():
+            for class_name, fields in classes.items():
+                if found := getattr(sys.modules.get(name), class_name, None):
+                    found.__annotations__.update(fields)

@@ -27,6 +27,7 @@ MODULES = (
     "serving.nodes.requester",
     "serving.nodes.reservations",
     "serving.nodes.session_registry",
+    "serving.nodes.speculator",
     "serving.nodes.worker",
     "serving.drivers.simulator",
     "serving.metrics.recorder",

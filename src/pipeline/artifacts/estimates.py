@@ -22,6 +22,7 @@ BASE_NBYTES = 6e8
 """Memory of a process that has imported torch."""
 STEP_S, FORWARD_S, EVENT_S, OTHER_S = 0.02, 1.5e-3, 3e-5, 2.0
 """Seconds beside the arithmetic: of a training step, of a forward of one token, of a simulated token; of other work."""
+_REMEASURE_S = 3600.0
 _TRAINING_NBYTES, _SERVING_NBYTES = 16, 4
 """Bytes for each parameter: weights, gradients and two moments; weights."""
 
@@ -117,16 +118,20 @@ def _value(args: Mapping[str, Any], key: str) -> float:
 def measured_flops_per_s(root: Path) -> float:
     """Floating-point operations a second of a matrix product: the most that was ever measured for the store at `root`.
 
-    A measurement on a busy machine is too low.
+    A measurement on a busy machine is too low; one is made again `_REMEASURE_S` after the last.
     """
-    file, speed = root / SPEED_FILE, _measure_flops_per_s()
+    file = root / SPEED_FILE
     try:
         known = float(json.loads(file.read_text(encoding="utf-8"))["flops_per_s"])
+        age_s = time.time() - file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError):
-        known = 0.0
-    if speed > known and root.is_dir():
+        known, age_s = 0.0, math.inf
+    if age_s < _REMEASURE_S:
+        return known
+    speed = max(known, _measure_flops_per_s())
+    if root.is_dir():
         fingerprint.write_atomic(file, json.dumps({"flops_per_s": speed}) + "\n")
-    return max(speed, known)
+    return speed
 
 
 @cache

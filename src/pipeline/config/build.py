@@ -221,7 +221,7 @@ def option_names(path: str) -> tuple[str, ...]:
 def _target_parameters(path: str, where: str) -> dict[str, TargetParameter]:
     """The options of a target, by its signature."""
     target = load(path, where)
-    hints = get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
+    hints = get_type_hints(_annotated(target))
     declared = {f.name: f for f in fields(target)} if is_dataclass(target) else {}
     found = {}
     for name, parameter in inspect.signature(target).parameters.items():
@@ -232,6 +232,15 @@ def _target_parameters(path: str, where: str) -> dict[str, TargetParameter]:
         later = field is not None and bool(field.metadata.get("omitted_at_default"))
         found[name] = TargetParameter(hints.get(name, Any), default, later)
     return found
+
+
+def _annotated(target: Any) -> Any:
+    """What has the annotations of a target's options: a dataclass (whose compiled `__init__` has none), `__init__`, or
+    the function.
+    """
+    if not isinstance(target, type) or is_dataclass(target):
+        return target
+    return inspect.getattr_static(target, "__init__")
 
 
 def _without_none(annotation: Any) -> Any:

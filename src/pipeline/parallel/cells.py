@@ -99,7 +99,7 @@ def is_complete(cell: Cell) -> bool:
 
 
 def failed_result(cell: Cell, reason: str) -> JobResult:
-    """The result of a job whose worker process died before it wrote job.json."""
+    """What job.json says of a job whose worker process died."""
     overrides = tuple(map(mask_override, written_overrides(cell.config.hydra)))
     return JobResult("failed", cell.number, str(cell.config.policy.name), overrides, error=reason)
 

@@ -1,6 +1,7 @@
 """Launches the jobs of a sweep on worker processes: stages that several jobs need are built first, and once.
 
-A job whose worker process died is started again. A job that an earlier command of the same sweep completed is not run.
+The launcher starts a job again if its worker process died. It leaves out jobs that an earlier command of the same sweep
+completed.
 """
 
 import sys
@@ -34,7 +35,7 @@ class CellPlan:
 
 @dataclass
 class SweepLaunch:
-    """Runs the jobs of one sweep on `workers`; each job that loses its worker is started up to `retries` times more.
+    """Runs the jobs of one sweep on `workers`, and starts a job that lost its worker up to `retries` times again.
 
     `statuses` has the exit status of each job that ran, by its number.
     """
@@ -105,7 +106,7 @@ class SweepLaunch:
             lines.progress(len(self.statuses), len(jobs))
 
     def _lost_ends(self, batch: Sequence[Cell], lost: LostTask) -> Iterator[CellEnd]:
-        """The ends of the jobs of a task whose worker process died in every round."""
+        """Writes a failed result for each job of `batch` that no worker process completed."""
         for job in batch:
             if cells.is_complete(job):
                 yield CellEnd(job.number, 0, "")

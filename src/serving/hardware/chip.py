@@ -5,8 +5,8 @@ from pathlib import Path
 
 from serving.core.provenance import check_sources
 from serving.hardware.architecture import Architecture, Precision
+from serving.hardware.fitted_latencies import FittedLatencies
 from serving.hardware.heat import SustainedSpeed
-from serving.hardware.latency import FittedLatencies
 from serving.hardware.price import Price
 from serving.hardware.roofline import RooflineLatency
 

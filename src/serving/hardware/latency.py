@@ -1,15 +1,12 @@
 """The load of a forward, latency models that turn loads into seconds, and the scale from served to timed layers."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from serving.messages import ForwardWork, Hop, Span
 
-PROFILE_FILE = "latency.json"
 COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_token_s", "head_c_s", "session_s", "wake_s")
 """Coefficients of a latency: WISP, Eq. 19; per LM-head token and constant; per extra session; per work item."""
 
@@ -132,31 +129,6 @@ class LinearLatency:
                 total_s += self.head_token_s * head_tokens + self.head_c_s * forwards
             total_s += self.forward_s * (forwards - continued)
         return total_s
-
-
-@dataclass(frozen=True)
-class FittedLatencies:
-    """Coefficients fitted on measurements, by architecture name."""
-
-    source: str
-    latencies: dict[str, LinearLatency]
-
-
-def load_fitted_latencies(path: Path) -> FittedLatencies:
-    """Reads a profile artifact: `{"source": ..., "latencies": {name: {...}}}` in the file `latency.json` or its folder.
-
-    Raises ValueError that names the file if it is missing or malformed.
-    """
-    file = path / PROFILE_FILE if path.is_dir() else path
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return FittedLatencies(
-            str(data["source"]), {name: LinearLatency(**fields) for name, fields in data["latencies"].items()}
-        )
-    except FileNotFoundError:
-        raise ValueError(f"there is no profile at {file}. Run the profile stage first (stage=profile).") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"profile {file} cannot be read ({error}). Delete it and profile again.") from None
 
 
 LayerRange = tuple[int, int]

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.hardware.latency import COEFFICIENTS, PROFILE_FILE
+from serving.hardware.fitted_latencies import PROFILE_FILE
+from serving.hardware.latency import COEFFICIENTS
 from training.latency.fit import Array, terms
 from training.latency.model_profile import QUOTED_TOKENS, ModelProfile
 from training.latency.profile_text import draw_figures, profile_text
@@ -65,7 +66,7 @@ MachineInfo = Mapping[str, str | int | float | bool]
 def write_profile(
     out: Path, source: str, profiles: Sequence[ModelProfile], machine: MachineInfo, memory_nbytes: int | None = None
 ) -> None:
-    """Writes latency.json, which `serving.hardware.latency.load_fitted_latencies` reads; profile.json with all
+    """Writes latency.json, which `serving.hardware.fitted_latencies.load_fitted_latencies` reads; profile.json with all
     measurements; profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
     """
     _write_json(out / PROFILE_FILE, {"source": source, "latencies": _latencies(profiles)})

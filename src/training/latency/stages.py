@@ -8,8 +8,8 @@ from serving.engines.models import Dtype, ModelConfig, ModelPair
 from serving.hardware import clock_draw
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
+from serving.hardware.fitted_latencies import load_fitted_latencies
 from serving.hardware.fleet import Fleet
-from serving.hardware.latency import load_fitted_latencies
 from serving.progress import Progress
 from training.latency import clock, tables
 from training.latency.artifact import read_profile, write_profile

@@ -1,5 +1,6 @@
 """How long a stage will take: from earlier builds, else from its sizes."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ def test_the_fastest_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     for measured, kept in ((2e9, 2e9), (1e9, 2e9), (3e9, 3e9)):
         monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda measured=measured: measured)
         assert estimates.measured_flops_per_s(tmp_path) == kept
+        os.utime(tmp_path / estimates.SPEED_FILE, (0, 0))
+
+
+def test_a_measurement_counts_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda: 2e9)
+    estimates.measured_flops_per_s(tmp_path)
+    monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda: 3e9)
+    assert estimates.measured_flops_per_s(tmp_path) == 2e9
 
 
 def test_the_machine_is_not_measured_where_an_earlier_build_tells(tmp_path: Path):

@@ -13,8 +13,9 @@ import yaml
 from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode
+from serving.hardware.fitted_latencies import load_fitted_latencies
 from serving.hardware.fleet import Fleet
-from serving.hardware.latency import COEFFICIENTS, batch_load, load_fitted_latencies
+from serving.hardware.latency import COEFFICIENTS, batch_load
 from serving.progress import silent
 from tests.support.conf_files import architecture, fits
 from training.latency.grid import CATEGORIES, ProfilingOptions

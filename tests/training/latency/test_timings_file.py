@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.hardware.latency import ForwardLoad, load_fitted_latencies
+from serving.hardware.fitted_latencies import load_fitted_latencies
+from serving.hardware.latency import ForwardLoad
 from tests.support.conf_files import architecture
 from tests.training.latency.made_up_timings import TRUE
 from training.latency.grid import ProfilingOptions
