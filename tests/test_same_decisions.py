@@ -106,6 +106,9 @@ COMPOSED = {
     ),
     "hat+batches": ("policy=hat", "policy.batch_drafts=true", *TOGETHER),
     "sled+batches": ("policy=sled", "+policy.batch_drafts=true", *TOGETHER),
+    "cloud_speculative+lookup": ("policy=cloud_speculative", "policy/draft=lookup"),
+    "cloud_speculative+medusa": ("policy=cloud_speculative", "policy/draft=medusa", "policy/verify=tree"),
+    "cloud_speculative+together": ("policy=cloud_speculative", *TOGETHER),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -122,7 +125,7 @@ OTHER_TIERS = {
 """Played on virtual time alone, where nodes may fail."""
 ALONE = {"cloud_centric+four": ("policy=cloud_centric", "workload.num_prompts=4")}
 POLICIES = [*dict.fromkeys((*POLICIES, *COMPOSED))]
-SAMPLED = ("sled", "synera", "hat", "citer", "hyperion")
+SAMPLED = ("sled", "cloud_speculative", "synera", "hat", "citer", "hyperion")
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
@@ -143,7 +146,7 @@ RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 REPRESENTATIVES = {
     "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline",
-    "hat+batches", "sled+lookup",
+    "hat+batches", "sled+lookup", "cloud_speculative", "cloud_speculative+together",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
 ON_VIRTUAL_TIME = REPRESENTATIVES | {

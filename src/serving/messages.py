@@ -421,10 +421,14 @@ class Reply:
     verdict: Verdict
     path: tuple[str, ...]
     remaining_budget: int
-    """Further replies to expect without asking again."""
+    """Further tokens to expect without asking again."""
     path_latency_s: float = 0.0
     """Seconds that the request spent on the path; the rest of the round trip is the network's."""
     path_stats: PathStats | None = None
+    written: TokenIds = ()
+    """Where the cloud drafts: the tokens that it accepted itself, before the verdict's."""
+    origins: tuple[Origin, ...] = ()
+    """Where the cloud drafts: the origins of all these tokens."""
 
 
 @message
@@ -463,7 +467,7 @@ class LoadReport:
 HEADER_NBYTES = 16
 """The fixed part of a message: session, attempt, lengths. A link adds its own overhead."""
 REPLY_NBYTES = HEADER_NBYTES + 4
-"""A reply: the header and one token."""
+"""A reply: the header and one token. Each token that the cloud has written before it takes four more."""
 
 Message: TypeAlias = Request | Reply | CacheMiss | Release | LoadReport
 
@@ -472,7 +476,7 @@ def message_nbytes(message: Message) -> int:
     """Bytes of a received message, without what the policy's `payload` slot adds on the device's uplink."""
     if isinstance(message, Request):
         return HEADER_NBYTES + message.slice.nbytes
-    return REPLY_NBYTES if isinstance(message, Reply) else HEADER_NBYTES
+    return REPLY_NBYTES + 4 * len(message.written) if isinstance(message, Reply) else HEADER_NBYTES
 
 
 # What a user asks for.

@@ -9,9 +9,10 @@ from omegaconf import OmegaConf
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency
+from serving.hardware.fitted_latencies import FittedLatencies
 from serving.hardware.fleet import Fleet, PowerModeSchedule
 from serving.hardware.heat import SustainedSpeed
-from serving.hardware.latency import FittedLatencies, LinearLatency
+from serving.hardware.latency import LinearLatency
 from serving.hardware.price import Price
 from serving.hardware.testbed import Testbed, Tier
 from serving.network.link import Link

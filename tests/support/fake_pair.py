@@ -165,7 +165,9 @@ class FakePair:
             self._run_slice(work.span, seq, out) for seq, out in zip(work.slices, work.hidden_exports, strict=True)
         ]
         if MEDUSA_TREE in work.requested_outputs:
-            results = [self._with_tree(result, seq) for result, seq in zip(results, work.slices, strict=True)]
+            results = [
+                self._with_tree(result, seq, work.span) for result, seq in zip(results, work.slices, strict=True)
+            ]
         n = sum(seq.num_tokens for seq in work.slices)
         self.num_tokens_run += n
         return tuple(results), self.forward_s + self.token_s * n
@@ -220,12 +222,13 @@ class FakePair:
             path.append(stands[0])
         return Verdict(len(path) - 1, wanted, None if seq.parents is None else tuple(path[1:]))
 
-    def _with_tree(self, result: SliceOutcome, seq: SequenceSlice) -> SliceOutcome:
+    def _with_tree(self, result: SliceOutcome, seq: SequenceSlice, span: Span) -> SliceOutcome:
         """The Medusa heads' candidates: the first is right with probability `alpha`, else the second."""
         if result.verdict is None:
             return result
         assert self.medusa
-        before = self.hidden_states[seq.hidden_states.id][1][-seq.num_drafts - 1 :] if seq.hidden_states else []
+        refs, cache = seq.hidden_states, self.caches.get((seq.session, span.start_layer), [])
+        before = (self.hidden_states[refs.id][1] if refs else cache)[-seq.num_drafts - 1 :]
         verdict, likeliest = result.verdict, []
         prefix = extend(before[(verdict.kept_tree_nodes or (verdict.accepted - 1,))[-1] + 1], verdict.next_token)
         for head in range(self.medusa.num_heads):

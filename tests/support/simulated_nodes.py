@@ -18,7 +18,8 @@ from serving.messages import (
     RequestArrived,
     SamplingParams,
 )
-from serving.nodes.device import Device
+from serving.nodes.device import Device, LocalTarget
+from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
@@ -67,9 +68,9 @@ class World:
         return self
 
     @property
-    def workers(self) -> dict[str, Worker]:
+    def workers(self) -> dict[str, Worker | Speculator]:
         """The cloud's nodes."""
-        return {name: node for name, node in self.nodes.items() if isinstance(node, Worker)}
+        return {name: node for name, node in self.nodes.items() if isinstance(node, Worker | Speculator)}
 
     @property
     def devices(self) -> dict[str, Device]:
@@ -109,14 +110,17 @@ def world(
     simulator = drive([log])
     hops = p.placement.hops(LAYERS, LAYERS)
     tiers = {hop.node: (hop.node,) for hop in hops if hop.node != DEVICE_TIER} or {"cloud": ("cloud",)}
-    make: dict[str, Callable[[], Node]] = {
-        tier: lambda tier=tier: Worker(tier, p, tiers, capacity_tokens=capacity_tokens)  # type: ignore[misc]
-        for tier in tiers
-    }
+
+    def cloud_node(tier: str) -> Node:
+        if not p.is_colocated:
+            return Worker(tier, p, tiers, capacity_tokens=capacity_tokens)
+        return Speculator(tier, p, hops[0].span, seed, LocalTarget(p.scheduler, capacity_tokens, drafts_first=True))
+
+    make: dict[str, Callable[[], Node]] = {tier: lambda tier=tier: cloud_node(tier) for tier in tiers}  # type: ignore[misc]
     calls = []
     for i in range(devices):
         make[f"device-{i}"] = lambda i=i: Device(  # type: ignore[misc]
-            f"device-{i}", p, hops, tiers, seed, timeout_s, at_once, ROW_NBYTES
+            f"device-{i}", p.on_device, hops, tiers, seed, timeout_s, at_once, ROW_NBYTES
         )
     nodes = {name: factory() for name, factory in make.items()}
     hidden_states: dict[str, Any] = {}

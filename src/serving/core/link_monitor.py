@@ -131,11 +131,21 @@ class DeviceMonitor:
     """Batch time of the hop on the device itself."""
     chip_free_s: float = 0.0
     """When the chip last finished a job."""
+    num_sessions: int = 0
+    """Sessions that run on the device now."""
+    drafts_accepted: int = 0
+    drafts_reached: int = 0
+    """Of all its sessions: drafts that the target accepted, and those that it reached, a rejected one included."""
 
     def record_draft(self, steps: int, started_s: float, now: float) -> None:
         """A job of `steps` drafting steps, queued at `started_s`, is done; it may have waited for an earlier job."""
         if steps:
             self.draft_step_s.update((now - max(started_s, self.chip_free_s)) / steps)
+
+    def record_verdict(self, accepted: int, num_drafts: int) -> None:
+        """The target has accepted so many of `num_drafts` drafts."""
+        self.drafts_accepted += accepted
+        self.drafts_reached += accepted + (accepted < num_drafts)
 
     def record_message(self, nbytes: int, sent_s: float | None, path_stats: PathStats | None, now: float) -> None:
         """A message from the cloud."""

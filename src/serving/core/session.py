@@ -303,18 +303,26 @@ class Session:
             draft_probs=probs,
         )
 
-    def apply_verdict(self, verdict: Verdict) -> tuple[TokenIds, Origins]:
+    def apply_verdict(
+        self, verdict: Verdict, written: TokenIds = (), origins: Origins = ()
+    ) -> tuple[TokenIds, Origins]:
         """Commits the accepted drafts and the target's token, and adopts the branch that assumed this verdict, if any.
 
         Returns the committed tokens and the origin of each.
+
+        Args:
+            written: tokens that the cloud has drafted and accepted itself.
+            origins: of these and of the verdict's, where the cloud drafts.
         """
         flight, at, accepted = self.in_flight_drafts or (), len(self.tokens), verdict.accepted
         self.drafts_verified += len(flight)
         self.drafts_accepted += accepted
+        if flight:
+            self.monitor.record_verdict(accepted, len(flight))
         kept = verdict.kept_tree_nodes
         chosen = flight[:accepted] if kept is None else self._kept_drafts(kept)
         last: Origin = "cloud" if not flight else "bonus" if accepted == len(flight) else "corrected"
-        new = self._commit((*chosen, verdict.next_token), _origins(len(chosen), last))
+        new = self._commit((*written, *chosen, verdict.next_token), origins or _origins(len(chosen), last))
         length = len(self.tokens)
         self.draft_cached_len = min(self.draft_cached_len, at + len(chosen), length)
         self.target_cached_len, self.kept_tree_nodes = length - 1, kept

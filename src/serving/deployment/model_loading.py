@@ -1,5 +1,6 @@
 """Loads the models and tokenizer of a setup, and tokenizes its workload."""
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -95,7 +96,9 @@ def load_side(
     With a `tier`, only the layers that run there; else all that run in the cloud. `context_tokens`: a service's limit
     of a conversation; default: the workload's.
     """
-    pair, requirements = setup.pair, setup.engine_requirements
+    pair, policy = setup.pair, setup.policy
+    drafts_here = policy.drafts_in_cloud if side == "cloud" else policy.drafts_on_device
+    requirements = replace(setup.engine_requirements, drafter=drafts_here)
     tokenizer, vocab_size = load_tokenizer(pair.device, pair.cloud)
     small, layers = num_layers(pair.device), num_layers(pair.cloud)
     factory = EngineFactory(tensor_store, vocab_size, requirements, tokenizer)
@@ -103,18 +106,22 @@ def load_side(
     hops = setup.policy.placement.hops(layers, pair.cloud.timed_architecture.layers)
     if side == "cloud" and pair.cloud.server:
         remote = factory.remote_engine(pair.cloud, tokenizer, context_tokens or setup.workload.context_tokens)
-        return LoadedModels(UNAVAILABLE_ENGINE, small, remote, layers, tokenizer, notes=remote.notes)
+        drafter = factory.drafter_engine(pair.device, pair.cloud, None, accelerator)
+        return LoadedModels(drafter, small, remote, layers, tokenizer, notes=remote.notes)
     if side == "cloud":
         spans = [hop.span for hop in hops if hop.node != DEVICE_TIER and tier in (None, hop.node)]
         ends = Span(spans[0].start_layer, spans[-1].end_layer, spans[0].embedding, spans[-1].lm_head)
         if pair.cloud.tensor_parallel > 1:
+            drafter = factory.drafter_engine(pair.device, pair.cloud, None, accelerator)
             (cloud_engine,), close = factory.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
-            return LoadedModels(UNAVAILABLE_ENGINE, small, cloud_engine, layers, tokenizer, close=close)
+            return LoadedModels(drafter, small, cloud_engine, layers, tokenizer, close=close)
         if pair.cloud.gguf_file:
-            return LoadedModels(UNAVAILABLE_ENGINE, small, factory.gguf_targets(pair.cloud)(), layers, tokenizer)
+            drafter = factory.drafter_engine(pair.device, pair.cloud, None, accelerator)
+            return LoadedModels(drafter, small, factory.gguf_targets(pair.cloud)(), layers, tokenizer)
         target = factory.target(pair.cloud, accelerator).restricted_to(ends)
+        drafter = factory.drafter_engine(pair.device, pair.cloud, target, accelerator)
         return LoadedModels(
-            UNAVAILABLE_ENGINE, small, factory.torch_engine(target, factory.medusa_heads(target)), layers, tokenizer
+            drafter, small, factory.torch_engine(target, factory.medusa_heads(target)), layers, tokenizer
         )
     num_held = max(
         (hop.span.end_layer for hop in hops if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer),

@@ -51,12 +51,12 @@ class Setup:
         self._check_memory(tokens)
 
     def _check_memory(self, tokens: int) -> None:
-        if self.policy.draft.source == "model":
+        if self.policy.drafts_on_device:
             for fleet in self.hardware.device_fleets:
                 check_memory(fleet, self.pair.device.timed_architecture, self.workload.max_concurrency, tokens)
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
-                check_memory(tier.largest_memory_fleet, self.hop_architecture(hop), 1, tokens)
+                check_memory(tier.largest_memory_fleet, self.hop_architecture(hop), 1, tokens, self.cloud_drafter)
         if here := sum(hop.span.end_layer - hop.span.start_layer for hop in self.hops if hop.node == DEVICE_TIER):
             for fleet in self.hardware.device_fleets:
                 check_memory(
@@ -68,7 +68,7 @@ class Setup:
 
     def _check_timing(self) -> None:
         """Raises ValueError for a chip without latency coefficients, except those that a profile will give."""
-        if self.policy.draft.source == "model":
+        if self.policy.drafts_on_device:
             for fleet in self.hardware.device_fleets:
                 if fleet.timing != "profile":
                     fleet.latency(self.pair.device.timed_architecture)
@@ -77,6 +77,8 @@ class Setup:
             for fleet in tier.fleets if tier else ():
                 if fleet.timing != "profile":
                     fleet.latency(self.pair.cloud.timed_architecture)
+                    if self.cloud_drafter:
+                        fleet.latency(self.cloud_drafter)
 
     def _check_tiers(self) -> None:
         hops = self.hops
@@ -214,6 +216,11 @@ class Setup:
         return whole.part(span.end_layer - span.start_layer, span.embedding, span.lm_head)
 
     @property
+    def cloud_drafter(self) -> Architecture | None:
+        """The draft model that runs beside the target, if one does."""
+        return self.pair.device.timed_architecture if self.policy.drafts_in_cloud else None
+
+    @property
     def num_devices(self) -> int:
         return self.workload.devices or sum(fleet.count for fleet in self.hardware.device_fleets)
 
@@ -223,7 +230,7 @@ class Setup:
         tiers and stages.
         """
         tiers = [(self.hardware.tier(hop.node), self.hop_architecture(hop)) for hop in self.hops]
-        return min([tier.cache_tokens(part) for tier, part in tiers if tier], default=float("inf"))
+        return min([tier.cache_tokens(part, self.cloud_drafter) for tier, part in tiers if tier], default=float("inf"))
 
 
 def context_tokens(setup: Setup, requested: int | None = None) -> int:
@@ -239,7 +246,7 @@ def context_tokens(setup: Setup, requested: int | None = None) -> int:
             f"service.context_tokens is {requested}, and {limit} takes {most}; ask for fewer, or null for all"
         )
     found = requested or most
-    if setup.policy.draft.source == "model":
+    if setup.policy.drafts_on_device:
         for fleet in setup.hardware.device_fleets:
             check_memory(fleet, setup.pair.device.timed_architecture, 1, found)
     return found

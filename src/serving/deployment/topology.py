@@ -19,8 +19,9 @@ from serving.messages import INF, Hop, Node
 from serving.network.channel import Channel
 from serving.network.link import Link
 from serving.network.outages import OutageInterval
-from serving.nodes.device import Device
+from serving.nodes.device import Device, LocalTarget
 from serving.nodes.hop_path import TierNodes
+from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.slots.placement import DEVICE_TIER
 
@@ -62,7 +63,8 @@ class Topology:
         """
         parts = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == tier]
         tokens, each = self.setup.workload.context_tokens, enumerate(self.tier(tier).node_fleets)
-        return [i for i, fleet in each if all(fits_memory(fleet, part, 1, tokens) for part in parts)]
+        drafter = self.setup.cloud_drafter
+        return [i for i, fleet in each if all(fits_memory(fleet, part, 1, tokens, drafter) for part in parts)]
 
     def tier(self, name: str) -> Tier:
         tier = self.setup.hardware.tier(name)
@@ -141,22 +143,32 @@ class Topology:
     def create_node(self, name: str) -> Node:
         """A new node, as at the start of a run or after a restart of its host."""
         policy = self.setup.policy
-        if name in self.device_fleets:
-            width, hidden_dtype = self.setup.pair.cloud.timed_architecture.hidden_size, policy.payload.hidden_dtype
-            return Device(
-                name,
-                policy,
-                self.hops,
-                self.tiers,
-                self.setup.seed,
-                self.timeout_s,
-                self.setup.workload.max_concurrency,
-                hidden_nbytes(1, width, hidden_dtype),
-                self._token_text,
-            )
+        if name not in self.device_fleets:
+            return self._create_speculator(name) if policy.is_colocated else self._create_worker(name)
+        width, hidden_dtype = self.setup.pair.cloud.timed_architecture.hidden_size, policy.payload.hidden_dtype
+        return Device(
+            name,
+            policy.on_device,
+            self.hops,
+            self.tiers,
+            self.setup.seed,
+            self.timeout_s,
+            self.setup.workload.max_concurrency,
+            hidden_nbytes(1, width, hidden_dtype),
+            self._token_text,
+        )
+
+    def _create_speculator(self, name: str) -> Speculator:
+        (hop,), policy = self.hops, self.setup.policy
+        target = LocalTarget(policy.scheduler, self._cache_tokens(name), self.estimator(name), drafts_first=True)
+        return Speculator(
+            name, policy, hop.span, self.setup.seed, target, self.session_lease_s, token_text=self._token_text
+        )
+
+    def _create_worker(self, name: str) -> Worker:
         return Worker(
             name,
-            policy,
+            self.setup.policy,
             self.tiers,
             self._load_report_receivers(name),
             self._cache_tokens(name),
@@ -185,7 +197,7 @@ class Topology:
     def _cache_tokens(self, node: str) -> float:
         """Cached tokens that fit into the node's memory beside its weights."""
         held = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
-        return min(cache_tokens(self.cloud_fleets[node], part) for part in held)
+        return min(cache_tokens(self.cloud_fleets[node], part, self.setup.cloud_drafter) for part in held)
 
     def device_link(self, device: str) -> Link:
         """A device's access link, shared by its messages to all cloud nodes."""

@@ -62,7 +62,15 @@ class ChipFactory:
         )
         self._cloud_engine_unused = False
         engine = PrefixReusingEngine(engine) if self._reuse_target else engine
-        return TimedExecutor(engine, models.cloud_layers, timing, _constant(latency), topology.split)
+        target = TimedExecutor(engine, models.cloud_layers, timing, _constant(latency), topology.split)
+        return DeviceExecutor(self._cloud_drafter(name), target) if topology.setup.cloud_drafter else target
+
+    def _cloud_drafter(self, name: str) -> Executor:
+        """The draft model on a chip of the cloud."""
+        timing = self._topology.setup.pair.device.timed_architecture
+        latency = self._topology.cloud_fleets[name].latency(timing)
+        engine = PrefixReusingEngine(self._models.device) if self._reuse_drafter else self._models.device
+        return TimedExecutor(engine, self._models.device_layers, timing, _constant(latency))
 
     def _device_executor(self, name: str) -> Executor:
         topology, models, queries = self._topology, self._models, self._queries[name]

@@ -6,8 +6,9 @@ from typing import Literal, get_args
 from serving.core.keyed_random import uniform
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip, PowerMode, roofline
+from serving.hardware.fitted_latencies import FittedLatencies, load_fitted_latencies
 from serving.hardware.heat import Heat, slowed
-from serving.hardware.latency import FittedLatencies, LatencyModel, LinearLatency, load_fitted_latencies
+from serving.hardware.latency import LatencyModel, LinearLatency
 from serving.hardware.roofline import RooflineLatency, TimeFactors
 from serving.network.link import Link
 
@@ -157,10 +158,13 @@ class Fleet:
         return load_fitted_latencies(self.chip.profile)
 
 
-def check_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> None:
+def check_memory(
+    fleet: Fleet, architecture: Architecture, sessions: int, tokens: int, beside: Architecture | None = None
+) -> None:
     """Raises ValueError if weights, KV cache of `sessions` x `tokens` and one forward of `tokens` tokens do not fit.
 
-    Also if both fleet and model quantise the weights. The operating system's share of a unified memory is not counted.
+    `beside`: another model on the same chip, with the same sessions. Raises ValueError also if both fleet and model
+    quantise the weights. The operating system's share of a unified memory is not counted.
     """
     if architecture.quantization != "none" and fleet.precision in ("int8", "int4"):
         raise ValueError(
@@ -168,29 +172,35 @@ def check_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens
             "its weights again; set the hardware's precision to fp16, or the model's quantization to none."
         )
     memory = fleet.memory_nbytes
-    weights, cache, activations = _memory_terms(fleet, architecture, sessions, tokens)
+    weights, cache, activations = _memory_terms(fleet, architecture, sessions, tokens, beside)
     if memory is None or weights + cache + activations <= memory:
         return
     chips = f"{fleet.tensor_parallel} x " if fleet.tensor_parallel > 1 else ""
+    named = f"{architecture.name} with {beside.name}" if beside else architecture.name
     raise ValueError(
-        f"{architecture.name} does not fit into {chips}{fleet.chip.name} ({_gb(memory)}) in {fleet.precision}: "
+        f"{named} does not fit into {chips}{fleet.chip.name} ({_gb(memory)}) in {fleet.precision}: "
         f"weights {_gb(weights)} + KV cache {_gb(cache)} ({sessions} sessions x {tokens} tokens) "
         f"+ activations {_gb(activations)} = {_gb(weights + cache + activations)}. {_memory_advice(weights, memory)}"
     )
 
 
-def fits_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> bool:
+def fits_memory(
+    fleet: Fleet, architecture: Architecture, sessions: int, tokens: int, beside: Architecture | None = None
+) -> bool:
     """True if the model fits the memory as in `check_memory`."""
     memory = fleet.memory_nbytes
-    return memory is None or sum(_memory_terms(fleet, architecture, sessions, tokens)) <= memory
+    return memory is None or sum(_memory_terms(fleet, architecture, sessions, tokens, beside)) <= memory
 
 
-def _memory_terms(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> tuple[float, float, float]:
-    """Bytes of weights, KV cache and activations."""
+def _memory_terms(
+    fleet: Fleet, architecture: Architecture, sessions: int, tokens: int, beside: Architecture | None
+) -> tuple[float, float, float]:
+    """Bytes of weights, KV cache and activations. Two models compute in turn: the larger activations count."""
+    held = [each for each in (architecture, beside) if each]
     return (
-        architecture.weights_nbytes(fleet.precision),
-        sessions * tokens * architecture.kv_nbytes_per_token(fleet.precision),
-        architecture.activation_nbytes(tokens, fleet.precision, head_tokens=sessions),
+        sum(each.weights_nbytes(fleet.precision) for each in held),
+        sessions * tokens * sum(each.kv_nbytes_per_token(fleet.precision) for each in held),
+        max(each.activation_nbytes(tokens, fleet.precision, head_tokens=sessions) for each in held),
     )
 
 

@@ -72,9 +72,9 @@ class Tier:
     def described(self) -> str:
         return " + ".join(f"{fleet.count} x {fleet.chip.name}" for fleet in self.fleets)
 
-    def cache_tokens(self, part: Architecture) -> float:
+    def cache_tokens(self, part: Architecture, beside: Architecture | None = None) -> float:
         """Least cached tokens that a node holds beside its weights of `part`, of the nodes that hold these weights."""
-        capacities = [tokens for fleet in self.fleets if (tokens := cache_tokens(fleet, part)) > 0]
+        capacities = [tokens for fleet in self.fleets if (tokens := cache_tokens(fleet, part, beside)) > 0]
         return min(capacities, default=0.0)
 
     def outage_intervals(self, node_index: int, stream: int) -> Iterator[OutageInterval]:
@@ -85,12 +85,13 @@ class Tier:
         return self.outages.outage_intervals(stream) if self.outages and fails else iter(())
 
 
-def cache_tokens(fleet: Fleet, part: Architecture) -> float:
-    """Cached tokens that a node of the fleet holds beside its weights of `part`."""
+def cache_tokens(fleet: Fleet, part: Architecture, beside: Architecture | None = None) -> float:
+    """Cached tokens that a node of the fleet holds beside its weights of `part`, and of the model `beside` it."""
     if fleet.memory_nbytes is None:
         return float("inf")
-    free_nbytes = fleet.memory_nbytes - part.weights_nbytes(fleet.precision)
-    return max(0.0, free_nbytes // part.kv_nbytes_per_token(fleet.precision))
+    held = [each for each in (part, beside) if each]
+    free_nbytes = fleet.memory_nbytes - sum(each.weights_nbytes(fleet.precision) for each in held)
+    return max(0.0, free_nbytes // sum(each.kv_nbytes_per_token(fleet.precision) for each in held))
 
 
 CLOUD = "cloud"

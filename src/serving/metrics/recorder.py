@@ -98,7 +98,7 @@ class SessionRecord:
     discarded_tokens: int = 0
     """Tokens that a stop rule dropped: they took time to draft and were not sent."""
     draft_s: float = 0.0
-    """Seconds of drafting on the device."""
+    """Seconds of drafting, on the device or in the cloud."""
     lookahead_attempts: int = 0
     """Verdicts for which the device drafted ahead."""
     lookahead_position_hits: int = 0
@@ -176,9 +176,9 @@ class Recorder:
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         if isinstance(work, DraftWork):
-            self._drafted(work, outcome, begin_s, end_s, end_s - begin_s)
+            self._drafted(node, work, outcome, begin_s, end_s, end_s - begin_s)
         elif isinstance(work, DraftBatch):
-            self._batch_drafted(work, outcome, begin_s, end_s)
+            self._batch_drafted(node, work, outcome, begin_s, end_s)
         else:
             self._forwarded(node, work, begin_s, end_s)
 
@@ -202,13 +202,15 @@ class Recorder:
         if self._detail:
             record.draft_decisions.append(decision)
 
-    def _batch_drafted(self, batch: DraftBatch, outcome: Outcome, begin_s: float, end_s: float) -> None:
+    def _batch_drafted(self, node: str, batch: DraftBatch, outcome: Outcome, begin_s: float, end_s: float) -> None:
         """Gives each session its share of the chip's time, by tokens."""
         token_s = (end_s - begin_s) / max(1, sum([work.num_inputs for work in batch.works]))
         for work, drafted in drafts_of(batch, outcome):
-            self._drafted(work, drafted, begin_s, end_s, token_s * work.num_inputs)
+            self._drafted(node, work, drafted, begin_s, end_s, token_s * work.num_inputs)
 
-    def _drafted(self, work: DraftWork, outcome: Outcome, begin_s: float, end_s: float, busy_s: float) -> None:
+    def _drafted(
+        self, node: str, work: DraftWork, outcome: Outcome, begin_s: float, end_s: float, busy_s: float
+    ) -> None:
         record = self.records[work.session]
         tokens = len(outcome.tokens) if isinstance(outcome, DraftOutcome) else 0
         record.drafted += tokens
@@ -220,7 +222,12 @@ class Recorder:
             record.layer_share_sum += sum(outcome.exit_depths)
         else:
             record.layer_share_sum += tokens
-        record.device_busy_s += busy_s
+        if node in self._devices:
+            record.device_busy_s += busy_s
+        else:
+            record.cloud_busy_s += busy_s
+            record.node_busy_s[node] = record.node_busy_s.get(node, 0.0) + busy_s
+            self._workers[node].waiting_since_s[work.session] = end_s
         if self._detail:
             record.timeline.add("draft", begin_s, end_s, tokens)
 
@@ -264,21 +271,25 @@ class Recorder:
                 record = self.records[draft.session]
                 if record.started_s is None:
                     record.started_s = now
+                if node not in self._devices:
+                    self._wait_ended(self._workers[node], draft.session, now, draft.num_inputs)
             return
         if node in self._devices:
             return
         worker = self._workers[node]
         worker.running = work.slices
-        since_s, arrived = worker.waiting_since_s, worker.arrived
+        arrived = worker.arrived
         for seq in work.slices:
-            session = seq.session
-            since = since_s.pop(session, now)
-            arrived.discard(session)
-            if now > since:
-                record = self.records[session]
-                record.cloud_queue_s += now - since
-                if self._detail:
-                    record.timeline.add("queue", since, now, seq.num_tokens)
+            arrived.discard(seq.session)
+            self._wait_ended(worker, seq.session, now, seq.num_tokens)
+
+    def _wait_ended(self, worker: _WorkerState, session: str, now: float, tokens: int) -> None:
+        since = worker.waiting_since_s.pop(session, now)
+        if now > since:
+            record = self.records[session]
+            record.cloud_queue_s += now - since
+            if self._detail:
+                record.timeline.add("queue", since, now, tokens)
 
     def _request_arrived(self, node: str, session: str, now: float) -> None:
         """A later part of a request that already waits does not restart its wait."""

@@ -46,9 +46,9 @@ class UtilisationObserver:
         self._cached_tokens[node] -= self._session_tokens[node].pop(session, 0)
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        self.busy_s[node] += end_s - begin_s
         if not isinstance(work, ForwardWork):
             return
-        self.busy_s[node] += end_s - begin_s
         tokens = self._session_tokens[node]
         for seq in work.slices:
             length = seq.start + seq.num_tokens

@@ -5,11 +5,13 @@ Messages between the two stay on the device: requests to the local hops and repl
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from serving.core.link_monitor import DeviceMonitor
 from serving.core.session import Session
 from serving.core.stop_strings import TokenText, no_token_text
+from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
 from serving.messages import (
     HEADER_NBYTES,
     INF,
@@ -47,10 +49,27 @@ from serving.nodes.requester import Requester
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
-from serving.policy.slots.scheduler import ContinuousBatch
+from serving.policy.slots.scheduler import ContinuousBatch, Scheduler
 
 _MAX_IDLE_SESSIONS = 48
 """Below the number of open sessions that a host allows a node, since the host would release the oldest one."""
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    """How a device runs the target's hops that are placed on it.
+
+    drafts_first    no batch of the target is formed while a draft runs or waits, so that the sessions' drafts are
+                    verified together, as by servers that draft; else the target goes first
+    """
+
+    scheduler: Scheduler
+    capacity_tokens: float = INF
+    estimator: Estimator = ZERO_ESTIMATOR
+    drafts_first: bool = False
+
+
+_ON_USERS_DEVICE = LocalTarget(ContinuousBatch())
 
 
 class Device:
@@ -60,6 +79,7 @@ class Device:
         max_concurrency: how many sessions run at a time; the others wait.
         hidden_nbytes: bytes of one token's hidden state on the link.
         token_text: the tokenizer's, for requests with stop strings.
+        max_idle_sessions: how many ended sessions keep their caches.
     """
 
     def __init__(
@@ -73,8 +93,10 @@ class Device:
         max_concurrency: int = 1,
         hidden_nbytes: int = 0,
         token_text: TokenText = no_token_text,
+        local_target: LocalTarget = _ON_USERS_DEVICE,
+        max_idle_sessions: int = _MAX_IDLE_SESSIONS,
     ) -> None:
-        self.token_text = token_text
+        self.token_text, self.max_idle_sessions = token_text, max_idle_sessions
         self.name, self.policy, self.seed, self.timeout_s, self.max_concurrency = (
             name,
             policy,
@@ -99,11 +121,19 @@ class Device:
             else None
         )
         """Orders work on the chip; None if there is never more than one piece of work."""
+        self.drafts_first = local_target.drafts_first
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
         if any(hop.node == DEVICE_TIER for hop in hops):
             self.local_worker = Worker(
-                name, policy, tiers, scheduler=ContinuousBatch(), ids=self.ids, token_text=token_text
+                name,
+                policy,
+                tiers,
+                capacity_tokens=local_target.capacity_tokens,
+                estimator=local_target.estimator,
+                scheduler=local_target.scheduler,
+                ids=self.ids,
+                token_text=token_text,
             )
             if self.local_worker.monitor:
                 self.monitor.local_hop_time = self.local_worker.monitor.batch_time
@@ -125,10 +155,14 @@ class Device:
     def _handle_queued(self, event: Event, now: float, queue: "ComputeQueue") -> Commands:
         """Handles the event, or the events of all drafts of a finished batch; then lets the chip begin its next job."""
         parts = queue.finish(event) if isinstance(event, WorkFinished | WorkFailed) else (event,)
-        commands: Commands = []
+        worker, commands = self.local_worker, list[Command]()
+        if worker and self.drafts_first:
+            worker.held = True  # until it is known which sessions draft on
         for part in parts:
             commands += self._handle_own_messages(self._handle(part, now), now)
-        pending = self.local_worker is not None and self.local_worker.decision_pending
+        if worker and self.drafts_first and not queue.has_drafts(commands):
+            commands += worker.resume(now)
+        pending = worker is not None and worker.decision_pending
         return queue.submit(commands, self._is_wanted, hop_pending=pending)
 
     def _is_wanted(self, job: int) -> bool:
@@ -239,6 +273,7 @@ class Device:
                 session, self.policy, self.hop_path, self.ids, self.timeout_s, self.max_concurrency == 1
             )
             self.active[session.request.session] = current
+            self.monitor.num_sessions = len(self.active)
             out += current.start(now)
             if current.state != "running":
                 out += self._close(current)
@@ -253,10 +288,12 @@ class Device:
         """Removes an ended session. If its caches are kept, the longest idle session may be released instead."""
         name = requester.session.request.session
         del self.active[name]
+        self.monitor.num_sessions = len(self.active)
         if not requester.keeps_cache or name in self.idle_sessions:
             return []
         self.idle_sessions[name] = requester.session
-        return self._release(next(iter(self.idle_sessions))) if len(self.idle_sessions) > _MAX_IDLE_SESSIONS else []
+        too_many = len(self.idle_sessions) > self.max_idle_sessions
+        return self._release(next(iter(self.idle_sessions))) if too_many else []
 
     def _release(self, session: str) -> Commands:
         return self.hop_path.release_commands(self.idle_sessions.pop(session))
@@ -286,6 +323,13 @@ class ComputeQueue:
         self._parts: tuple[int, ...] = ()
         """The drafts' own jobs, if a batch is on the chip."""
         self._queues: tuple[deque[StartWork], ...] = (deque(), deque(), deque())
+        self._drafts_run = False
+
+    def has_drafts(self, commands: Sequence[Command]) -> bool:
+        """True if a draft runs, waits, or is among `commands`."""
+        if (self.running is not None and self._drafts_run) or any(self._queues[1:]):
+            return True
+        return any(isinstance(command, StartWork) and _priority(command.work) > 0 for command in commands)
 
     def submit(self, commands: list[Command], is_wanted: Callable[[int], bool], hop_pending: bool) -> list[Command]:
         """Queues the `StartWork` commands. Returns the other commands, and the next work if the chip is idle.
@@ -321,7 +365,7 @@ class ComputeQueue:
             return []
         if self._batch_drafts and isinstance(start.work, DraftWork):
             start = self._with_others(start, start.work, is_wanted)
-        self.running = start.job
+        self.running, self._drafts_run = start.job, _priority(start.work) > 0
         return [start]
 
     def _take(self, is_wanted: Callable[[int], bool], queues: Sequence[deque[StartWork]]) -> StartWork | None:

@@ -175,7 +175,7 @@ class Requester:
         if self.awaiting_first_reply:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
         out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict))
-        out += self._emit(*s.apply_verdict(reply.verdict), now)
+        out += self._emit(*s.apply_verdict(reply.verdict, reply.written, reply.origins), now)
         if not self.device_keeps_cache:
             s.draft_cached_len = 0
         if reply.remaining_budget and not s.is_complete:

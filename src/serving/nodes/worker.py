@@ -42,6 +42,7 @@ from serving.messages import (
     StartWork,
     TensorRef,
     TimerFired,
+    TokenIds,
     Verdict,
     WorkFailed,
     WorkFinished,
@@ -85,8 +86,8 @@ class Worker:
         self.node_selector = NodeSelector(tiers or {}, policy.dispatch, name, policy.kv_cache.block_tokens)
         self.queue: dict[str, list[QueuedRequest]] = {}
         """Session -> the chunks of its request, in order."""
-        self.session_tokens: dict[str, tuple[int, ...]] = {}
-        """Session -> its tokens, where caches are not kept and each request is computed from the first token."""
+        self.session_tokens: dict[str, tuple[TokenIds, int]] = {}
+        """Session -> its tokens and how many of them are drafts, where each request is computed anew."""
         self.retained_requests: dict[tuple[str, int, int], Request] = {}
         """(session, attempt, end) -> a request whose drafts stay on this device until its last hop verifies them."""
         self.session_registry = SessionRegistry()
@@ -102,6 +103,8 @@ class Worker:
         self.batch_started_s = 0.0
         self.job = self.timer = 0
         self.decision_pending = False
+        self.held = self.decision_held = False
+        """held: no batch is formed, because drafts run on this chip; decision_held: one is due. See `resume`."""
 
     def handle(self, event: Event, now: float) -> Commands:
         if isinstance(event, MessageReceived):
@@ -184,11 +187,15 @@ class Worker:
         """The slice to compute; where caches are not kept, the whole text. None: an earlier part of it is missing."""
         if self.kv_accounting.keep_caches or not span.embedding:
             return seq
-        tokens = self.session_tokens.get(seq.session, ())
+        tokens, num_drafts = self.session_tokens.get(seq.session, ((), 0))
+        if seq.kept_tree_nodes is not None:
+            committed = len(tokens) - num_drafts
+            tokens = (*tokens[:committed], *[tokens[committed + i] for i in seq.kept_tree_nodes])
         if len(tokens) < seq.start:
             return None
-        tokens = self.session_tokens[seq.session] = tokens[: seq.start] + seq.tokens
-        return replace(seq, start=0, num_tokens=len(tokens), tokens=tokens)
+        tokens = tokens[: seq.start] + seq.tokens
+        self.session_tokens[seq.session] = tokens, seq.num_drafts
+        return replace(seq, start=0, num_tokens=len(tokens), tokens=tokens, kept_tree_nodes=None)
 
     def _check_fits(self, seq: SequenceSlice) -> None:
         """Raises RuntimeError for a sequence that no eviction makes room for: it would block the queue for ever."""
@@ -220,8 +227,16 @@ class Worker:
     def _schedule_decision(self, now: float) -> Commands:
         if self.running or self.decision_pending or not self.queue:
             return []
+        if self.held:
+            self.decision_held = True
+            return []
         self.decision_pending, self.timer = True, next(self.ids)
         return [SetTimer(now, self.timer)]
+
+    def resume(self, now: float) -> Commands:
+        """Forms batches again, and decides on one if that was due."""
+        due, self.held, self.decision_held = self.decision_held, False, False
+        return self._schedule_decision(now) if due else []
 
     def _form_batch(self, now: float) -> Commands:
         out: Commands = []

@@ -9,17 +9,17 @@ from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, b
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
 from serving.policy.slots.dispatch import Dispatch
-from serving.policy.slots.draft import Draft
-from serving.policy.slots.early_exit import EarlyExit
+from serving.policy.slots.draft import Draft, GoodputDraft, NoDraft
+from serving.policy.slots.early_exit import EarlyExit, NoEarlyExit
 from serving.policy.slots.kv_cache import BLOCK_TOKENS, KvCache
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import Lookahead
-from serving.policy.slots.offload import Offload
+from serving.policy.slots.offload import FullOffload, Offload
 from serving.policy.slots.payload import HiddenStatePayload, Payload
-from serving.policy.slots.placement import DEVICE_TIER, Placement
-from serving.policy.slots.prefill import Prefill
+from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, ColocatedPlacement, Placement
+from serving.policy.slots.prefill import Prefill, WholePrefill
 from serving.policy.slots.scheduler import Scheduler
-from serving.policy.slots.verify import TreeVerify, Verify
+from serving.policy.slots.verify import Lossless, TreeVerify, Verify
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,12 @@ class Policy:
                 "{offload} reads importance, which a batch of drafts does not collect; choose "
                 "policy.batch_drafts=false",
             ),
+            *self._rules_of_cloud_drafts(),
+            (
+                isinstance(self.draft, GoodputDraft) and not self.is_colocated,
+                "{draft} weighs drafts against the target's passes on the same chip, and {placement} has the target "
+                "elsewhere; choose policy/draft=window",
+            ),
             (heads and not tree, "{draft} makes trees; {verify} judges chains; choose policy/verify=tree"),
             (tree and not heads, "{draft} makes chains; {verify} judges trees, which policy/draft=medusa makes"),
             (on_device and not hidden, "{placement} sends hidden states alone; choose policy/payload=hidden_states"),
@@ -161,6 +167,59 @@ class Policy:
                 "tokens",
             ),
         ]
+
+    def _rules_of_cloud_drafts(self) -> list[tuple[bool, str]]:
+        """As `_rules`: what a server that drafts itself cannot do."""
+        here = self.is_colocated
+        return [
+            (
+                here and self.draft.source == "none",
+                "{placement} drafts in the cloud, and {draft} drafts nothing; choose policy/placement=cloud, or what "
+                "drafts",
+            ),
+            (
+                here and self.lookahead.max_steps > 0,
+                "{lookahead} drafts while a verdict is awaited, and under {placement} the chip verifies then; choose "
+                "policy/lookahead=none",
+            ),
+            (
+                here and self.link_loss.action == "local",
+                "{link_loss} needs a drafter on the device, and {placement} keeps it in the cloud; choose "
+                "policy/link_loss=wait or fail",
+            ),
+            (
+                here
+                and (self.dispatch.needs_load_reports or self.prefill.monitors_link or self.lookahead.monitors_link),
+                "under {placement} nodes send no measurements, which {dispatch}, {prefill} or {lookahead} reads; "
+                "choose policy/dispatch=round_robin or random, policy/prefill=whole and policy/lookahead=none",
+            ),
+        ]
+
+    @property
+    def is_colocated(self) -> bool:
+        """True if what drafts runs beside the target."""
+        return isinstance(self.placement, ColocatedPlacement)
+
+    @property
+    def drafts_on_device(self) -> bool:
+        """True if a draft model runs on users' devices."""
+        return self.draft.source == "model" and not self.is_colocated
+
+    @property
+    def drafts_in_cloud(self) -> bool:
+        """True if a draft model runs beside the target."""
+        return self.draft.source == "model" and self.is_colocated
+
+    @cached_property
+    def on_device(self) -> "Policy":
+        """What users' devices do: all of it, or nothing but ask where the cloud drafts."""
+        if not self.is_colocated:
+            return self
+        (hop,) = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
+        return replace(
+            self, draft=NoDraft(), offload=FullOffload(), early_exit=NoEarlyExit(), verify=Lossless(),
+            prefill=WholePrefill(), placement=CloudPlacement(hop.node), batch_drafts=False,
+        )  # fmt: skip
 
     @cached_property
     def requested_scores(self) -> tuple[str, ...]:
@@ -176,7 +235,7 @@ class Policy:
     @property
     def monitors_link(self) -> bool:
         """True if a slot needs measurements of the link and the cloud."""
-        return self.prefill.monitors_link or self.lookahead.monitors_link
+        return self.prefill.monitors_link or self.lookahead.monitors_link or isinstance(self.draft, GoodputDraft)
 
     @property
     def engine_requirements(self) -> EngineRequirements:

@@ -255,7 +255,7 @@ def _heat(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, dict[str, Any]]:
     """A decoded token on each chip that the policy uses, cold and after minutes of load (None: not known), by chip."""
     pair = setup.pair
     found: dict[str, dict[str, Any]] = {}
-    if setup.policy.draft.source == "model":
+    if setup.policy.drafts_on_device:
         found |= {fleet.chip.name: _decode_figures(fleet, pair.device.timed_architecture) for fleet in fleets}
     tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))] if setup.uses_target else []
     for fleet in (fleet for tier in tiers for fleet in tier.fleets):
@@ -280,7 +280,7 @@ def _decode_figures(fleet: Fleet, architecture: Architecture) -> dict[str, Any]:
 def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
     """The source of the latency coefficients of each side that the policy uses."""
     found = {}
-    if setup.policy.draft.source == "model":
+    if setup.policy.drafts_on_device:
         sources = dict.fromkeys(fleet.latency(setup.pair.device.timed_architecture).source for fleet in fleets)
         found["device"] = "; ".join(sources)
     if setup.uses_target:
@@ -292,7 +292,7 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
 
 def _computing_chips(setup: Setup, fleets: Sequence[Fleet]) -> list[str]:
     """The names of the chips that the policy uses, devices first."""
-    on_device = setup.policy.draft.source == "model" or any(hop.node == DEVICE_TIER for hop in setup.hops)
+    on_device = setup.policy.drafts_on_device or any(hop.node == DEVICE_TIER for hop in setup.hops)
     tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
     every = [*(fleets if on_device else ()), *(fleet for tier in tiers for fleet in tier.fleets)]
     return list(dict.fromkeys(fleet.chip.name for fleet in every))
@@ -306,7 +306,7 @@ def _prices(fleets: Iterable[Fleet]) -> dict[str, str]:
 
 
 def _local_timing(setup: Setup) -> dict[str, str]:
-    sides = (("device", setup.policy.draft.source == "model"), ("cloud", setup.uses_target))
+    sides = (("device", setup.policy.drafts_on_device), ("cloud", setup.uses_target))
     return {side: "the wall clock of this machine, whatever chip is named" for side, used in sides if used}
 
 

@@ -6,13 +6,14 @@ A new field of a message needs a row here only if it is a sequence, or if the de
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from serving.core.codec import Bound, Bounds, MalformedError
 from serving.messages import (
     DraftTree,
     Hop,
     LoadReport,
+    Origin,
     PathStats,
     Reply,
     Request,
@@ -80,6 +81,8 @@ def message_bounds(limits: Limits, expectations: PeerExpectations) -> Bounds:
             "path": Bound(pattern=NAME, max_len=MAX_HOPS),
             "remaining_budget": count,
             "path_latency_s": seconds,
+            "written": tokens,
+            "origins": Bound(pattern="|".join(get_args(Origin)), max_len=most),
         },
         LoadReport: {"free_tokens": Bound(-_MAX_FLOAT, _MAX_FLOAT, or_infinite=True)},
     }
@@ -89,6 +92,7 @@ def message_bounds(limits: Limits, expectations: PeerExpectations) -> Bounds:
         SequenceSlice: partial(_check_slice, most),
         DraftTree: _check_tree,
         Verdict: _check_verdict,
+        Reply: _check_reply,
         Request: partial(_check_request, expectations.hops),
     }
     return Bounds(DEFAULTS, fields, checks)
@@ -126,6 +130,11 @@ def _check_tree(tree: DraftTree) -> None:
 
 def _check_verdict(verdict: Verdict) -> None:
     _check_kept(verdict.kept_tree_nodes)
+
+
+def _check_reply(reply: Reply) -> None:
+    if len(reply.origins) not in (0, len(reply.written) + 1) or (reply.written and not reply.origins):
+        raise MalformedError(f"{len(reply.origins)} origins for {len(reply.written) + 1} tokens", "origins")
 
 
 def _check_parents(parents: Sequence[int], num_drafts: int) -> None:

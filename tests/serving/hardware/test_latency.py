@@ -4,7 +4,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from serving.hardware.chip import roofline
-from serving.hardware.latency import ForwardLoad, LinearLatency, batch_load, load_fitted_latencies
+from serving.hardware.fitted_latencies import load_fitted_latencies
+from serving.hardware.latency import ForwardLoad, LinearLatency, batch_load
 from serving.outcomes.loads import summed
 from tests.support.conf_files import architecture, chip, fits
 

@@ -20,8 +20,10 @@ from serving.messages import (
     SendMessage,
     SessionCancelled,
 )
+from serving.nodes.speculator import Speculator
+from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import InitialDraft, MedusaDraft, NoDraft, WindowDraft
+from serving.policy.slots.draft import InitialDraft, LookupDraft, MedusaDraft, NoDraft, WindowDraft
 from serving.policy.slots.early_exit import NoEarlyExit, ProgressiveExit, SequencewiseExit
 from serving.policy.slots.importance_offload import ConfidenceOffload, SyneraOffload
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
@@ -30,7 +32,7 @@ from serving.policy.slots.lookahead import HATLookahead, NoLookahead, SyneraLook
 from serving.policy.slots.offload import AlwaysOffload, FullOffload, NeverOffload, RandomOffload
 from serving.policy.slots.payload import FullDistributionPayload as Distributions
 from serving.policy.slots.payload import HiddenStatePayload, TokenPayload
-from serving.policy.slots.placement import CloudPlacement, DeviceOnlyPlacement, UShapedPlacement
+from serving.policy.slots.placement import CloudPlacement, ColocatedPlacement, DeviceOnlyPlacement, UShapedPlacement
 from serving.policy.slots.prefill import ChunkedPrefill, OverlappedPrefill, WholePrefill
 from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch, VerificationAware
 from serving.policy.slots.uncertainty_offload import EdgeFMOffload, HybridOffload
@@ -118,8 +120,23 @@ TREES = SPLIT | {
     "early_exit": [NoEarlyExit()],
     "link_loss": [LinkLoss("wait"), LinkLoss("fail")],
 }
-FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES}
-SEEDS = {"whole": 100, "split": 25, "trees": 25}
+COLOCATED = SLOTS | {
+    "draft": [
+        WindowDraft(4), WindowDraft(8, "margin", 0.5, keep_last=False), WindowDraft(12, "confidence", 0.6),
+        LookupDraft(4), MedusaDraft(MEDUSA),
+    ],
+    "offload": [AlwaysOffload()],
+    "lookahead": [NoLookahead()],
+    "early_exit": [NoEarlyExit()],
+    "verify": [Lossless(), TreeVerify()],
+    "prefill": [WholePrefill(), WholePrefill("first")],
+    "placement": [ColocatedPlacement()],
+    "link_loss": [LinkLoss("wait"), LinkLoss("fail")],
+    "batch_drafts": [True, False],
+}  # fmt: skip
+"""Slot choices for a server that drafts."""
+FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES, "colocated": COLOCATED}
+SEEDS = {"whole": 100, "split": 25, "trees": 25, "colocated": 25}
 """How many of each hundred seeds are run."""
 
 
@@ -140,9 +157,9 @@ def random_conditions(r: random.Random, family: str) -> dict[str, Any]:
         "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
         "seed": r.randrange(1000),
         "ends": r.choice(((), tuple(range(0, 997, 40)))),
-        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if family != "trees" else None,
+        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if family not in ("trees", "colocated") else None,
         "timeout_s": r.choice((INF, 5.0)),
-        "at_once": r.choice((1, 3)) if family != "whole" else 1,
+        "at_once": r.choice((1, 3)) if family in ("split", "trees") else 1,
     }
 
 
@@ -179,7 +196,7 @@ class UnreliableSimulator(Simulator):
         super().__init__(observers)
         self._r = r
         self._rates = r.choice(((0.1, 0.0, 0.0), (0.0, 0.4, 0.0), (0.0, 0.0, 0.3), (0.05, 0.2, 0.2)))
-        if family != "whole":
+        if family in ("split", "trees"):
             self._rates = (0.0, 0.4, 0.0)
         self._until_s = r.choice((INF, 0.5))
 
@@ -212,8 +229,15 @@ def check_answers(w: World, p: Policy, undisturbed: bool) -> None:
 
 
 def assert_no_state_left(w: World) -> None:
-    chips = [device.local_worker for device in w.devices.values() if device.local_worker]
-    for worker in (*w.workers.values(), *chips):
+    servers = [node for node in w.workers.values() if isinstance(node, Speculator)]
+    for server in servers:
+        assert not server.answers
+        assert not server.partial_prompts
+        assert not server.device.active
+        assert not server.device.idle_sessions
+    devices = [*w.devices.values(), *(server.device for server in servers)]
+    chips = [device.local_worker for device in devices if device.local_worker]
+    for worker in (*(node for node in w.workers.values() if isinstance(node, Worker)), *chips):
         assert not worker.queue
         assert not worker.running
         assert not worker.session_tokens

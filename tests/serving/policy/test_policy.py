@@ -7,15 +7,17 @@ import pytest
 
 from serving.core.session import Session
 from serving.messages import EarlyExitRule, GenerationRequest, Hop, Span
+from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.draft import NoDraft, WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit, ProgressiveExit, SequencewiseExit
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import SyneraLookahead
 from serving.policy.slots.offload import FullOffload, NeverOffload
-from serving.policy.slots.placement import DeviceOnlyPlacement
+from serving.policy.slots.placement import ColocatedPlacement, DeviceOnlyPlacement
 from serving.policy.slots.prefill import ChunkedPrefill
 from serving.policy.slots.verify import Replace
-from tests.support.policies import POLICIES, policy
+from tests.support.policies import POLICIES, THRESHOLDS, policy
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,26 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "edge_centric",
         {"draft": NoDraft()},
         "policy/offload=NeverOffload leaves the text to the device, and policy/draft=NoDraft writes none",
+    ),
+    "a server that drafts, without drafts": (
+        "cloud_centric",
+        {"placement": ColocatedPlacement()},
+        "policy/placement=ColocatedPlacement drafts in the cloud, and policy/draft=NoDraft drafts nothing",
+    ),
+    "a server that drafts ahead": (
+        "sled",
+        {"placement": ColocatedPlacement(), "lookahead": SyneraLookahead(THRESHOLDS)},
+        "policy/lookahead=SyneraLookahead drafts while a verdict is awaited, and under .* the chip verifies then",
+    ),
+    "a server that drafts, offline": (
+        "sled",
+        {"placement": ColocatedPlacement(), "link_loss": LinkLoss("local")},
+        "policy/link_loss=local needs a drafter on the device",
+    ),
+    "a server that drafts, chosen by load": (
+        "sled",
+        {"placement": ColocatedPlacement(), "dispatch": HypSched()},
+        "nodes send no measurements, which policy/dispatch=HypSched",
     ),
     "no draft to decide on": (
         "synera",

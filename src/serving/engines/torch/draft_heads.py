@@ -71,13 +71,17 @@ class MedusaHead(nn.Module):
 
 def init_medusa_heads(model: DecomposedModel, count: int) -> nn.ModuleList:
     """Heads that compute the target's logits: W1 is zero, W2 the target's LM head."""
-    heads = nn.ModuleList(MedusaHead(model.hidden_size, model.vocab_size) for _ in range(count))
+    heads = _medusa_heads(model, count)
     for head in heads:
         assert isinstance(head, MedusaHead)
         nn.init.zeros_(head.block.weight)
         nn.init.zeros_(head.block.bias)
         head.out.load_state_dict(model.lm_head.state_dict())
     return heads
+
+
+def _medusa_heads(model: DecomposedModel, count: int) -> nn.ModuleList:
+    return nn.ModuleList(MedusaHead(model.hidden_size, model.vocab_size) for _ in range(count))
 
 
 class MedusaProposer:
@@ -104,11 +108,14 @@ class MedusaProposer:
 
 
 def load_medusa_heads(model: DecomposedModel, medusa: MedusaHeads, vocab_size: int) -> MedusaProposer:
-    """Raises ValueError that names the file if it is missing, damaged, or of another model."""
+    """The trained heads; the model's weights may be packed.
+
+    Raises ValueError that names the file if it is missing, damaged, or of another model.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    heads, weights = init_medusa_heads(model, medusa.num_heads), Path(medusa.folder) / WEIGHTS
+    heads, weights = _medusa_heads(model, medusa.num_heads), Path(medusa.folder) / WEIGHTS
     try:
         heads.load_state_dict(load_file(weights))
     except (OSError, SafetensorError, RuntimeError) as problem:

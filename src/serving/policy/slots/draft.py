@@ -106,6 +106,53 @@ class WindowDraft:
 _cached_stop = cache(DraftStopRule)
 
 
+@dataclass(frozen=True)
+class GoodputDraft:
+    """As many tokens, up to `k`, as promise most accepted tokens a second at the load of now; none where drafting would
+    slow the batch (Liu et al., Optimizing Speculative Decoding for Serving Large Language Models Using Goodput, 2024).
+
+    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs, by the lines that
+    the device's monitor fits; it yields (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all
+    sessions so far. Until both times are measured, `k`.
+    """
+
+    k: int
+    source: ClassVar[Literal["model"]] = "model"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
+    keep_last: ClassVar[bool] = True
+    medusa: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"policy.draft.k is {self.k}; a window holds at least 1 token")
+
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+        return False
+
+    def next_stop(self, session: Session) -> DraftStopRule | None:
+        if len(session.draft) >= min(self.k, session.remaining_tokens) or session.draft_ends_answer:
+            return None
+        room = min(self.best_length(session), session.remaining_tokens) - len(session.draft)
+        return _cached_stop(room) if room > 0 else None
+
+    def best_length(self, session: Session) -> int:
+        """The number of drafts of most tokens a second: 0 to `k`."""
+        monitor = session.monitor
+        step_s, target = monitor.draft_step_s.value, monitor.local_hop_time
+        if step_s is None or not target.has_data:
+            return self.k
+        a = (monitor.drafts_accepted + self.acceptance) / (monitor.drafts_reached + 1)
+        best, most = 0, 0.0
+        tokens, share = 0.0, 1.0
+        for n in range(self.k + 1):
+            tokens, share = tokens + share, share * a
+            seconds = n * step_s + target.predict(monitor.num_sessions * (n + 1))
+            if tokens > most * seconds:
+                best, most = n, tokens / seconds
+        return best
+
+
 class RejectionScorer(Scorer, Protocol):
     """A trained score: the probability that the target accepts a draft."""
 

@@ -41,6 +41,18 @@ class CloudPlacement:
 
 
 @dataclass(frozen=True)
+class ColocatedPlacement:
+    """The whole target runs on a node of one tier, and what drafts on the same chip, whose time and memory it takes;
+    users' devices only show the tokens (co-located speculation: Lyu et al., Speculation at a Distance, 2026).
+    """
+
+    tier: str = "cloud"
+
+    def hops(self, layers: int, timed_layers: int) -> tuple[Hop, ...]:  # noqa: ARG002
+        return (Hop(self.tier, Span(0, layers, embedding=True, lm_head=True)),)
+
+
+@dataclass(frozen=True)
 class TieredPlacement:
     """The target's blocks divided over the testbed's tiers, each sending hidden states to the next (Hyperion, IV-A)."""
 

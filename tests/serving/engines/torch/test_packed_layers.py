@@ -1,15 +1,19 @@
 """Packed weights and fused layers compute what the layers of `transformers` do, up to rounding."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from serving.engines.torch.draft_heads import attach_adapter, init_adapter
+from serving.engines.torch.draft_heads import attach_adapter, init_adapter, init_medusa_heads, load_medusa_heads
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import DecomposedModel, decompose
 from serving.engines.torch.packed_layers import FusedLayer, PackedLinear, PackedWeight, PlainWeight, pack_weights, packs
+from serving.learned import medusa
+from serving.learned.medusa import MedusaHeads
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 from tests.serving.engines.torch.test_batch_invariance import VARIANTS, logits_of, one_by_one, packed, sessions
 
@@ -23,6 +27,16 @@ def packed_model(causal: Any, min_packed: int = 0, batch_invariant: bool = False
     model = decompose(causal, batch_invariant=batch_invariant)
     pack_weights(model, min_packed)
     return model
+
+
+def test_trained_heads_are_loaded_beside_packed_weights(causal: Any, tmp_path: Path) -> None:
+    """A head starts as a copy of the target's, whose packed weights cannot be read."""
+    heads = init_medusa_heads(decompose(causal("llama")), 2)
+    save_file({name: weight.contiguous() for name, weight in heads.state_dict().items()}, tmp_path / medusa.WEIGHTS)
+    header = MedusaHeads(2, ((0,), (0, 0)), num_parameters=1, folder=str(tmp_path))
+    model = packed_model(causal("llama"))
+    proposed = load_medusa_heads(model, header, model.vocab_size).propose(torch.ones(model.hidden_size))
+    assert len(proposed.tokens) == 2
 
 
 @pytest.mark.parametrize("min_packed", MIN_PACKED)
