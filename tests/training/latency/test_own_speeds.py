@@ -209,8 +209,9 @@ def clock_rows(out: Path, models: tuple[Architecture, ...], own: tuple[Path, ...
     published.write_text("\n".join([lines[0], *kept]), encoding="utf-8")
     chips = CHIPS["rtx_3090"], CHIPS["rtx_4090"]
     stages.score_clock(
-        out, progress=lambda *each: None, speeds=published, chips=chips, architectures=models, own_speeds=own
-    )
+        out, progress=lambda *each: None, speeds=published, former=PUBLISHED.with_name("former_clock.csv"),
+        chips=chips, architectures=models, own_speeds=own,
+    )  # fmt: skip
     found: dict[str, Any] = json.loads((out / "rows.json").read_text())
     return found
 
@@ -222,7 +223,9 @@ def test_rows_of_ones_own_join_the_fit_and_its_score(tmp_path: Path, monkeypatch
     append_speeds(own, [replace(row, seconds=row.seconds * 1.5) for row in own_rows()])
     models = tuple(MODELS.values())
     alone, joined = clock_rows(tmp_path / "a", models, ()), clock_rows(tmp_path / "b", models, (own,))
-    assert "rows of your own" not in alone
+    assert {"rows of your own", "kernels"} & set(alone) == set()
+    assert not any(title.startswith("before and after") for title in joined)  # conf did not have these chips then
+    assert "rtx_3090,llama_cpp,decode," in (tmp_path / "b" / "held_out.csv").read_text()
     mine = joined["rows of your own"]
     assert mine["decode, another source"]["rows"] == 2
     assert mine["decode, another source"]["bias"] < -0.2
