@@ -47,6 +47,7 @@ from serving.messages import (
     WorkFinished,
 )
 from serving.outcomes import replayed
+from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.payload import TokenPayload
 from serving.progress import silent
 from serving.runtimes.clients import WorkloadClients
@@ -81,6 +82,7 @@ TOGETHER = (
     "workload.arrivals.rate_per_s=200",
 )  # fmt: skip
 """Several requests at a time on a device."""
+TREE = ("policy/draft=tree", "policy/verify=tree", "policy.draft={nodes: 8, depth: 3, branching: 3}")
 COMPOSED = {
     **{policy: (f"policy={policy}", *TIERED) for policy in POLICIES if divides(policy)},
     "synera+tiers": ("policy=synera", "policy/placement=hypsplit", "policy/dispatch=hypsched", *TIERED),
@@ -109,6 +111,19 @@ COMPOSED = {
     "cloud_speculative+lookup": ("policy=cloud_speculative", "policy/draft=lookup"),
     "cloud_speculative+medusa": ("policy=cloud_speculative", "policy/draft=medusa", "policy/verify=tree"),
     "cloud_speculative+together": ("policy=cloud_speculative", *TOGETHER),
+    "sled+tree": ("policy=sled", *TREE, "policy/kv_cache=reuse"),
+    "sled+tree+none": ("policy=sled", *TREE),
+    "sled+tree_lookup": (
+        "policy=sled",
+        "policy/draft=tree_lookup",
+        "policy/verify=tree",
+        "policy/kv_cache=reuse",
+        "workload.max_new_tokens=40",
+    ),
+    "sled+tree+batches": ("policy=sled", *TREE, "+policy.batch_drafts=true", *TOGETHER),
+    "wisp+tree": ("policy=wisp", "policy/draft=tree_rejection_aware", "policy/verify=tree"),
+    "hat+tree": ("policy=hat", "policy/draft=tree_adapter", "policy/verify=tree", "policy/lookahead=none"),
+    "cloud_speculative+tree": ("policy=cloud_speculative", *TREE),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -125,7 +140,7 @@ OTHER_TIERS = {
 """Played on virtual time alone, where nodes may fail."""
 ALONE = {"cloud_centric+four": ("policy=cloud_centric", "workload.num_prompts=4")}
 POLICIES = [*dict.fromkeys((*POLICIES, *COMPOSED))]
-SAMPLED = ("sled", "cloud_speculative", "synera", "hat", "citer", "hyperion")
+SAMPLED = ("sled", "sled+tree", "sled+tree_lookup", "cloud_speculative", "synera", "hat", "citer", "hyperion")
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
@@ -146,12 +161,12 @@ RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 REPRESENTATIVES = {
     "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline",
-    "hat+batches", "sled+lookup", "cloud_speculative", "cloud_speculative+together",
+    "hat+batches", "sled+lookup", "sled+tree", "cloud_speculative", "cloud_speculative+together",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
 ON_VIRTUAL_TIME = REPRESENTATIVES | {
     "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
-    "synera+rejection_predictor", "wisp+tiers",
+    "synera+rejection_predictor", "wisp+tiers", "hat+tree", "wisp+tree", "cloud_speculative+tree",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""
 
@@ -253,6 +268,7 @@ class Case:
             folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
             workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
             early_exit=setup.policy.early_exit, medusa=setup.policy.draft.medusa,
+            tree=setup.policy.draft if isinstance(setup.policy.draft, TreeDraft) else None,
             scorers=tuple(setup.policy.scorers.values()), timed_architecture=pair.cloud.timed_architecture,
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()

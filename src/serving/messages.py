@@ -144,14 +144,20 @@ class SequenceSlice:
     hidden_states: TensorRef | None = None
     """The tokens' hidden states, from the previous hop."""
     draft_probs: tuple[TensorRef, ...] = ()
-    """The draft model's distribution for each draft, where sampling needs it."""
+    """The draft model's distribution for each draft, where sampling needs it. Siblings of a tree have the same."""
     hidden_offset: int = 0
     """How many rows of `hidden_states` belong to earlier chunks of the same request."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the token ids, four each, and of the hidden states."""
-        return 4 * len(self.tokens) + (self.hidden_states.nbytes if self.hidden_states else 0)
+        """Bytes of the token ids, four each, of the hidden states, and of a tree's parents, one each."""
+        hidden_nbytes = self.hidden_states.nbytes if self.hidden_states else 0
+        return 4 * len(self.tokens) + hidden_nbytes + (len(self.parents) if self.parents else 0)
+
+    @property
+    def distinct_draft_probs(self) -> tuple[TensorRef, ...]:
+        """The draft model's distributions, each once: siblings of a tree share one."""
+        return tuple({ref.id: ref for ref in self.draft_probs}.values())
 
     def narrow(self, begin: int, end: int) -> "SequenceSlice":
         """The chunk of tokens begin .. end - 1.
@@ -182,8 +188,25 @@ class SequenceSlice:
 
 
 @message
+class TreeRule:
+    """How a draft grows into a tree: level by level, where the drafter's path probability is highest (EAGLE-2, Li et
+    al., 2024, section 4).
+    """
+
+    depth: int
+    """Levels, each one forward of the draft model."""
+    branching: int
+    """Children of a node, and nodes of a level that get children."""
+    shape: tuple[tuple[int, ...], ...] = ()
+    """A fixed tree in place of the likeliest nodes: each node's path of ranks among its siblings (0: the likeliest)."""
+
+
+@message
 class DraftStopRule:
-    """Ends a draft after `max_tokens` tokens, after a stop token, or at the first score below `threshold`."""
+    """Ends a draft after `max_tokens` tokens, after a stop token, or at the first score below `threshold`.
+
+    In a tree, a branch ends at such a token or score.
+    """
 
     max_tokens: int
     score: str = ""
@@ -192,6 +215,8 @@ class DraftStopRule:
     """True: keep the token whose score is below the threshold (HAT, Eq. 5). False: drop it (WISP, section 4.1)."""
     min_tokens: int = 0
     """This many tokens are drafted whatever their scores; the last of them ends the draft if its score is too low."""
+    tree: TreeRule | None = None
+    """The draft is a tree of `max_tokens` nodes; None: a chain."""
 
 
 @message
@@ -250,7 +275,7 @@ class DraftWork:
 
     @property
     def num_inputs(self) -> int:
-        """Tokens that the first forward runs."""
+        """Tokens that the first forward runs; a tree runs more in the forwards of its further levels."""
         return sum(map(len, self.branches)) if self.branches else len(self.input_tokens)
 
 

@@ -362,9 +362,12 @@ class Session:
                 self.stopped = b.stopped
 
     def accept_locally(self) -> tuple[TokenIds, Origins]:
-        """Commits the draft without verification: the policy keeps it local, or the cloud is not reachable."""
+        """Commits the draft without verification: the policy keeps it local, or the cloud is not reachable. Of a tree,
+        the path of first children.
+        """
         origin: Origin = "offline" if self.offline else "device"
-        new = self._commit(tuple(self.draft), (origin,) * len(self.draft))
+        path = tuple([self.draft[i] for i in draft_tree.first_path(self.draft_parents, len(self.draft))])
+        new = self._commit(path, (origin,) * len(path))
         self.draft_cached_len = min(self.draft_cached_len, len(self.tokens))
         self.branches = []
         self._clear_draft()

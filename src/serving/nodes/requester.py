@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
+from serving.core import draft_tree
 from serving.core.importance import importance_scores
 from serving.core.session import Branch, Origins, Session
 from serving.messages import (
@@ -66,6 +67,7 @@ class Requester:
         Args:
             base_timeout_s: seconds to wait for a reply before the first retry; the timeout doubles with each retry.
             exclusive_chip: if False, draft one token per job, so that other sessions' work can run in between.
+                A tree is one job.
         """
         self.session, self.policy, self.hop_path, self.ids = session, policy, hop_path, ids
         self.base_timeout_s, self.exclusive_chip = base_timeout_s, exclusive_chip
@@ -151,7 +153,8 @@ class Requester:
         if job != self.job or not isinstance(outcome, DraftOutcome):
             return []  # the job was abandoned
         self.job, self.session.draft_cached_len = None, outcome.cached_len
-        self.session.monitor.record_draft(1 if self.drafting_branches else len(outcome.tokens), self.job_started_s, now)
+        steps = 1 if self.drafting_branches else draft_tree.depth(outcome.parents, len(outcome.tokens))
+        self.session.monitor.record_draft(steps, self.job_started_s, now)
         if self.drafting_branches:
             self.session.extend_branches(outcome, self.drafting_branches, self.draft.should_stop, self.draft.keep_last)
         else:
@@ -336,7 +339,7 @@ class Requester:
         start, input_tokens = s.draft_input()
         if not stop.max_tokens:  # nothing is generated: the last token belongs to the job that continues from it
             input_tokens = input_tokens[:-1]
-        elif not self.exclusive_chip and stop.max_tokens > 1:
+        elif not self.exclusive_chip and stop.max_tokens > 1 and not stop.tree:
             stop = replace(stop, max_tokens=1)
         work = self._draft_work(start, input_tokens, stop, s.num_unscored if self.needs_importance else 0)
         return self._start_work(work, [], now)

@@ -9,11 +9,12 @@ from serving.core.decoding import Decoding
 from serving.core.scores import reading_hidden_states
 from serving.deployment.queries import Query
 from serving.learned.medusa import CandidateRanks, MedusaHeads
-from serving.messages import INF, GenerationRequest
+from serving.messages import INF, DraftStopRule, GenerationRequest
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
 from serving.outcomes.trace import TOKENIZER_DIR, OutcomeTrace, load_trace
 from serving.outcomes.trace_engine import TraceEngine, UnrecordedCounts
 from serving.policy.policy import Policy
+from serving.policy.slots.draft import TreeDraft
 from serving.workload.workload import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class TraceOutcomes:
         )
         medusa = policy.draft.medusa
         check_medusa_tree(trace.medusa_tree, medusa)
+        check_tree_rule(trace.tree_rule, policy)
         check_scorers(trace.scorer_digests, policy)
         cloud, device_target = (
             TraceEngine(trace, sessions, trace.cloud_layers, unrecorded, medusa=medusa) for _ in range(2)
@@ -111,6 +113,15 @@ def check_medusa_tree(recorded: tuple[CandidateRanks, ...], medusa: MedusaHeads 
             f"the target's heads propose a tree of {len(medusa.tree)} candidates, and the record has "
             f"{f'another of {len(recorded)}' if recorded else 'none'}; record it with them (runtime/outcomes=trace or "
             "fitted, medusa: ${policy.draft.medusa})"
+        )
+
+
+def check_tree_rule(recorded: DraftStopRule | None, policy: Policy) -> None:
+    """Raises ValueError for a drafter's trees that were not recorded, or grew by another rule."""
+    if isinstance(policy.draft, TreeDraft) and policy.draft.stop_rule != recorded:
+        raise ValueError(
+            f"policy {policy.name} grows trees of up to {policy.draft.nodes} nodes, and the record has "
+            f"{'others' if recorded else 'none'}; record them (runtime/outcomes=tree_trace or own_trace)"
         )
 
 

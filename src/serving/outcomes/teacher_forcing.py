@@ -16,11 +16,19 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
+from serving.engines.torch.tree_draft import TreeBuilder, grow_tree
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, Outcome, Work, drafts_of
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import RecordedSession
+
+
+class GrownTree(NamedTuple):
+    """The drafter's tree at one position, and how many nodes it runs for each level after the first."""
+
+    drafted: DraftOutcome
+    levels: tuple[int, ...]
 
 
 class Continuation(NamedTuple):
@@ -105,6 +113,19 @@ class TeacherForcedModel:
                 "", cache.length, feed, DraftStopRule(max_draft_len), stop_tokens, probes, early_exit=self._exit_rule
             )
             found.append(self._continue(work, cache))
+        return found
+
+    @torch.inference_mode()
+    def trees(
+        self, token_ids: Sequence[int], first: int, rule: DraftStopRule, stop_tokens: tuple[int, ...], scorers: Scorers
+    ) -> list[GrownTree]:
+        """The tree that grows by `rule` after token_ids[:p], for p = first..len(token_ids)."""
+        cache, found = SequenceCache(self._model, 0, self._num_layers), list[GrownTree]()
+        for at in range(first, len(token_ids) + 1):
+            work = DraftWork("", cache.length, tuple(token_ids[cache.length : at]), rule, stop_tokens)
+            builder = TreeBuilder(work, self._tensor_store, scorers, at)
+            drafted, loads = grow_tree(builder, self._runner, cache)
+            found.append(GrownTree(drafted, tuple(int(load.num_tokens) for load in loads[1:])))
         return found
 
     def _continue(self, work: DraftWork, cache: SequenceCache) -> Continuation:

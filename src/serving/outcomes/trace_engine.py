@@ -32,7 +32,7 @@ from serving.messages import (
     Verdict,
     Work,
 )
-from serving.outcomes.loads import load_counter
+from serving.outcomes.loads import load_counter, tree_loads
 from serving.outcomes.lookup import RecordedDraft, TraceLookup, TracePosition, check_prompt
 from serving.outcomes.trace import OutcomeTrace, RecordedSession
 
@@ -95,7 +95,7 @@ class TraceEngine:
         medusa: MedusaHeads | None = None,
         token_text: TokenText = no_token_text,
     ) -> None:
-        self._token_text = token_text
+        self._token_text, self._tree_rule = token_text, trace.tree_rule
         self._medusa = medusa
         self._sessions, self._unrecorded, self._layers, self._exit_rule = sessions, unrecorded, layers, exit_rule
         self._lookup, self._load_counter = TraceLookup(trace.tables, scorers), load_counter(layers, exit_rule)
@@ -125,6 +125,8 @@ class TraceEngine:
             )
         session, position = self._session(work.session), self._drafter_positions.get(work.session, (0, 0))
         position = _truncated(position, work.start, work.session)
+        if work.stop_rule.tree:
+            return self._tree(work, session, position)
         return self._branches(work, session, position) if work.branches else self._continue(work, session, position)
 
     def drop(self, session: str, first: int | None) -> None:
@@ -170,6 +172,20 @@ class TraceEngine:
         return self._drafted(work, found.indices, scores, found.stopped, work.start + fed + back), self._draft_loads(
             work, found
         )
+
+    def _tree(
+        self, work: DraftWork, session: RecordedSession, position: TracePosition
+    ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
+        """The recorded tree of the position, which leaves the input tokens alone in the cache."""
+        if work.stop_rule != self._tree_rule:
+            raise ValueError(f"session {work.session!r} grows a tree by a rule that the trace does not record")
+        position = self._feed(session, position, work.input_tokens)
+        self._drafter_positions[work.session] = position
+        found, end = self._lookup.tree(session, position[1]), work.start + len(work.input_tokens)
+        self._unrecorded.requested += len(work.input_tokens) + len(found.tokens)
+        tops = tuple((token,) for token in found.tokens)
+        loads = tree_loads(self._layers, work.start, len(work.input_tokens), found.levels)
+        return DraftOutcome(found.tokens, {}, tops, False, end, parents=found.parents), loads
 
     def _ends_answer(self, work: DraftWork, tokens: Sequence[int]) -> bool:
         return work.stop_text is not None and advance(work.stop_text, tokens, self._token_text)[1] is not None

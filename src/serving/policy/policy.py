@@ -9,7 +9,7 @@ from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, b
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
 from serving.policy.slots.dispatch import Dispatch
-from serving.policy.slots.draft import Draft, GoodputDraft, NoDraft
+from serving.policy.slots.draft import Draft, GoodputDraft, NoDraft, TreeDraft, drafts_trees
 from serving.policy.slots.early_exit import EarlyExit, NoEarlyExit
 from serving.policy.slots.kv_cache import BLOCK_TOKENS, KvCache
 from serving.policy.slots.link_loss import LinkLoss
@@ -106,9 +106,8 @@ class Policy:
     def _rules(self) -> list[tuple[bool, str]]:
         """(broken, why); braces name a slot, with its choice."""
         hops = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
-        drafts, scope, tree = self.draft.source == "model", self.offload.scope, isinstance(self.verify, TreeVerify)
+        drafts, scope = self.draft.source == "model", self.offload.scope
         on_device, hidden = any(hop.node == DEVICE_TIER for hop in hops), isinstance(self.payload, HiddenStatePayload)
-        heads = self.draft.source == "medusa"
         return [
             (
                 not hops and scope != "none",
@@ -158,13 +157,33 @@ class Policy:
                 "{draft} weighs drafts against the target's passes on the same chip, and {placement} has the target "
                 "elsewhere; choose policy/draft=window",
             ),
-            (heads and not tree, "{draft} makes trees; {verify} judges chains; choose policy/verify=tree"),
-            (tree and not heads, "{draft} makes chains; {verify} judges trees, which policy/draft=medusa makes"),
+            *self._rules_of_trees(),
             (on_device and not hidden, "{placement} sends hidden states alone; choose policy/payload=hidden_states"),
             (
                 hidden and bool(hops) and not on_device,
                 "{payload} needs a placement that embeds on the device (policy/placement=u_shape); {placement} wants "
                 "tokens",
+            ),
+        ]
+
+    def _rules_of_trees(self) -> list[tuple[bool, str]]:
+        """As `_rules`: what drafts that are trees cannot do."""
+        trees, grown = drafts_trees(self.draft), isinstance(self.draft, TreeDraft)
+        judged = isinstance(self.verify, TreeVerify)
+        return [
+            (trees and not judged, "{draft} makes trees; {verify} judges chains; choose policy/verify=tree"),
+            (
+                judged and not trees,
+                "{draft} makes chains; {verify} judges trees, which policy/draft=tree, tree_lookup or medusa makes",
+            ),
+            (
+                grown and self.early_exit.layer_exit is not None,
+                "{early_exit} ends a token's pass before the last layer, and {draft} runs all nodes of a level in one "
+                "forward; choose policy/early_exit=none or tail",
+            ),
+            (
+                grown and self.offload.scope == "some",
+                "{offload} decides by the scores of a chain, and {draft} makes trees; choose policy/offload=always",
             ),
         ]
 

@@ -21,9 +21,9 @@ from serving.messages import (
     SequenceSlice,
     Span,
 )
+from serving.outcomes.acceptance_draws import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.constant import ConstantAcceptance
 from serving.outcomes.outcomes import OutcomeEngines
-from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, SequencewiseExit
 from serving.policy.slots.payload import FullDistributionPayload, TokenPayload
