@@ -122,6 +122,7 @@ COMPOSED = {
     ),
     "sled+tree+batches": ("policy=sled", *TREE, "+policy.batch_drafts=true", *TOGETHER),
     "wisp+tree": ("policy=wisp", "policy/draft=tree_rejection_aware", "policy/verify=tree"),
+    "sled+tree+ahead": ("policy=sled", *TREE, "policy/lookahead=tree", "policy/kv_cache=reuse"),
     "hat+tree": ("policy=hat", "policy/draft=tree_adapter", "policy/verify=tree", "policy/lookahead=none"),
     "cloud_speculative+tree": ("policy=cloud_speculative", *TREE),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),

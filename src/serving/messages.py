@@ -263,7 +263,9 @@ class DraftWork:
     sampling: SamplingParams | None = None
     early_exit: EarlyExitRule | None = None
     branches: tuple[TokenIds, ...] = ()
-    """If given: generate one token after each of these continuations instead, and keep nothing in the cache."""
+    """If given: generate one token after each of these continuations instead, or grow a tree after the only one, and
+    keep nothing in the cache.
+    """
     num_adopted_drafts: int = 0
     """Drafts adopted from a branch, whose importance is still to be computed. They are the last input tokens; the last
     of them is left out if nothing is generated.

@@ -14,7 +14,7 @@ from serving.hardware.testbed import Testbed
 from serving.messages import Hop
 from serving.network.link import Link
 from serving.policy.policy import EngineRequirements, Policy
-from serving.policy.slots.draft import TreeDraft, drafts_trees
+from serving.policy.slots.draft import TreeDraft, drafts_trees, max_tree_nodes
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
@@ -47,7 +47,7 @@ class Setup:
         self._check_scores()
         self._check_backend()
         self._check_timing()
-        tokens = self.workload.context_tokens
+        tokens = self.workload.context_tokens + max_tree_nodes(self.policy.draft)
         self._check_cache(tokens)
         self._check_memory(tokens)
 

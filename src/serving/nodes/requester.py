@@ -96,6 +96,7 @@ class Requester:
         self.text_draft = policy.draft if isinstance(policy.draft, TextDraft) else None
         self.needs_importance = bool(importance_scores(self.requested_scores))
         self.has_lookahead, self.sends_drafts = policy.lookahead.max_steps > 0, policy.verify.sends_drafts
+        self.ahead_tree = policy.lookahead_tree
         self.may_be_unverified = self.has_drafter and (
             not hop_path.hops or policy.early_exit.has_sequence_exit or policy.link_loss.action == "local"
         )
@@ -153,9 +154,12 @@ class Requester:
         if job != self.job or not isinstance(outcome, DraftOutcome):
             return []  # the job was abandoned
         self.job, self.session.draft_cached_len = None, outcome.cached_len
-        steps = 1 if self.drafting_branches else draft_tree.depth(outcome.parents, len(outcome.tokens))
+        chains = self.drafting_branches and outcome.parents is None
+        steps = 1 if chains else draft_tree.depth(outcome.parents, len(outcome.tokens))
         self.session.monitor.record_draft(steps, self.job_started_s, now)
-        if self.drafting_branches:
+        if self.drafting_branches and outcome.parents is not None:
+            self.drafting_branches[0].add_tree(outcome)
+        elif self.drafting_branches:
             self.session.extend_branches(outcome, self.drafting_branches, self.draft.should_stop, self.draft.keep_last)
         else:
             self.session.add_draft(outcome)
@@ -345,7 +349,9 @@ class Requester:
         return self._start_work(work, [], now)
 
     def _start_lookahead(self, now: float) -> Commands:
-        """Extends each branch by one token. Work cannot be cancelled, so a verdict waits for one token at most."""
+        """Extends each branch by one token, or grows a tree behind the only one. Work cannot be cancelled, so a verdict
+        waits for one token, or for the tree, at most.
+        """
         s = self.session
         if not s.lookahead_started:
             s.lookahead_started = True
@@ -354,7 +360,8 @@ class Requester:
         if not growing:
             return []
         start, branch_inputs = s.branch_inputs(growing)
-        return self._start_work(self._draft_work(start, (), DraftStopRule(1), branches=branch_inputs), growing, now)
+        stop = self.ahead_tree if self.ahead_tree and growing[0].token is not None else DraftStopRule(1)
+        return self._start_work(self._draft_work(start, (), stop, branches=branch_inputs), growing, now)
 
     def _draft_work(
         self,

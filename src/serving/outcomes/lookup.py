@@ -145,11 +145,13 @@ class TraceLookup:
         row, width = self._row(session, prefix_len), self._tree_size
         return tuple(self._proposals[row * width : (row + 1) * width])
 
-    def tree(self, session: RecordedSession, prefix_len: int) -> RecordedTree:
-        """The tree that the drafter grows after `prefix_len` tokens of the text."""
+    def tree(self, session: RecordedSession, prefix_len: int, ahead: bool = False) -> RecordedTree:
+        """The tree that the drafter grows after `prefix_len` tokens of the text; `ahead`: behind the first path of that
+        tree and its own next token.
+        """
         row = self._row(session, prefix_len)
-        nodes = [node for node in self._trees[row].tolist() if node[1] != NO_NODE]
-        levels = tuple([width for width in self._tree_levels[row].tolist() if width])
+        nodes = [node for node in self._trees[row, int(ahead)].tolist() if node[1] != NO_NODE]
+        levels = tuple([width for width in self._tree_levels[row, int(ahead)].tolist() if width])
         return RecordedTree(tuple([token for token, _ in nodes]), tuple([parent for _, parent in nodes]), levels)
 
     def tokens(self, indices: Sequence[int]) -> tuple[int, ...]:

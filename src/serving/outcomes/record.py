@@ -164,7 +164,7 @@ class TraceRecorder:
 
     def _trees(
         self, session: RecordedSession, small: "TeacherForcedModel", stop_tokens: tuple[int, ...]
-    ) -> "list[GrownTree]":
+    ) -> "list[tuple[GrownTree, GrownTree]]":
         """The drafter's trees at each position; none at lookahead branches."""
         if self.tree is None:
             return []
@@ -221,7 +221,7 @@ def _build_tables(
     rows: "Sequence[Continuation]",
     max_draft_len: int,
     proposals: Sequence[tuple[int, ...]] = (),
-    trees: "Sequence[GrownTree]" = (),
+    trees: "Sequence[tuple[GrownTree, GrownTree]]" = (),
     tree_rule: DraftStopRule | None = None,
 ) -> TraceTables:
     import numpy as np
@@ -250,14 +250,17 @@ def _build_tables(
     )  # fmt: skip
 
 
-def _tree_tables(rows: int, trees: "Sequence[GrownTree]", rule: DraftStopRule | None) -> "tuple[Any, Any]":
+def _tree_tables(
+    rows: int, trees: "Sequence[tuple[GrownTree, GrownTree]]", rule: DraftStopRule | None
+) -> "tuple[Any, Any]":
     """`TraceTables.trees` and `tree_levels`."""
     import numpy as np
 
     shapes = tree_shapes(rows, rule)
     nodes, levels = np.full(shapes["trees"], NO_NODE, np.int32), np.zeros(shapes["tree_levels"], np.int32)
-    for row, (drafted, widths) in enumerate(trees):
-        if drafted.tokens:
-            nodes[row, : len(drafted.tokens)] = np.array([drafted.tokens, drafted.parents], np.int32).T
-        levels[row, : len(widths)] = widths
+    for row, pair in enumerate(trees):
+        for which, (drafted, widths) in enumerate(pair):
+            if drafted.tokens:
+                nodes[row, which, : len(drafted.tokens)] = np.array([drafted.tokens, drafted.parents], np.int32).T
+            levels[row, which, : len(widths)] = widths
     return nodes, levels

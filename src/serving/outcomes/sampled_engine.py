@@ -142,10 +142,10 @@ class SampledEngine:
             raise ValueError(
                 f"session {work.session!r} leaves layers early by a rule that this model of acceptance does not know"
             )
-        if work.branches:
-            return self._branches(work)
         if work.stop_rule.tree:
             return self._tree(work)
+        if work.branches:
+            return self._branches(work)
         draws, at, stop = self._draws_of(work.session), work.start + len(work.input_tokens), work.stop_rule
         run = draws.num_accepted(at, stop.max_tokens, self._thresholds) if stop.max_tokens else 0
         fell = self._stop_index(draws, at, run, stop)
@@ -237,19 +237,19 @@ class SampledEngine:
 
     def _tree(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
         """A tree, which leaves the input tokens alone in the cache."""
-        end, stop = work.start + len(work.input_tokens), work.stop_rule
+        end, stop = work.start + work.num_inputs, work.stop_rule
         draws, sampled = self._draws_of(work.session), work.sampling is not None
         growth = SampledTree(draws, end, stop, self._scores, self._thresholds, sampled).growth
         kept = growth.kept()
         tokens, parents = pick(growth.tokens, kept), kept_parents(growth.parents, kept)
         refs, support = self._draft_probs(work, len(growth.tokens) + 1)
-        loads = tree_loads(self._layers, work.start, len(work.input_tokens), [len(own) for own in growth.levels[1:]])
+        loads = tree_loads(self._layers, work.start, work.num_inputs, [len(own) for own in growth.levels[1:]])
         return DraftOutcome(
             tokens,
             {name: (0.0,) * len(tokens) for name in work.requested_scores},
             tuple((token,) for token in tokens),
             False,
-            end,
+            work.start + len(work.input_tokens),
             tuple(refs[growth.parents[node] + 1] for node in kept) if refs else (),
             support[: len(tokens)],
             parents=parents,

@@ -4,10 +4,12 @@ drafted ahead.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from serving.core.draft_tree import first_path
 from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens
@@ -118,15 +120,31 @@ class TeacherForcedModel:
     @torch.inference_mode()
     def trees(
         self, token_ids: Sequence[int], first: int, rule: DraftStopRule, stop_tokens: tuple[int, ...], scorers: Scorers
-    ) -> list[GrownTree]:
-        """The tree that grows by `rule` after token_ids[:p], for p = first..len(token_ids)."""
-        cache, found = SequenceCache(self._model, 0, self._num_layers), list[GrownTree]()
+    ) -> list[tuple[GrownTree, GrownTree]]:
+        """The tree that grows by `rule` after token_ids[:p], for p = first..len(token_ids), and the one that grows
+        behind its first path and the model's own next token.
+        """
+        cache, found = SequenceCache(self._model, 0, self._num_layers), []
         for at in range(first, len(token_ids) + 1):
             work = DraftWork("", cache.length, tuple(token_ids[cache.length : at]), rule, stop_tokens)
-            builder = TreeBuilder(work, self._tensor_store, scorers, at)
-            drafted, loads = grow_tree(builder, self._runner, cache)
-            found.append(GrownTree(drafted, tuple(int(load.num_tokens) for load in loads[1:])))
+            tree = self._tree(work, cache, scorers)
+            drafts = tree.drafted.tokens
+            path = tuple(drafts[node] for node in first_path(tree.drafted.parents, len(drafts)))
+            behind = replace(work, start=at, input_tokens=(), branches=((*path, self._next_token(path, cache)),))
+            found.append((tree, self._tree(behind, cache, scorers)))
         return found
+
+    def _tree(self, work: DraftWork, cache: SequenceCache, scorers: Scorers) -> GrownTree:
+        builder = TreeBuilder(work, self._tensor_store, scorers, work.start + work.num_inputs)
+        drafted, loads = grow_tree(builder, self._runner, cache)
+        return GrownTree(drafted, tuple(int(load.num_tokens) for load in loads[1:]))
+
+    def _next_token(self, path: Sequence[int], cache: SequenceCache) -> int:
+        """The model's greedy token after the cached text and a path, which is not kept."""
+        before = cache.length
+        hidden = self._runner.run(self._runner.embed(path), [RunnerInput(cache, len(path))], 0, self._num_layers)
+        cache.truncate(before, "recorded")
+        return int(self._runner.logits(hidden[-1:]).argmax())
 
     def _continue(self, work: DraftWork, cache: SequenceCache) -> Continuation:
         """Drafts as `serving.engines.torch.draft` does, and keeps the attention of every pass."""

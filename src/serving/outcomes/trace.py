@@ -45,7 +45,7 @@ NO_NODE = -2
 def tree_shapes(rows: int, rule: DraftStopRule | None) -> dict[str, tuple[int, ...]]:
     """The shapes of the tables of trees that grow by this rule."""
     nodes, levels = (rule.max_tokens, rule.tree.depth - 1) if rule and rule.tree else (0, 0)
-    return {"trees": (rows, nodes, 2), "tree_levels": (rows, levels)}
+    return {"trees": (rows, 2, nodes, 2), "tree_levels": (rows, 2, levels)}
 
 
 def triangle_size(draft_len: int) -> int:
@@ -105,10 +105,11 @@ class TraceTables:
     proposals: Any
     """(rows, tree size) the tree that the target's heads propose with the row's target; tree size 0: no heads."""
     trees: Any
-    """(rows, N, 2) token and parent of each node of the tree that the drafter grows here; the parent -2: no node. N is
-    0 without a `tree_rule`."""
+    """(rows, 2, N, 2) token and parent of each node of the tree that the drafter grows here, and of the next one, which
+    it grows behind the first path of that tree and its own next token; the parent -2: no node. N is 0 without a
+    `tree_rule`."""
     tree_levels: Any
-    """(rows, D) how many nodes the drafter runs for each level of that tree after the first."""
+    """(rows, 2, D) how many nodes the drafter runs for each level of these trees after the first."""
 
     @property
     def max_draft_len(self) -> int:

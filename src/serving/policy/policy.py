@@ -8,12 +8,13 @@ from serving.core.decoding import Decoding
 from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, by_name
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
+from serving.messages import DraftStopRule
 from serving.policy.slots.dispatch import Dispatch
 from serving.policy.slots.draft import Draft, GoodputDraft, NoDraft, TreeDraft, drafts_trees
 from serving.policy.slots.early_exit import EarlyExit, NoEarlyExit
 from serving.policy.slots.kv_cache import BLOCK_TOKENS, KvCache
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import Lookahead
+from serving.policy.slots.lookahead import Lookahead, TreeLookahead
 from serving.policy.slots.offload import FullOffload, Offload
 from serving.policy.slots.payload import HiddenStatePayload, Payload
 from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, ColocatedPlacement, Placement
@@ -182,6 +183,14 @@ class Policy:
                 "forward; choose policy/early_exit=none or tail",
             ),
             (
+                grown and self.lookahead.max_steps > 0 and not isinstance(self.lookahead, TreeLookahead),
+                "{lookahead} drafts behind chains, and {draft} makes trees; choose policy/lookahead=tree or none",
+            ),
+            (
+                isinstance(self.lookahead, TreeLookahead) and not grown,
+                "{lookahead} grows trees, and {draft} drafts none; choose policy/draft=tree, or another lookahead",
+            ),
+            (
                 grown and self.offload.scope == "some",
                 "{offload} decides by the scores of a chain, and {draft} makes trees; choose policy/offload=always",
             ),
@@ -239,6 +248,12 @@ class Policy:
             self, draft=NoDraft(), offload=FullOffload(), early_exit=NoEarlyExit(), verify=Lossless(),
             prefill=WholePrefill(), placement=CloudPlacement(hop.node), batch_drafts=False,
         )  # fmt: skip
+
+    @property
+    def lookahead_tree(self) -> DraftStopRule | None:
+        """How the tree grows that is drafted ahead; None: none is."""
+        ahead = isinstance(self.lookahead, TreeLookahead) and isinstance(self.draft, TreeDraft)
+        return self.draft.stop_rule if ahead and isinstance(self.draft, TreeDraft) else None
 
     @cached_property
     def requested_scores(self) -> tuple[str, ...]:

@@ -23,12 +23,12 @@ from serving.messages import (
 from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import InitialDraft, LookupDraft, MedusaDraft, NoDraft, WindowDraft
+from serving.policy.slots.draft import InitialDraft, LookupDraft, MedusaDraft, NoDraft, TreeDraft, WindowDraft
 from serving.policy.slots.early_exit import NoEarlyExit, ProgressiveExit, SequencewiseExit
 from serving.policy.slots.importance_offload import ConfidenceOffload, SyneraOffload
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import HATLookahead, NoLookahead, SyneraLookahead
+from serving.policy.slots.lookahead import HATLookahead, NoLookahead, SyneraLookahead, TreeLookahead
 from serving.policy.slots.offload import AlwaysOffload, FullOffload, NeverOffload, RandomOffload
 from serving.policy.slots.payload import FullDistributionPayload as Distributions
 from serving.policy.slots.payload import HiddenStatePayload, TokenPayload
@@ -135,8 +135,20 @@ COLOCATED = SLOTS | {
     "batch_drafts": [True, False],
 }  # fmt: skip
 """Slot choices for a server that drafts."""
-FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES, "colocated": COLOCATED}
-SEEDS = {"whole": 100, "split": 25, "trees": 25, "colocated": 25}
+GROWN = SLOTS | {
+    "draft": [
+        TreeDraft(6, 3, 2), TreeDraft(12, 4, 3), TreeDraft(3, 3, 1), LookupDraft(4, continuations=3),
+        TreeDraft(shape=((0,), (1,), (0, 0), (0, 1), (0, 0, 0))),
+    ],
+    "offload": [AlwaysOffload()],
+    "lookahead": [NoLookahead(), TreeLookahead()],
+    "early_exit": [NoEarlyExit()],
+    "verify": [TreeVerify()],
+    "kv_cache": [PrefixCaching(), NoPrefixCaching(), PrefixCaching(200.0)],  # two of the longest sequences with trees
+}  # fmt: skip
+"""Slot choices for drafts that are trees."""
+FAMILIES = {"grown": GROWN, "whole": SLOTS, "split": SPLIT, "trees": TREES, "colocated": COLOCATED}
+SEEDS = {"grown": 50, "whole": 100, "split": 25, "trees": 25, "colocated": 25}
 """How many of each hundred seeds are run."""
 
 
@@ -148,7 +160,8 @@ def random_policy(r: random.Random, family: str) -> Policy | None:
         return None
 
 
-def random_conditions(r: random.Random, family: str) -> dict[str, Any]:
+def random_conditions(r: random.Random, family: str, p: Policy) -> dict[str, Any]:
+    draws = family not in ("trees", "colocated") and not (family == "grown" and p.draft.source == "lookup")
     return {
         "devices": r.choice((1, 3)),
         "calls_each": r.choice((1, 2)),
@@ -157,9 +170,9 @@ def random_conditions(r: random.Random, family: str) -> dict[str, Any]:
         "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
         "seed": r.randrange(1000),
         "ends": r.choice(((), tuple(range(0, 997, 40)))),
-        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if family not in ("trees", "colocated") else None,
+        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if draws else None,
         "timeout_s": r.choice((INF, 5.0)),
-        "at_once": r.choice((1, 3)) if family in ("split", "trees") else 1,
+        "at_once": r.choice((1, 3)) if family in ("split", "trees", "grown") else 1,
     }
 
 
@@ -257,7 +270,7 @@ def test_any_policy_serves_any_workload(family: str, first: int) -> None:
         if (p := random_policy(r, family)) is None:
             continue
         served += 1
-        w = world(p, **random_conditions(r, family))
+        w = world(p, **random_conditions(r, family, p))
         w.simulator.run(until=300)
         check_answers(w, p, undisturbed=True)
         assert w.replays(), seed
@@ -272,7 +285,7 @@ def test_any_policy_survives_losses_and_cancels(family: str, first: int) -> None
         r = random.Random(seed)
         if (p := random_policy(r, family)) is None:
             continue
-        w = world(p, **random_conditions(r, family) | {"timeout_s": 5.0})
+        w = world(p, **random_conditions(r, family, p) | {"timeout_s": 5.0})
         for _ in range(r.randint(1, 3)):
             inject_failure(w, r)
         w.simulator.run(until=300)
@@ -299,7 +312,7 @@ def test_any_policy_survives_unreliable_links(family: str, first: int) -> None:
         if (p := random_policy(r, family)) is None:
             continue
         drive = functools.partial(UnreliableSimulator, r=r, family=family)
-        w = world(p, **random_conditions(r, family) | {"timeout_s": 1.0, "drive": drive})
+        w = world(p, **random_conditions(r, family, p) | {"timeout_s": 1.0, "drive": drive})
         restarted = sum(inject_failure(w, r) for _ in range(r.randint(0, 2)))
         w.simulator.run(until=3000)
         for call in w.calls:

@@ -13,7 +13,7 @@ from serving.engines.torch.draft import DraftBuilder, StepOutput, chain_parents,
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
-from serving.engines.torch.tree_draft import TreeBuilder, grow_levels
+from serving.engines.torch.tree_draft import TreeBuilder, grow_levels, tree_inputs
 from serving.hardware.latency import ForwardLoad, batch_load
 from serving.messages import DraftBatch, DraftBatchOutcome, DraftOutcome, DraftStopRule, DraftWork
 
@@ -67,7 +67,7 @@ def _grown(member: _Member, found: DraftOutcome | TreeBuilder) -> DraftOutcome:
     """The outcome; a tree leaves only the input tokens in the cache."""
     if not isinstance(found, TreeBuilder):
         return found
-    member.cache.truncate(found.first_position, member.work.session)
+    member.cache.truncate(member.work.start + len(member.work.input_tokens), member.work.session)
     return found.build(member.cache.length)
 
 
@@ -75,6 +75,9 @@ def _member(work: DraftWork, runner: ModelRunner, caches: KVCacheManager) -> _Me
     if any(name.startswith(IMPORTANCE) for name in work.requested_scores):
         raise ValueError(f"session {work.session!r} asks for importance, which a batch of drafts does not collect")
     cache = caches.open(work.session, None, len(runner.model.layers), work.start)
+    if work.stop_rule.tree:
+        tokens = tree_inputs(work)
+        return _Member(work, cache, tokens, None, (len(tokens) - 1,), (cache.length + len(tokens),))
     if work.branches:
         if not all(work.branches):
             raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a token")

@@ -22,7 +22,7 @@ from serving.engines.torch.sampling import (
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.latency import ForwardLoad, batch_load
-from serving.messages import DraftOutcome, DraftWork, TensorRef
+from serving.messages import DraftOutcome, DraftWork, TensorRef, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +112,25 @@ class TreeBuilder:
 def grow_tree(
     builder: TreeBuilder, runner: ModelRunner, cache: SequenceCache
 ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-    """Feeds the input tokens, then grows the tree. The cache keeps the input tokens alone.
+    """Feeds the input tokens or the branch, then grows the tree. The cache keeps the input tokens alone.
 
-    Raises ValueError without input tokens.
+    Raises ValueError without any.
     """
-    work, layers = builder.work, len(runner.model.layers)
-    check_inputs(work)
-    loads = [batch_load(layers, [(cache.length, len(work.input_tokens))], 1.0)]
-    hidden = run_all_layers(runner, [RunnerInput(cache, len(work.input_tokens))], work.input_tokens)
+    work, tokens = builder.work, tree_inputs(builder.work)
+    loads = [batch_load(len(runner.model.layers), [(cache.length, len(tokens))], 1.0)]
+    hidden = run_all_layers(runner, [RunnerInput(cache, len(tokens))], tokens)
     builder.add_level(read_off(hidden[-1:], runner))
-    base = cache.length
     loads += grow_levels([(builder, cache)], runner)
-    cache.truncate(base, work.session)
-    return builder.build(base), tuple(loads)
+    cache.truncate(work.start + len(work.input_tokens), work.session)
+    return builder.build(cache.length), tuple(loads)
 
 
-def check_inputs(work: DraftWork) -> None:
-    """Raises ValueError for a tree with nothing to grow from."""
-    if not work.input_tokens:
+def tree_inputs(work: DraftWork) -> TokenIds:
+    """The tokens from whose last one a tree grows. Raises ValueError without any."""
+    tokens = work.branches[0] if work.branches else work.input_tokens
+    if not tokens:
         raise ValueError(f"session {work.session!r} asks for a tree with nothing to feed; a model needs a token")
+    return tokens
 
 
 def grow_levels(trees: Sequence[tuple[TreeBuilder, SequenceCache]], runner: ModelRunner) -> Iterator[ForwardLoad]:

@@ -402,6 +402,15 @@ def merged(chains: Sequence[TokenIds]) -> tuple[TokenIds, DraftParents]:
     return tuple(tokens), tuple(parents)
 
 
+def max_tree_nodes(draft: Draft) -> int:
+    """The most nodes of a draft that is a tree, which may reach beyond the answer's end; 0: drafts are chains."""
+    if isinstance(draft, TreeDraft):
+        return draft.stop_rule.max_tokens
+    if isinstance(draft, LookupDraft) and draft.continuations > 1:
+        return draft.k * draft.continuations
+    return len(draft.medusa.tree) if draft.medusa else 0
+
+
 def drafts_trees(draft: Draft) -> bool:
     """True if its drafts are trees; False: chains."""
-    return isinstance(draft, TreeDraft | MedusaDraft) or (isinstance(draft, LookupDraft) and draft.continuations > 1)
+    return isinstance(draft, TreeDraft | MedusaDraft) or max_tree_nodes(draft) > 0
