@@ -270,6 +270,7 @@ class Case:
             workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
             early_exit=setup.policy.early_exit, medusa=setup.policy.draft.medusa,
             tree=setup.policy.draft if isinstance(setup.policy.draft, TreeDraft) else None,
+            lookahead=setup.policy.lookahead,
             scorers=tuple(setup.policy.scorers.values()), timed_architecture=pair.cloud.timed_architecture,
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()

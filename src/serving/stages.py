@@ -24,6 +24,7 @@ from serving.metrics.utilisation import UtilisationObserver
 from serving.policy.policy import NO_REQUIREMENTS, Policy
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import EarlyExit
+from serving.policy.slots.lookahead import Lookahead, TreeLookahead
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.workload.workload import Workload
@@ -130,6 +131,7 @@ def record_outcomes(
     policy: Policy | None = None,
     medusa: MedusaHeads | None = None,
     tree: TreeDraft | None = None,
+    lookahead: Lookahead | None = None,
     scorers: tuple[Scorer, ...] = (),
     timed_architecture: Architecture | None = None,
     max_draft_len: int = 8,
@@ -142,11 +144,11 @@ def record_outcomes(
     splits the target as it would split `timed_architecture` (None: one of as many layers as the target has), because
     hidden states are rounded wherever it is split. Drafts leave layers early as the policy's do, or without one as
     `early_exit` says; `medusa` are heads of the target that propose trees of drafts; the drafter's trees are recorded
-    if `tree`, or the policy, grows any. The scores that `scorers`, and those of the policy, compute from a draft's
-    hidden state are kept. `max_draft_len` is how many tokens the drafter
-    continues from each position: the longest window that the trace answers exactly; no prompt is recorded twice, and
-    `max_prompts` of them at most: a simulation deals further requests onto them. Raises ValueError for sampled text,
-    and for a scorer of another model.
+    if `tree`, or the policy, grows any, and those that `lookahead`, or the policy's, grows ahead. The scores that
+    `scorers`, and those of the policy, compute from a draft's hidden state are kept. `max_draft_len` is how many tokens
+    the drafter continues from each position: the longest window that the trace answers exactly; no prompt is recorded
+    twice, and `max_prompts` of them at most: a simulation deals further requests onto them. Raises ValueError for
+    sampled text, and for a scorer of another model.
     """
     from serving.deployment.model_loading import load_models, make_queries
     from serving.outcomes.record import TraceRecorder
@@ -170,8 +172,9 @@ def record_outcomes(
     layers = timed_architecture.layers if timed_architecture else None
     scored = reading_hidden_states(needed.scorers)
     if policy:
-        tree = policy.draft if isinstance(policy.draft, TreeDraft) else None
-    recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, tree, scored, layers)
+        tree, lookahead = policy.draft if isinstance(policy.draft, TreeDraft) else None, policy.lookahead
+    ahead = tree is not None and isinstance(lookahead, TreeLookahead)
+    recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, tree, ahead, scored, layers)
     save_trace(out, recorder.record(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / TOKENIZER_DIR)
 

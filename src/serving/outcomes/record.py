@@ -91,6 +91,8 @@ class TraceRecorder:
     """Heads of the target; their proposals are recorded, too."""
     tree: TreeDraft | None = None
     """How the drafter's trees grow; None: no trees are recorded."""
+    trees_ahead: bool = False
+    """True if the trees are recorded that the drafter grows while one is verified."""
     scorers: Scorers = field(default_factory=lambda: NO_SCORERS)
     """Their scores of the drafts are recorded, too; they read hidden states, which are not."""
     timed_layers: int | None = None
@@ -148,6 +150,7 @@ class TraceRecorder:
             self.exit_rule,
             self.medusa.tree if self.medusa else (),
             self._tree_rule,
+            self.trees_ahead,
             {name: scorer.digest for name, scorer in self.scorers.items()},
         )
 
@@ -164,12 +167,14 @@ class TraceRecorder:
 
     def _trees(
         self, session: RecordedSession, small: "TeacherForcedModel", stop_tokens: tuple[int, ...]
-    ) -> "list[tuple[GrownTree, GrownTree]]":
+    ) -> "list[tuple[GrownTree, ...]]":
         """The drafter's trees at each position; none at lookahead branches."""
         if self.tree is None:
             return []
         scorers = by_name([self.tree.scorer] if self.tree.scorer else [])
-        return small.trees(session.token_ids, session.prompt_tokens, self.tree.stop_rule, stop_tokens, scorers)
+        return small.trees(
+            session.token_ids, session.prompt_tokens, self.tree.stop_rule, stop_tokens, scorers, self.trees_ahead
+        )
 
     @property
     def _tree_rule(self) -> DraftStopRule | None:
@@ -221,7 +226,7 @@ def _build_tables(
     rows: "Sequence[Continuation]",
     max_draft_len: int,
     proposals: Sequence[tuple[int, ...]] = (),
-    trees: "Sequence[tuple[GrownTree, GrownTree]]" = (),
+    trees: "Sequence[tuple[GrownTree, ...]]" = (),
     tree_rule: DraftStopRule | None = None,
 ) -> TraceTables:
     import numpy as np
@@ -250,9 +255,7 @@ def _build_tables(
     )  # fmt: skip
 
 
-def _tree_tables(
-    rows: int, trees: "Sequence[tuple[GrownTree, GrownTree]]", rule: DraftStopRule | None
-) -> "tuple[Any, Any]":
+def _tree_tables(rows: int, trees: "Sequence[tuple[GrownTree, ...]]", rule: DraftStopRule | None) -> "tuple[Any, Any]":
     """`TraceTables.trees` and `tree_levels`."""
     import numpy as np
 

@@ -119,20 +119,30 @@ class TeacherForcedModel:
 
     @torch.inference_mode()
     def trees(
-        self, token_ids: Sequence[int], first: int, rule: DraftStopRule, stop_tokens: tuple[int, ...], scorers: Scorers
-    ) -> list[tuple[GrownTree, GrownTree]]:
-        """The tree that grows by `rule` after token_ids[:p], for p = first..len(token_ids), and the one that grows
-        behind its first path and the model's own next token.
+        self,
+        token_ids: Sequence[int],
+        first: int,
+        rule: DraftStopRule,
+        stop_tokens: tuple[int, ...],
+        scorers: Scorers,
+        ahead: bool = False,
+    ) -> list[tuple[GrownTree, ...]]:
+        """The tree that grows by `rule` after token_ids[:p], for p = first..len(token_ids); with `ahead` also the one
+        that grows behind its first path and the model's own next token.
         """
-        cache, found = SequenceCache(self._model, 0, self._num_layers), []
+        cache, found = SequenceCache(self._model, 0, self._num_layers), list[tuple[GrownTree, ...]]()
         for at in range(first, len(token_ids) + 1):
             work = DraftWork("", cache.length, tuple(token_ids[cache.length : at]), rule, stop_tokens)
             tree = self._tree(work, cache, scorers)
-            drafts = tree.drafted.tokens
-            path = tuple(drafts[node] for node in first_path(tree.drafted.parents, len(drafts)))
-            behind = replace(work, start=at, input_tokens=(), branches=((*path, self._next_token(path, cache)),))
-            found.append((tree, self._tree(behind, cache, scorers)))
+            found.append((tree, self._tree(self._behind(work, tree, cache), cache, scorers)) if ahead else (tree,))
         return found
+
+    def _behind(self, work: DraftWork, tree: GrownTree, cache: SequenceCache) -> DraftWork:
+        """The work that grows the next tree."""
+        drafts = tree.drafted.tokens
+        path = tuple(drafts[node] for node in first_path(tree.drafted.parents, len(drafts)))
+        branch = (*path, self._next_token(path, cache))
+        return replace(work, start=cache.length, input_tokens=(), branches=(branch,))
 
     def _tree(self, work: DraftWork, cache: SequenceCache, scorers: Scorers) -> GrownTree:
         builder = TreeBuilder(work, self._tensor_store, scorers, work.start + work.num_inputs)

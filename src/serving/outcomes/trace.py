@@ -34,6 +34,7 @@ _HEADER_FIELDS = (
     "exit_rule",
     "medusa_tree",
     "tree_rule",
+    "trees_ahead",
     "scorer_digests",
 )
 
@@ -106,8 +107,8 @@ class TraceTables:
     """(rows, tree size) the tree that the target's heads propose with the row's target; tree size 0: no heads."""
     trees: Any
     """(rows, 2, N, 2) token and parent of each node of the tree that the drafter grows here, and of the next one, which
-    it grows behind the first path of that tree and its own next token; the parent -2: no node. N is 0 without a
-    `tree_rule`."""
+    it grows ahead, behind the first path of that tree and its own next token; the parent -2: no node. N is 0 without a
+    `tree_rule`; without `trees_ahead` the next ones have no nodes."""
     tree_levels: Any
     """(rows, 2, D) how many nodes the drafter runs for each level of these trees after the first."""
 
@@ -161,6 +162,8 @@ class OutcomeTrace:
     """The tree that the target's heads proposed with each of its tokens; (): it has no heads."""
     tree_rule: DraftStopRule | None = None
     """How the drafter's trees grew; None: none were recorded."""
+    trees_ahead: bool = False
+    """True if the trees were recorded that a drafter grows ahead."""
     scorer_digests: Mapping[str, str] = field(default_factory=dict)
     """The digests of the scorers of the recorded trained scores, by name."""
 
