@@ -403,12 +403,14 @@ def merged(chains: Sequence[TokenIds]) -> tuple[TokenIds, DraftParents]:
 
 
 def max_tree_nodes(draft: Draft) -> int:
-    """The most nodes of a draft that is a tree, which may reach beyond the answer's end; 0: drafts are chains."""
+    """The most nodes of a draft that is a tree, which may reach beyond the answer's end; 0: drafts are chains, or heads
+    that are still to be trained.
+    """
     if isinstance(draft, TreeDraft):
         return draft.stop_rule.max_tokens
     if isinstance(draft, LookupDraft) and draft.continuations > 1:
         return draft.k * draft.continuations
-    return len(draft.medusa.tree) if draft.medusa else 0
+    return len(draft.medusa.tree) if isinstance(draft.medusa, MedusaHeads) else 0
 
 
 def drafts_trees(draft: Draft) -> bool:
