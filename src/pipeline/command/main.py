@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.command.hydra_errors import as_config_errors
 from pipeline.config import arguments
+from pipeline.config.collector import collector_paused, resume_collector
 from pipeline.errors import INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
@@ -45,20 +46,24 @@ def main() -> None:
     _run_hydra(argv)
 
 
+@collector_paused()
 def _run_hydra(argv: list[str]) -> None:
     import hydra
 
     from pipeline.config.compose import prepare_hydra
-    from pipeline.config.multirun import composed_once, defer_to_jobs
+    from pipeline.config.multirun import composed_once, defer_to_jobs, is_one_job
     from pipeline.running import run_to_exit_status
 
     prepare_hydra()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
+    if is_one_job(argv) and "stage=plan" in argv:
+        sys.argv.append("hydra.output_subdir=null")  # what Hydra notes of a job, and a plan would remove again
     failed: list[int] = []
     task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")
 
     @task
     def job(cfg: "DictConfig") -> None:
+        resume_collector()
         code = run_to_exit_status(cfg)
         if code:
             failed.append(code)
