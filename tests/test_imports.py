@@ -207,7 +207,11 @@ def test_the_import_check_detects_a_heavy_import() -> None:
 
 def loaded(code: str) -> set[str]:
     """Top-level packages that a fresh process has loaded after `code`."""
-    probe = f"import sys\n{code}\nprint('LOADED', *sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    return {module.partition(".")[0] for module in loaded_modules(code)}
+
+
+def loaded_modules(code: str) -> set[str]:
+    probe = f"import sys\n{code}\nprint('LOADED', *sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     return set(done.stdout.rpartition("LOADED ")[2].split())
 
@@ -231,7 +235,20 @@ def test_a_plan_imports_no_package_that_only_stages_need(
     policy: tuple[str, ...], computes: set[str], tmp_path: Path
 ) -> None:
     """GPipe's plan divides the model over the tiers, in numpy, to see that there is a division."""
-    words = ["pipeline", f"+policy={policy[0]}", *policy[1:], "model=toy", "stage=plan", f"outputs={tmp_path}"]
+    assert loaded(plan_code(f"+policy={policy[0]}", *policy[1:], f"outputs={tmp_path}")) & UNPLANNED == computes
+
+
+def plan_code(*words: str) -> str:
+    """A program that plans a job as the command line does."""
+    argv = ["pipeline", *words, "model=toy", "stage=plan"]
     run = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
-    code = f"from pipeline.command.main import main\nsys.argv = {words!r}\n{run}"
-    assert loaded(code) & UNPLANNED == computes
+    return f"from pipeline.command.main import main\nsys.argv = {argv!r}\n{run}"
+
+
+def test_a_plan_imports_nothing_that_serves_records_or_reports(tmp_path: Path) -> None:
+    found = loaded_modules(plan_code("+policy=synera", f"outputs={tmp_path}"))
+    assert "serving.runtimes.emulated" in found
+    assert found.isdisjoint(
+        ("serving.drivers.simulator", "serving.nodes.device", "serving.log.event_log", "serving.log.perfetto",
+         "serving.metrics.recorder", "serving.metrics.batch_timing", "serving.metrics.utilisation")
+    )  # fmt: skip

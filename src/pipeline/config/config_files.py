@@ -78,7 +78,7 @@ def use_parsed_files() -> None:
     """Makes Hydra compose from parsed files in this process, and conf/ have the launchers that it names."""
     Plugins.instance()  # registers Hydra's own source, which is replaced then, and launchers of installed plugins
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
-    defaults_list._create_interpolation_map = _interpolation_map
+    defaults_list._create_interpolation_map = _interpolation_map  # type: ignore[assignment]
     launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
     for module in (omegaconf.base, omegaconf._utils):
         module.parse = _parsed_text  # type: ignore[attr-defined]
