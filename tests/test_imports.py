@@ -252,3 +252,12 @@ def test_a_plan_imports_nothing_that_serves_records_or_reports(tmp_path: Path) -
         ("serving.drivers.simulator", "serving.nodes.device", "serving.log.event_log", "serving.log.perfetto",
          "serving.metrics.recorder", "serving.metrics.batch_timing", "serving.metrics.utilisation")
     )  # fmt: skip
+
+
+def test_a_plan_that_was_composed_before_imports_no_composer(tmp_path: Path) -> None:
+    code = plan_code("+policy=synera", f"outputs={tmp_path}")
+    first, second = loaded(code), loaded(code)
+    composers = {"hydra", "omegaconf", "yaml", "antlr4"}
+    assert first >= composers
+    assert second.isdisjoint(composers | UNPLANNED)
+    assert second >= {"pipeline", "serving", "training"}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.command.hydra_errors import as_config_errors
-from pipeline.config import arguments
+from pipeline.config import arguments, composed_cache
 from pipeline.config.collector import collector_paused, resume_collector
 from pipeline.errors import INTERRUPTED, UserError, print_error
 
@@ -43,11 +43,26 @@ def main() -> None:
         problem = arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
     if problem:
         sys.exit(print_error(problem))
-    _run_hydra(argv)
+    entry = composed_cache.find_entry(argv)
+    if entry and _print_known_plan(entry):
+        sys.exit(0)
+    _run_hydra(argv, entry)
 
 
 @collector_paused()
-def _run_hydra(argv: list[str]) -> None:
+def _print_known_plan(entry: composed_cache.CacheEntry) -> bool:
+    from pipeline.running import print_known_plan
+
+    try:
+        with _closed_pipe_tolerated():
+            return print_known_plan(entry)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    return True
+
+
+@collector_paused()
+def _run_hydra(argv: list[str], entry: composed_cache.CacheEntry | None = None) -> None:
     import hydra
 
     from pipeline.config.compose import prepare_hydra
@@ -64,7 +79,7 @@ def _run_hydra(argv: list[str]) -> None:
     @task
     def job(cfg: "DictConfig") -> None:
         resume_collector()
-        code = run_to_exit_status(cfg)
+        code = run_to_exit_status(cfg, entry)
         if code:
             failed.append(code)
         if code == INTERRUPTED:

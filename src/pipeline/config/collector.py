@@ -12,15 +12,15 @@ from contextlib import contextmanager
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Collects nothing in the block, or until `resume_collector` in it."""
+    gc.unfreeze()  # what an earlier command of this process left
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
-        gc.enable()
+        resume_collector()
 
 
 def resume_collector() -> None:
-    """Collects again what is made from now on."""
+    """Collects again what is made from now on; what there is stays as it is, also when the process ends."""
     gc.freeze()
     gc.enable()

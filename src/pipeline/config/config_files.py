@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import omegaconf._utils
@@ -34,7 +35,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
     source is kept if its name is the same, and another name is refused.
     """
 
-    _files: ClassVar[dict[tuple[str, int, int], "_ParsedFile"]] = {}
+    _files: ClassVar[dict[tuple[str, int, int, int], "_ParsedFile"]] = {}
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = os.path.join(self.path, self._normalize_file_name(config_path))
@@ -42,11 +43,16 @@ class FileConfigSource(file_config_source.FileConfigSource):
             stat = os.stat(path)
         except OSError:
             return super().load_config(config_path)  # which says what is missing
-        key = (os.path.realpath(path), stat.st_mtime_ns, stat.st_size)
+        key = (os.path.realpath(path), stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
         if key not in self._files:
             self._files[key] = self._parse(path)
         file = self._files[key]
         return ConfigResult(self.provider, self.full_path(), file.config(), dict(file.header))
+
+    @classmethod
+    def read_files(cls, folder: Path) -> set[Path]:
+        """The files below a folder that this process has read."""
+        return {Path(path) for path, *_ in cls._files if Path(path).is_relative_to(folder)}
 
     def _parse(self, path: str) -> "_ParsedFile":
         with open(path, encoding="utf-8") as file:

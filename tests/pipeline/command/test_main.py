@@ -117,7 +117,7 @@ def test_a_plan_of_one_job_writes_no_notes_of_hydras(say: Say, monkeypatch: pyte
     written: list[str] = []
     monkeypatch.setattr("hydra.core.utils._save_config", lambda config, name, folder: written.append(name))
     assert say("+policy=synera", *TOY).code == 0
-    assert (written, os.listdir("outputs")) == ([], [])
+    assert (written, os.listdir("outputs")) == ([], [".composed"])
 
 
 def test_an_experiment_takes_a_policy_on_the_command_line(say: Say, tmp_path: Path) -> None:
