@@ -6,21 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.core.decoding import Decoding
 from serving.core.scores import Scorer, by_name, reading_hidden_states
-from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.drivers.observer import Observer
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
 from serving.hardware.payload_size import HIDDEN_DTYPES, HiddenDtype
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.learned.medusa import MedusaHeads
 from serving.log.recording import RecordingOptions
-from serving.metrics.batch_timing import BatchObserver
-from serving.metrics.utilisation import UtilisationObserver
 from serving.policy.policy import NO_REQUIREMENTS, Policy
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import EarlyExit
@@ -28,6 +24,10 @@ from serving.policy.slots.lookahead import Lookahead, TreeLookahead
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from serving.deployment.queries import Query
+    from serving.drivers.observer import Observer
 
 RUNS_FILE = "runs.json"
 """When the runs of several policies began and ended, in UTC, and the load average as each began."""
@@ -61,6 +61,8 @@ def serve(
     `record` adds the event log and a trace to look at. `repeat` only distinguishes runs of one configuration on
     the wall clock. `packing` is the cloud's unit of cost. `accelerator` is the torch device of the models.
     """
+    from serving.metrics.batch_timing import BatchObserver
+    from serving.metrics.utilisation import UtilisationObserver
     from serving.runtimes import run_results
 
     with (record or RecordingOptions()).start(out, {}) as recorded:

@@ -1,6 +1,7 @@
 """Command lines: their plans, and the errors of invalid ones before any work."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -110,6 +111,13 @@ def test_a_plan_shows_which_stages_would_run_and_why(say: Say) -> None:
     said = say("+policy=synera", *TOY)
     assert planned(said) == ["corpus", "cloud_model", "device_model", "thresholds", "serve"]
     assert said.out.count("  new") == 5
+
+
+def test_a_plan_of_one_job_writes_no_notes_of_hydras(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("hydra.core.utils._save_config", lambda config, name, folder: written.append(name))
+    assert say("+policy=synera", *TOY).code == 0
+    assert (written, os.listdir("outputs")) == ([], [".composed"])
 
 
 def test_an_experiment_takes_a_policy_on_the_command_line(say: Say, tmp_path: Path) -> None:
