@@ -222,6 +222,43 @@ def measure_prefill_interference(
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")
 
 
+def draw_prefill_interference(
+    out: Path,
+    *,
+    progress: Progress,
+    setup: Setup,
+    errors: Path,
+    prompt_lengths: tuple[int, ...] = (),
+    chunk_sizes: tuple[int, ...] = (),
+    draws: int = 200,
+) -> None:
+    """The table of `measure_prefill_interference` on each draw. Raises ValueError for a bad file of `errors`."""
+    from serving.hardware.clock_draw import ClockErrors, drawn_testbed
+    from serving.studies.clock_draws import draw_folder
+
+    known = ClockErrors.read(errors)
+    for draw in range(draws):
+        drawn = replace(setup, hardware=drawn_testbed(setup.hardware, known, draw))
+        folder = draw_folder(out, draw)
+        measure_prefill_interference(folder, setup=drawn, prompt_lengths=prompt_lengths, chunk_sizes=chunk_sizes)
+        progress(draw + 1, draws, "draws")
+
+
+def draw_packing(
+    out: Path, *, progress: Progress, packing: ReplicaPacking, architectures: tuple[Architecture, ...], errors: Path,
+    draws: int = 200,
+) -> None:  # fmt: skip
+    """The table of `pack_replicas` on each draw. Raises ValueError for a bad file of `errors`."""
+    from serving.hardware.clock_draw import ClockErrors, drawn_fleet
+    from serving.studies.clock_draws import draw_folder
+
+    known = ClockErrors.read(errors)
+    for draw in range(draws):
+        drawn = replace(packing, cluster=drawn_fleet(packing.cluster, known, draw))
+        pack_replicas(draw_folder(out, draw), packing=drawn, architectures=architectures)
+        progress(draw + 1, draws, "draws")
+
+
 def compare_hidden_precisions(
     out: Path,
     *,

@@ -54,7 +54,7 @@ def _keep_draws(words: Sequence[str]) -> int:
         raise UserError("results draws: name the folders of finished sweeps with +draws=clock.")
     for folder in (Path(word).absolute() for word in words):
         experiment = kept.experiment_of(folder, kept.finished_jobs(folder))
-        print(draws.keep_draws(kept.prepared_exhibit(experiment), experiment, folder, kept.results_folder()))
+        print(draws.keep_draws(kept.drawn_exhibit(experiment), experiment, folder, kept.results_folder()))
     return 0
 
 

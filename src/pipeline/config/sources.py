@@ -49,7 +49,7 @@ def composed_files(library: "ConfigLibrary", overrides: Sequence[str]) -> dict[s
 
 def file_digest(name: str, folder: Path | None = None) -> str | None:
     """The digest of what conf/NAME.yaml says, without its exhibit; None without such a file."""
-    node = _read(name, folder)
+    node = read_named(name, folder)
     if node is None:
         return None
     return _digest({key: value for key, value in node.items() if key not in _UNUSED})
@@ -57,7 +57,7 @@ def file_digest(name: str, folder: Path | None = None) -> str | None:
 
 def exhibit_digest(names: Sequence[str], folder: Path | None = None) -> str:
     """The digest of the exhibits and the sweep's parameters that these files declare."""
-    nodes = {name: node for name in sorted(names) if (node := _read(name, folder))}
+    nodes = {name: node for name in sorted(names) if (node := read_named(name, folder))}
     shown = {name: {key: node[key] for key in _UNUSED if key in node} for name, node in nodes.items()}
     return _digest({name: own for name, own in shown.items() if EXHIBIT in own})
 
@@ -78,7 +78,8 @@ def read_file(path: Path) -> dict[str, Any]:
     return {**(node or {}), "@package": first if first.startswith("# @package") else ""}
 
 
-def _read(name: str, folder: Path | None) -> dict[str, Any] | None:
+def read_named(name: str, folder: Path | None = None) -> dict[str, Any] | None:
+    """What conf/NAME.yaml says; None without such a file."""
     path = (folder or conf_dir()) / f"{name}.yaml"
     return read_file(path) if path.is_file() else None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.report import statistics
+from pipeline.report.clock_errors import with_errors
 from pipeline.report.context import JobContext
 from pipeline.report.records import Records
 from pipeline.report.summary import JobSummary
@@ -75,7 +76,8 @@ def _side_facts(records: Records, context: JobContext, side: str) -> str:
         model = f"{written['wrote']}, timed as {written['timed_as']}"
     chip = _device_chips(records) if side == "device" else _name(context.config_value("hardware.cloud.chip"))
     timing = records.meta.timing.get(side)
-    parts = [f"{model} on {chip}" if model and chip else model or chip, f"time: {timing}" if timing else ""]
+    clock = f"time: {with_errors(timing)}" if timing else ""
+    parts = [f"{model} on {chip}" if model and chip else model or chip, clock]
     return "; ".join(filter(None, parts)) or "not recorded"
 
 

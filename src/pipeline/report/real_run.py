@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pipeline.report.clock_errors import with_errors
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_metric, plain_lines
@@ -164,7 +165,7 @@ def _facts(
     yield "measured", f"{len(runs)} runs from {_printed_time(began)} to {_printed_time(ended)}"
     loads = [run["load"] for run in runs]
     yield "load", f"{min(loads):.1f} to {max(loads):.1f} processes wanted a core as the runs began"
-    yield from known["timing"].items()
+    yield from ((side, with_errors(timing)) for side, timing in known["timing"].items())
     yield "links", "; ".join(dict.fromkeys(link for meta in every for link in meta.raw.get("links", ())))
     yield "same text", "; ".join(f"{name} {text}" for name, text in texts.items())
 

@@ -8,6 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from pipeline.report import figures
+from pipeline.report.clock_errors import with_errors
 from pipeline.report.records import Records
 from pipeline.report.series_style import COLOURS
 from pipeline.report.summary import summarise
@@ -106,7 +107,7 @@ def _facts(runs: Sequence[Records], model: Records) -> Iterator[tuple[str, str]]
     same = _same_text(runs[0], model)
     yield from (("note", text) for text in dict.fromkeys(run.meta.transport_check for run in runs) if text)
     yield "text", f"{same} of {len(model.requests)} requests have the same text in the simulation"
-    yield from model.meta.timing.items()
+    yield from ((side, with_errors(timing)) for side, timing in model.meta.timing.items())
 
 
 def _same_text(run: Records, model: Records) -> int:

@@ -51,16 +51,21 @@ class ClockErrors:
         )
 
 
+def drawn_fleet(fleet: Fleet, errors: ClockErrors, draw: int) -> Fleet:
+    """The fleet on the clock of one draw. Fitted and profiled coefficients are measurements, and stay."""
+    if fleet.timing != "roofline":
+        return fleet
+    software = fleet.chip.software_name(fleet.software)
+    source = fleet.chip.software[software].sources.get("all", "")
+    factors = errors.factors(draw, fleet.chip.name, software, measured=source.startswith("measured"))
+    return replace(fleet, time_factors=factors)
+
+
 def drawn_testbed(testbed: Testbed, errors: ClockErrors, draw: int) -> Testbed:
-    """The testbed on the clock of one draw. Fitted and profiled coefficients are measurements, and stay."""
+    """The testbed with every fleet on the clock of one draw."""
 
     def drawn(fleet: Fleet) -> Fleet:
-        if fleet.timing != "roofline":
-            return fleet
-        software = fleet.chip.software_name(fleet.software)
-        source = fleet.chip.software[software].sources.get("all", "")
-        factors = errors.factors(draw, fleet.chip.name, software, measured=source.startswith("measured"))
-        return replace(fleet, time_factors=factors)
+        return drawn_fleet(fleet, errors, draw)
 
     return replace(
         testbed,

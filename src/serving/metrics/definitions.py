@@ -438,6 +438,21 @@ PAGE = (
     "cost/usd_per_million_tokens",
 )  # fmt: skip
 """The metrics of a run that the page shows, of one request so far."""
+CLOCK_FREE = (
+    "requests", "tokens", "speculation/verified", "speculation/accepted", "speculation/replaced",
+    "speculation/verifications", "speculation/acceptance_rate", "speculation/acceptance_length",
+    "speculation/acceptance_length_with_bonus", "waste/rejected_tokens", "waste/discarded_tokens",
+    "early_exit/token_share", "early_exit/layer_share", "offloading/chunk_share", "offloading/token_share",
+    "offloading/tokens_by_origin/*", "breakdown/cloud_tokens", "resources/uplink_nbytes", "resources/downlink_nbytes",
+    "resources/uplink_messages", "cost/w_verified", "cost/w_generated", "quality/mean", "quality/rouge_1",
+    "quality/rouge_1_by_task/*", "quality/by_task/*", "text/rouge_1", "text/same_prefix", "text/equal",
+    "slo/*/requests", "tiers/*/nodes", "overhead/device_ms_per_token", "overhead/cloud_share",
+)  # fmt: skip
+"""The metrics that no chip's speed enters: tokens, texts and bytes, and decisions, which a wall clock times.
+
+All others depend on the clock: how much is drafted ahead, too, and how blocks are divided over tiers. Under a policy
+that drafts by its load (`cloud_speculative`) those of speculation do as well.
+"""
 
 
 def find(key: str) -> MetricSpec | None:
@@ -448,6 +463,15 @@ def find(key: str) -> MetricSpec | None:
 def metric(key: str) -> MetricSpec:
     """The metric with this `key`. Raises KeyError."""
     return {one.key: one for one in METRICS}[key]
+
+
+def rests_on_clock(key: str) -> bool:
+    """True if the metric changes with how long chips take.
+
+    What is not defined here is a stage's own number, and counts as such: a stage may compute anything.
+    """
+    found = find(key)
+    return found is None or found.key not in CLOCK_FREE
 
 
 def all_keys() -> list[str]:

@@ -44,7 +44,13 @@ def draw_clock(
     workload = replace(setup.workload, num_prompts=min(num_prompts, setup.workload.num_prompts))
     for draw in range(draws):
         drawn = replace(setup, workload=workload, hardware=drawn_testbed(setup.hardware, known, draw))
-        folder = out / str(draw)
-        folder.mkdir()
+        folder = draw_folder(out, draw)
         write_results(folder, drawn, brief, brief.serve(drawn, "cpu", silent), packing)
         progress(draw + 1, draws, "draws")
+
+
+def draw_folder(out: Path, draw: int) -> Path:
+    """A new folder for what one draw makes."""
+    folder = out / str(draw)
+    folder.mkdir()
+    return folder

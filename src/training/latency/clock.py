@@ -11,8 +11,10 @@ import numpy as np
 
 from serving.hardware.chip import Chip
 from training.fitting.figures import save_figure
+from training.latency.former_clock import FormerClock
+from training.latency.kernel_fit import COMBINATIONS, kernel_errors
 from training.latency.published_speeds import PublishedSpeed, silicon_of
-from training.latency.speed_fit import KERNELS, SpeedFit
+from training.latency.speed_fit import KERNELS, Array, SpeedFit
 
 Split = Literal["source", "model", "processor"]
 Key: TypeAlias = tuple[str, ...]
@@ -96,7 +98,7 @@ Cells: TypeAlias = dict[str, Any]
 
 
 def error_rows(found: Sequence[HeldOut]) -> dict[str, dict[str, Cells]]:
-    """For each split: the errors by phase, then by processor and software."""
+    """For each split: the errors by phase, by processor and software, and by power mode where a chip has several."""
     tables: dict[str, dict[str, Cells]] = {}
     for split, title in SPLIT_NAMES.items():
         own = [one for one in found if one.split == split]
@@ -105,7 +107,41 @@ def error_rows(found: Sequence[HeldOut]) -> dict[str, dict[str, Cells]]:
     tables["by processor and software"] = {
         label: _errors(rows) for label, rows in _by(near, lambda one: f"{' '.join(one.speed.group)} {one.kind}").items()
     }
+    several = [one for one in near if len(one.speed.chip.modes) > 1]
+    tables["by power mode"] = {
+        label: _errors(rows) for label, rows in _by(several, lambda one: f"{_board(one.speed)} {one.kind}").items()
+    }
     return tables
+
+
+def _board(speed: PublishedSpeed) -> str:
+    return f"{speed.chip.name} {speed.power_mode}"
+
+
+def before_rows(found: Sequence[HeldOut], former: FormerClock) -> dict[str, dict[str, Cells]]:
+    """The errors of the former clock beside today's, on the same rows: those of chips that it knew."""
+    known = [one for one in found if former.knows(one.speed) and one.speed.software != KERNELS]
+    apart = {
+        "before and after, held out in its group": [one for one in known if one.split != "processor"],
+        "before and after, processor held out": [one for one in known if one.split == "processor"],
+    }
+    return {title: _before_by_kind(rows, former) for title, rows in apart.items()}
+
+
+def _before_by_kind(found: Sequence[HeldOut], former: FormerClock) -> dict[str, Cells]:
+    return {
+        kind: _errors(rows)
+        | {"before": float(np.median([abs(former.predict_s(one.speed) / one.speed.seconds - 1) for one in rows]))}
+        for kind, rows in _by(found, lambda one: one.kind).items()
+    }
+
+
+def kernel_rows(speeds: Sequence[PublishedSpeed]) -> dict[str, Cells]:
+    """The errors of linear layers alone by how computing and reading are combined; these rows are fitted to."""
+    kernels = [speed for speed in speeds if speed.software == KERNELS]
+    errors = {name: kernel_errors(kernels, combine) for name, combine in COMBINATIONS.items()} if kernels else {}
+    sources = len({speed.source for speed in kernels})
+    return {name: _error_cells(own, sources) for name, own in errors.items()}
 
 
 def own_rows(found: Sequence[HeldOut], own: Sequence[PublishedSpeed]) -> dict[str, Cells]:
@@ -130,10 +166,13 @@ def _by(found: Sequence[HeldOut], label: Callable[[HeldOut], str]) -> dict[str, 
 
 
 def _errors(rows: Sequence[HeldOut]) -> Cells:
-    errors = np.array([row.error for row in rows])
+    return _error_cells(np.array([row.error for row in rows]), len({row.speed.source for row in rows}))
+
+
+def _error_cells(errors: Array, sources: int) -> Cells:
     return {
-        "rows": len(rows),
-        "sources": len({row.speed.source for row in rows}),
+        "rows": len(errors),
+        "sources": sources,
         "median_error": float(np.median(np.abs(errors))),
         "p90_error": float(np.quantile(np.abs(errors), 0.9)),
         "bias": float(np.median(errors)),
@@ -193,6 +232,35 @@ def clock_errors(found: Sequence[HeldOut]) -> dict[str, list[float]]:
 
 def _source_and_group(one: HeldOut) -> str:
     return " ".join((one.speed.source, *one.speed.group))
+
+
+HELD_OUT_COLUMNS = ("chip", "software", "kind", "rows", "median_error")
+
+
+def held_out_csv(found: Sequence[HeldOut], chips: Sequence[Chip]) -> str:
+    """The errors by phase of rows whose whole processor was held out, for reports (`pipeline.report.clock_errors`).
+
+    A line for each of the chips with the processor's own rows of a software, and a line without a chip for a software
+    on all processors.
+    """
+    apart = [one for one in found if one.split == "processor" and one.speed.software != KERNELS]
+    by_group = _by(apart, lambda one: f"{','.join(one.speed.group)},{one.kind}")
+    by_software = _by(apart, lambda one: f",{one.speed.software},{one.kind}")
+    boards: dict[str, list[str]] = defaultdict(list)
+    for chip in chips:
+        boards[silicon_of(chip)].append(chip.name)
+    lines = [
+        f"{board},{rest},{_held_out_cells(rows)}"
+        for label, rows in by_group.items()
+        for silicon, _, rest in [label.partition(",")]
+        for board in boards[silicon]
+    ]
+    lines += [f"{label},{_held_out_cells(rows)}" for label, rows in by_software.items()]
+    return "\n".join([",".join(HELD_OUT_COLUMNS), *lines]) + "\n"
+
+
+def _held_out_cells(rows: Sequence[HeldOut]) -> str:
+    return f"{len(rows)},{_errors(rows)['median_error']:.3f}"
 
 
 def worst_rows(found: Sequence[HeldOut], count: int = 12) -> dict[str, Cells]:

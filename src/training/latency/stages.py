@@ -13,6 +13,7 @@ from serving.hardware.fleet import Fleet
 from serving.progress import Progress
 from training.latency import clock, tables
 from training.latency.artifact import read_profile, write_profile
+from training.latency.former_clock import FormerClock
 from training.latency.grid import ProfilingOptions, WorkGrid
 from training.latency.interference import InterferenceOptions, measured_rows, predicted_rows, time_batches
 from training.latency.model_profile import ModelProfile
@@ -199,6 +200,7 @@ def score_clock(
     *,
     progress: Progress,
     speeds: Path,
+    former: Path,
     chips: tuple[Chip, ...],
     architectures: tuple[Architecture, ...],
     own_speeds: tuple[Path, ...] = (),
@@ -208,10 +210,10 @@ def score_clock(
     """Fits what software reaches of these chips to published speeds, and scores the fit on rows that it has not seen.
 
     `own_speeds` are files of rows that a user measured, perhaps on `own_chips` or with `own_architectures`: they join
-    the published ones, and have a table of their own.
-    Writes rows.json (errors by split, by processor and software; order of pairs; worst rows), software.yaml (the
-    figures for conf/hardware/chip, by chip), errors.json (for draws of the clock) and a scatter plot. Raises ValueError
-    that names a line of a file that cannot be read.
+    the published ones, and have a table of their own. `former` has the figures of the clock before.
+    Writes rows.json (errors by split, by processor and software, by mode, before and after; kernels; order of pairs;
+    worst rows), software.yaml (the figures for conf/hardware/chip, by chip), errors.json (for draws of the clock),
+    held_out.csv (for reports) and a scatter plot. Raises ValueError that names a line of a file that cannot be read.
     """
     chips, architectures = chips + own_chips, architectures + own_architectures
     by_name = {chip.name: chip for chip in chips}, {each.name: each for each in architectures}
@@ -219,11 +221,13 @@ def score_clock(
     rows = read_speeds(speeds, *by_name) + own
     fit = SpeedFit(rows)
     held_out = clock.hold_out(fit, rows, lambda done, total: progress(done, total, "fits"))
-    groups = clock.error_rows(held_out) | {"which is faster": clock.ordering_rows(held_out)}
-    mine = {"rows of your own": found} if (found := clock.own_rows(held_out, own)) else {}
-    _write(out, groups | mine | {"worst rows": clock.worst_rows(held_out)})
+    groups = clock.error_rows(held_out) | clock.before_rows(held_out, FormerClock.read(former))
+    groups |= {"kernels": clock.kernel_rows(rows), "which is faster": clock.ordering_rows(held_out)}
+    groups |= {"rows of your own": clock.own_rows(held_out, own), "worst rows": clock.worst_rows(held_out)}
+    _write(out, {title: found for title, found in groups.items() if found})
     (out / "software.yaml").write_text(clock.software_yaml(fit, rows, held_out, chips), encoding="utf-8")
     (out / "errors.json").write_text(clock_draw.as_json(clock.clock_errors(held_out)), encoding="utf-8")
+    (out / "held_out.csv").write_text(clock.held_out_csv(held_out, chips), encoding="utf-8")
     (out / "figures").mkdir(exist_ok=True)
     clock.draw_scatter(held_out, out / "figures" / "scatter.png")
 

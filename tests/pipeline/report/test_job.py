@@ -77,6 +77,15 @@ def context(tmp_path: Path, tracking: Tracking, **changes: object) -> JobContext
 OFF = Tracking(uri="none")
 
 
+def test_the_line_of_a_chip_without_an_error_of_its_own_has_that_of_its_processor_held_out(tmp_path):
+    evidence = "measured: fitted to 3 rows of 1 source, batch 1"
+    timing = f"roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16, transformers ({evidence})"
+    folder = write(tmp_path / "serve", [request("r0", "dd", [0.1, 0.2])], timing={"device": timing})
+    report.report_job(folder, context(tmp_path, OFF), file := io.StringIO())
+    said = " ".join(file.getvalue().split())
+    assert f"({evidence}; with this processor held out 48 % off on 3 decodes)" in said
+
+
 def test_the_table_shows_setup_and_results(artifact, tmp_path):
     file = io.StringIO()
     report.report_job(artifact, context(tmp_path, OFF), file)

@@ -6,18 +6,23 @@ import pytest
 
 from pipeline.report.results.draws import summarise_draws
 from serving.hardware.clock_draw import as_json
+from serving.hardware.fleet import Fleet
+from serving.hardware.replica_packing import ReplicaPacking
+from serving.metrics import definitions
 from serving.outcomes.constant import ConstantAcceptance
 from serving.progress import silent
 from serving.runtimes.emulated import Emulated
 from serving.runtimes.simulated import Simulated
+from serving.stages import draw_packing, draw_prefill_interference, measure_prefill_interference, pack_replicas
 from serving.studies.clock_draws import check_draw_clock, draw_clock
+from tests.support.conf_files import architecture, chip
 from tests.support.fake_setup import setup
 
 RUNTIME = Simulated(ConstantAcceptance(0.7, 50))
 TBT = "latency/tbt_s/mean"
 
 
-def draws(folder, errors, **how):
+def draws(folder, errors, policy="sled", num_prompts=4, **how):
     """The metrics of each draw."""
     (folder / "errors.json").write_text(as_json(dict.fromkeys(
         ("decode", "prefill", "decode_unmeasured", "prefill_unmeasured"), errors
@@ -25,8 +30,8 @@ def draws(folder, errors, **how):
     for name in ("drawn", "draws"):
         (folder / name).mkdir()
     draw_clock(
-        folder / "drawn", progress=silent, setup=setup("sled"), runtime=RUNTIME, errors=folder / "errors.json",
-        num_prompts=4, **how,
+        folder / "drawn", progress=silent, setup=setup(policy), runtime=RUNTIME, errors=folder / "errors.json",
+        num_prompts=num_prompts, **how,
     )  # fmt: skip
     summarise_draws(folder / "draws", drawn=folder / "drawn")
     return json.loads((folder / "draws" / "draws.json").read_text())
@@ -38,6 +43,15 @@ def test_every_draw_has_a_value_and_errors_make_them_differ(tmp_path):
     assert max(found[TBT]) > 1.2 * min(found[TBT])
 
 
+@pytest.mark.parametrize("policy", ["sled", "edge_centric", "cloud_centric", "u_shape", "hat"])
+def test_only_what_rests_on_the_clock_differs_from_draw_to_draw(tmp_path, policy):
+    """What the registry calls free of the clock is the same in every draw, and the mean times are not."""
+    found = draws(tmp_path, [-0.9, 0.0, 0.9], policy=policy, num_prompts=12, draws=6)
+    differ = {metric for metric, values in found.items() if max(values) - min(values) > 1e-12 * abs(max(values))}
+    assert {metric for metric in differ if not definitions.rests_on_clock(metric)} == set()
+    assert {TBT, "latency/end_to_end_s/mean", "throughput/tokens_per_s", "resources/device_j_per_token"} <= differ
+
+
 def test_without_errors_every_draw_is_the_clock_itself(tmp_path):
     assert len(set(draws(tmp_path, [0.0], draws=3)[TBT])) == 1
 
@@ -47,3 +61,37 @@ def test_a_runtime_that_runs_models_is_refused_before_any_work():
         check_draw_clock(setup=setup("sled"), runtime=Emulated(), draws=200, num_prompts=60)
     with pytest.raises(ValueError, match="must be 1 or more"):
         check_draw_clock(setup=setup("sled"), runtime=RUNTIME, draws=0, num_prompts=60)
+
+
+def tables(folder, draw, errors, name, **how):
+    """The rows of the table in each draw."""
+    (folder / "errors.json").write_text(as_json(dict.fromkeys(
+        ("decode", "prefill", "decode_unmeasured", "prefill_unmeasured"), errors
+    )))  # fmt: skip
+    (folder / name).mkdir()
+    draw(folder / name, progress=silent, errors=folder / "errors.json", **how)
+    drawn = sorted((folder / name).iterdir(), key=lambda one: int(one.name))
+    return [json.loads((one / "rows.json").read_text()) for one in drawn]
+
+
+PACKED = (architecture("llama2_13b"), architecture("llama2_7b"))
+PACKING = ReplicaPacking(Fleet(chip("rtx_a6000"), count=8), architecture("llama2_70b"), "derived")
+
+
+@pytest.mark.parametrize(
+    ("table", "draw", "how"),
+    [
+        (pack_replicas, draw_packing, {"packing": PACKING, "architectures": PACKED}),
+        (measure_prefill_interference, draw_prefill_interference,
+         {"setup": setup("cloud_centric"), "prompt_lengths": (1, 512)}),
+        (measure_prefill_interference, draw_prefill_interference,
+         {"setup": setup("cloud_centric"), "chunk_sizes": (32, 2048)}),
+    ],
+)  # fmt: skip
+def test_a_table_is_computed_on_each_draw(tmp_path, table, draw, how):
+    """Without errors it is the table itself; with errors it differs from draw to draw."""
+    table(tmp_path, **how)
+    plain = json.loads((tmp_path / "rows.json").read_text())
+    assert tables(tmp_path, draw, [0.0], "plain", draws=2, **how) == [plain, plain]
+    drawn = tables(tmp_path, draw, [-0.9, 0.9], "drawn", draws=8, **how)
+    assert len({json.dumps(one) for one in drawn}) > 1

@@ -1,5 +1,6 @@
 """Published speeds: the project's file, what is fitted to it, and how well that predicts rows that it has not seen."""
 
+import csv
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -7,14 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from serving.hardware.chip import SoftwareEfficiency, roofline
 from tests.support.conf_files import CONF, architecture, chip, names
 from training.latency import clock
+from training.latency.former_clock import FormerClock
 from training.latency.published_speeds import PublishedSpeed, read_speeds
 from training.latency.speed_fit import SpeedFit
 
 FILE = CONF / "hardware" / "measured" / "speeds.csv"
+FORMER = FILE.with_name("former_clock.csv")
+EXPERIMENT = CONF / "experiment" / "clock.yaml"
 CHIPS = {name: chip(name) for name in names("hardware/chip")}
 MODELS = {name: architecture(name) for name in names("model/architecture")}
 HEADER, GOOD = FILE.read_text(encoding="utf-8").splitlines()[:2]
@@ -51,8 +56,6 @@ def test_every_row_of_the_project_has_a_source_and_a_licence():
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, column: str, value: str, message: str):
-    import csv
-
     row = dict(zip(HEADER.split(","), next(csv.reader([GOOD])), strict=True)) | {column: value}
     with (tmp_path / "mine.csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, row)
@@ -123,6 +126,56 @@ def test_the_faster_of_two_configurations_is_predicted():
     assert found["decode"]["pairs"] > 1500
     assert found["decode"]["faster_predicted"] > 0.9
     assert found["prefill"]["faster_predicted"] > 0.88
+
+
+def test_every_power_mode_of_a_chip_that_has_several_is_scored_apart():
+    found = clock.error_rows(held_out())["by power mode"]
+    assert {"jetson_agx_orin_64gb 30W decode", "jetson_agx_orin_64gb MAXN decode"} <= set(found)
+    assert not any(label.startswith("raspberry_pi_5") for label in found)
+    near = [one for one in held_out() if one.split != "processor" and one.speed.software != "kernels"]
+    assert sum(row["rows"] for row in found.values()) == sum(len(one.speed.chip.modes) > 1 for one in near)
+
+
+def test_a_file_for_reports_has_the_errors_of_whole_processors_held_out():
+    """That of conf is what `+experiment=clock` writes today."""
+    chips = [CHIPS[name] for name in yaml.safe_load(EXPERIMENT.read_text())["stages"]["clock_scores"]["chips"]]
+    written = list(csv.reader(clock.held_out_csv(held_out(), chips).splitlines()))
+    with (CONF / "hardware" / "measured" / "held_out.csv").open(encoding="utf-8", newline="") as file:
+        kept = list(csv.reader(file))
+    assert [row[:4] for row in written] == [row[:4] for row in kept]
+    assert [float(row[4]) for row in written[1:]] == pytest.approx([float(row[4]) for row in kept[1:]], abs=0.02)
+    assert {row[0] for row in kept if row[1] == "transformers"} >= {"jetson_agx_orin_32gb", "jetson_agx_orin_64gb", ""}
+
+
+def test_hypot_is_what_kernels_that_compute_and_read_take():
+    found = clock.kernel_rows(speeds())
+    assert {row["rows"] for row in found.values()} == {54}
+    best = min(found, key=lambda name: found[name]["median_error"])
+    assert best == "hypot, as used"
+    assert found[best]["median_error"] < 0.03
+
+
+def test_the_former_clock_stands_beside_today_s_on_the_same_rows():
+    """Docs of 2026-11-23 say 24.8, 26.3 and 36.6 % for all rows of the chips that conf had then."""
+    former = FormerClock.read(FORMER)
+    rows = [speed for speed in speeds() if former.knows(speed) and speed.software != "kernels"]
+    all_rows = {
+        kind: [abs(former.predict_s(speed) / speed.seconds - 1) for speed in rows if speed.kind == kind]
+        for kind in ("decode", "prefill", "batch")
+    }
+    assert {kind: len(own) for kind, own in all_rows.items()} == {"decode": 270, "prefill": 129, "batch": 11}
+    medians = [float(np.median(own)) for own in all_rows.values()]
+    assert medians == pytest.approx([0.248, 0.263, 0.366], abs=0.0015)
+    for found in clock.before_rows(held_out(), former).values():
+        assert found["decode"]["median_error"] < found["decode"]["before"] - 0.08
+        assert found["prefill"]["median_error"] < found["prefill"]["before"] - 0.08
+        assert found["batch"]["median_error"] > found["batch"]["before"]
+
+
+def test_a_file_of_former_figures_that_cannot_be_read_names_its_line(tmp_path: Path):
+    (tmp_path / "mine.csv").write_text(FORMER.read_text(encoding="utf-8").replace("0.5,0.75", "half,0.75", 1))
+    with pytest.raises(ValueError, match=r"mine.csv, line 2: .*half.*launch_overhead_s are wanted"):
+        FormerClock.read(tmp_path / "mine.csv")
 
 
 def test_the_worst_rows_come_first():

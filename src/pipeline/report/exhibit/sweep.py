@@ -66,7 +66,7 @@ def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
     Raises ConfigError for invalid fields, unknown metrics and choices, rows that share a label, and rows that
     `reported`, `claims` or a column name although no job of the experiment is one.
     """
-    exhibit = _build_exhibit(config)
+    exhibit = build_exhibit(config)
     if exhibit is None or (exhibit.rows is None and str(config.get("goal", "serve")) != "serve"):
         return None
     if exhibit.rows is None:
@@ -92,7 +92,8 @@ def prepare_baseline(config: DictConfig) -> str | None:
     return str(name)
 
 
-def _build_exhibit(config: DictConfig) -> Exhibit | None:
+def build_exhibit(config: DictConfig) -> Exhibit | None:
+    """The exhibit that a configuration declares, if it declares one. Raises ConfigError for invalid fields."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

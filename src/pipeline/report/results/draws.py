@@ -2,6 +2,7 @@
 
 Each job of such a sweep leaves draws.json: metric -> its value in every draw, the same draws of the clock in all jobs.
 A claim is decided in each draw from the jobs' values alone: the mean over seeds of the row, against its baseline's.
+An exhibit of one run, whose table is arithmetic on the clock, leaves table_draws.json: group -> row -> metric -> those.
 """
 
 import json
@@ -12,9 +13,12 @@ from typing import Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.config import sources
+from pipeline.report.choices import split_override
+from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.claims import claim_status
 from pipeline.report.exhibit.jobs import choices_of, row_key
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn
+from pipeline.report.exhibit.stage import read_rows
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.records import Records
@@ -22,7 +26,7 @@ from pipeline.report.results.kept import KeptResultError, finished_jobs, unchang
 from pipeline.report.results.verdicts import claim_key
 from pipeline.report.summary import summarise
 
-DRAWS_FILE = "draws.json"
+DRAWS_FILE, TABLE_FILE = "draws.json", "table_draws.json"
 SUFFIX = ".draws"
 
 Series = Mapping[str, Sequence[float]]
@@ -59,17 +63,18 @@ def current_shares(folder: Path) -> dict[str, Mapping[str, float]]:
 
 
 def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path) -> Path:
-    """Writes the shares of the claims that the jobs of this sweep decide; returns the path.
+    """Writes the shares of the claims that the jobs of this sweep, or the table of this run, decide; returns the path.
 
     Raises KeptResultError without any, and for a configuration that has changed since.
     """
     jobs = finished_jobs(folder)
-    series = _series_by_row(prepared, jobs)
+    series = _table_series(jobs[0]) if jobs[0].number is None else _series_by_row(prepared, jobs)
     shares = dict(_shares(prepared.exhibit, series))
     if not shares:
         raise KeptResultError(f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}.")
     num_draws = max(len(values) for metrics in series.values() for values in metrics.values())
-    files = unchanged_files(folder, jobs, f"+experiment={experiment} +draws=clock")
+    chosen = dict(map(split_override, jobs[0].overrides)).get("draws", "clock")
+    files = unchanged_files(folder, jobs, f"+experiment={experiment} +draws={chosen}")
     kept = KeptDraws(experiment, num_draws, len(jobs), files, shares)
     path = into / f"{experiment}{SUFFIX}"
     fingerprint.write_atomic(path, json.dumps(asdict(kept), indent=1, ensure_ascii=False) + "\n")
@@ -78,11 +83,33 @@ def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path
 
 def summarise_draws(out: Path, *, drawn: Path) -> None:
     """A stage: reads the records of each draw below `drawn`, and writes draws.json, each metric's value by draw."""
-    folders = sorted((folder for folder in drawn.iterdir() if folder.name.isdigit()), key=lambda one: int(one.name))
-    found = [summarise(Records.read(folder)).metrics() for folder in folders]
+    found = [summarise(Records.read(folder)).metrics() for folder in _draw_folders(drawn)]
     common = set.intersection(*map(set, found))
     series = {metric: [metrics[metric] for metrics in found] for metric in sorted(common)}
     (out / DRAWS_FILE).write_text(json.dumps(series), encoding="utf-8")
+
+
+def summarise_tables(out: Path, *, drawn: Path) -> None:
+    """A stage: reads the table of each draw below `drawn`, and writes table_draws.json, each number's value by draw."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for folder in _draw_folders(drawn):
+        for row in read_rows(folder):
+            series = found.setdefault(row.group, {}).setdefault(row.label, {})
+            for metric, cell in row.measured.items():
+                if isinstance(cell, Estimate):
+                    series.setdefault(metric, []).append(cell.value)
+    (out / TABLE_FILE).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _draw_folders(drawn: Path) -> list[Path]:
+    """The folders of the draws, by number."""
+    return sorted((folder for folder in drawn.iterdir() if folder.name.isdigit()), key=lambda one: int(one.name))
+
+
+def _table_series(job: JobResult) -> dict[tuple[str, str], Series]:
+    """(group, row) -> every metric of the table of one run, draw by draw."""
+    found = _read_draws(job, TABLE_FILE, "+draws=packing or prefill_interference")
+    return {(group, row): series for group, rows in found.items() for row, series in rows.items()}
 
 
 def _series_by_row(prepared: SweepExhibit, jobs: Sequence[JobResult]) -> dict[tuple[str, str], Series]:
@@ -91,18 +118,16 @@ def _series_by_row(prepared: SweepExhibit, jobs: Sequence[JobResult]) -> dict[tu
     members: dict[tuple[str, str], list[Series]] = {}
     for job in jobs:
         place = row_key(prepared.exhibit.rows, choices_of(job.overrides, prepared.base_choices))
-        members.setdefault((place.group, place.label), []).append(_read_series(job))
+        members.setdefault((place.group, place.label), []).append(_read_draws(job, DRAWS_FILE, "+draws=clock"))
     return {place: _mean_series(own) for place, own in members.items()}
 
 
-def _read_series(job: JobResult) -> Series:
+def _read_draws(job: JobResult, name: str, words: str) -> Any:
     try:
-        found: dict[str, list[float]] = json.loads((Path(str(job.artifact)) / DRAWS_FILE).read_text(encoding="utf-8"))
+        return json.loads((Path(str(job.artifact)) / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        raise KeptResultError(
-            f"job {job.number} has no draws of the clock ({problem}). Run the sweep with +draws=clock."
-        ) from problem
-    return found
+        place = "the run" if job.number is None else f"job {job.number}"
+        raise KeptResultError(f"{place} has no draws of the clock ({problem}). Run it with {words}.") from problem
 
 
 def _mean_series(members: Sequence[Series]) -> Series:

@@ -19,7 +19,7 @@ from pipeline.errors import UserError
 from pipeline.report import job_result
 from pipeline.report.choices import split_override
 from pipeline.report.comparison import ComparisonRow
-from pipeline.report.exhibit.sweep import SweepExhibit, prepare_exhibit
+from pipeline.report.exhibit.sweep import SweepExhibit, build_exhibit, prepare_exhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import changes_result
 
@@ -115,6 +115,17 @@ def prepared_exhibit(experiment: str) -> SweepExhibit:
     if exhibit is None:
         raise KeptResultError(f"+experiment={experiment} is no sweep with an exhibit.")
     return exhibit
+
+
+def drawn_exhibit(experiment: str) -> SweepExhibit:
+    """The exhibit of a sweep or of one run as conf/ declares it. Raises KeptResultError if it declares none."""
+    with _composed(experiment) as config:
+        if found := prepare_exhibit(config):
+            return found
+        own = build_exhibit(config)
+    if own is None:
+        raise KeptResultError(f"+experiment={experiment} has no exhibit.")
+    return SweepExhibit(own)
 
 
 @contextmanager

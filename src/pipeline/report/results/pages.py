@@ -27,6 +27,7 @@ from pipeline.report.results.verdicts import (
     VERDICTS,
     ClaimTest,
     PaperClaim,
+    count_not_drawn,
     count_reasons,
     count_verdicts,
 )
@@ -71,11 +72,16 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
   page. *Depends*: it holds in some groups and not in others. *Holds in part*: it holds in some, the others are
   undecided. Without an interval (one value, or a percentile) the values alone decide.
 - ***undecided*** names its reason. *interval*: what is asked lies within the interval. *Holm*: it does not, but many
-  tests were made. *clock*: the clock's error turns the verdict in more than 5 % of its draws. *batches unmeasured*: a
-  capacity rests on batches that were never measured on that chip. *within the margin*: there is no interval, and the
-  value is at the margin. Here: {reasons}.
-- **clock**: the share of 200 draws of the clock, from its held-out errors, in which the claim holds. Drawn for
-  {drawn} claims; the other verdicts (a dash) take the clock as it is ([clock.md](clock.md)).
+  tests were made. *within the margin*: there is no interval, and the value is at the margin. *clock*: the clock's error
+  turns the verdict in more than 5 % of its draws. *clock not drawn*: the values decide, but they are times, loads,
+  costs or joules by a chip model whose error was not drawn for this claim, be the difference as large as it may.
+  *batches unmeasured*: a capacity rests on batches that were never measured on that chip. Here: {reasons}.
+- **clock**: the share of 200 draws of the clock, from its held-out errors, in which the claim holds
+  ([clock.md](clock.md)). A claim rests on the clock if a chip model times it and its metric changes with how long chips
+  take. What tokens, texts and bytes alone decide does not; nor does what was measured on this machine, or timed by
+  coefficients that a paper prints. Drawn for {drawn} claims. {num_not_drawn} tests of {not_drawn} claims are decided by
+  their values and wait for draws (`+draws=clock`).
+- *One seed*: nothing was repeated that a seed changes. *One profile*: this machine was measured once.
 """
 
 
@@ -217,10 +223,13 @@ def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult],
 
 
 def _claims_head(claims: Sequence[PaperClaim], waiting: Waiting) -> str:
+    num_not_drawn, not_drawn = count_not_drawn(claims)
     return _CLAIMS_HEAD.format(
         number=len(claims) + sum(map(len, waiting.values())),
         counts=", ".join(f"{number} {verdict}" for verdict, number in _all_counts(claims, waiting).items()),
         reasons=", ".join(f"{number} {reason}" for reason, number in count_reasons(claims)) or "none",
+        num_not_drawn=num_not_drawn,
+        not_drawn=not_drawn,
         drawn=sum(any(test.clock_share is not None for test in claim.tests) for claim in claims),
         significance=SIGNIFICANCE,
     )
@@ -331,9 +340,15 @@ def _verdict(claim: PaperClaim) -> str:
     parts = sorted((tests for tests in found.values() if tests), key=len)
     if len(parts) > 1:
         return f"**{claim.verdict}**: {'; '.join(_of_groups(claim, tests) for tests in parts)}"
-    seeds = min(test.num_seeds for test in claim.tests)
-    said = f"**{claim.verdict}**{_why(claim, claim.tests)}"
-    return said + (" (one seed)" if seeds == 1 and claim.verdict != "not run" else "")
+    return f"**{claim.verdict}**{_why(claim, claim.tests)}{_not_repeated(claim)}"
+
+
+def _not_repeated(claim: PaperClaim) -> str:
+    """` (one seed)` or ` (one profile)` where another run could differ and was not made."""
+    repeats = claim.tests[0].repeats
+    if claim.verdict == "not run" or repeats == "none" or min(test.num_seeds for test in claim.tests) > 1:
+        return ""
+    return f" ({'one seed' if repeats == 'seeds' else repeats})"
 
 
 def _of_groups(claim: PaperClaim, tests: Sequence[ClaimTest]) -> str:

@@ -2,6 +2,7 @@
 
 Every claim in every group is one test: the distance of its difference from what is allowed, over the bootstrap's
 standard error. The p-values of the page are adjusted by Holm's method. The margins stand in the experiments' files.
+What rests on the clock of a chip model is decided only where the clock was drawn.
 """
 
 import math
@@ -9,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from pipeline.report.results.basis import Basis, Repeats
 from pipeline.report.results.kept import KeptResult
 from pipeline.report.statistics import holm
 
 Verdict = Literal["holds", "holds in part", "depends", "undecided", "does not hold", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-Reason = Literal["", "interval", "Holm", "clock", "batches unmeasured", "within the margin"]
+Reason = Literal["", "interval", "Holm", "clock", "clock not drawn", "batches unmeasured", "within the margin"]
 """Why a test is undecided."""
 REASONS: tuple[Reason, ...] = get_args(Reason)[1:]
 SIGNIFICANCE = 0.05
@@ -28,7 +30,8 @@ class ClaimTest:
 
     p_value        adjusted over the page
     num_seeds      of the row
-    clock_share    share of the clock's draws in which the claim holds; None if it was not drawn
+    clock_share    share of the clock's draws in which the claim holds; None if it was not drawn, or rests on no clock
+    repeats        what could differ in another run, where there is one seed
     reason         why the test is undecided; empty if it is decided
     """
 
@@ -41,6 +44,7 @@ class ClaimTest:
     num_seeds: int = 1
     clock_share: float | None = None
     reason: Reason = ""
+    repeats: Repeats = "seeds"
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,15 @@ def decide(results: Sequence[KeptResult], draws: Mapping[str, Mapping[str, float
 
     draws    experiment -> claim's key (`claim_key`) -> share of the clock's draws in which it holds
     """
+    bases = {result.experiment: Basis.of(result) for result in results}
     nodes = [(result, node) for result in results for node in result.exhibit["claims"] if node.get("reported")]
     sides = [_sides(node) for _, node in nodes]
     tested = [place for place, own in enumerate(sides) if own is not None]
     adjusted = dict(zip(tested, holm([_two_sided(sides[place]) for place in tested]), strict=True))
     found: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], ClaimTest]]] = {}
     for place, (result, node) in enumerate(nodes):
-        share = draws.get(result.experiment, {}).get(claim_key(node))
-        test = _test(result, node, sides[place], adjusted.get(place), share)
+        evidence = _Evidence(sides[place], adjusted.get(place), draws.get(result.experiment, {}).get(claim_key(node)))
+        test = _test(result, node, evidence, bases[result.experiment])
         key = (result.experiment, node["statement"], _rows(node))
         found.setdefault(key, []).append((node, test))
     return [
@@ -116,26 +121,37 @@ def _two_sided(sides: _Sides | None) -> float:
     return sides.two_sided
 
 
-def _test(
-    result: KeptResult, node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None
-) -> ClaimTest:
+@dataclass(frozen=True)
+class _Evidence:
+    """`p_value` is adjusted over the page; `share` is of the clock's draws. None: there is none."""
+
+    sides: _Sides | None
+    p_value: float | None
+    share: float | None
+
+
+def _test(result: KeptResult, node: Mapping[str, Any], evidence: _Evidence, basis: Basis) -> ClaimTest:
     difference, low, high = (node.get(key) for key in ("difference", "low", "high"))
-    group = node.get("group", "")
-    verdict, reason = _verdict(node, sides, p_value, share)
-    if group in result.exhibit.get("unmeasured_batches", ()) and verdict != "not run":
+    on_clock = basis.rests_on_clock(node)
+    verdict, reason = _verdict(node, evidence, on_clock=on_clock)
+    if verdict != "not run" and basis.lacks_batches(node):
         verdict, reason = "undecided", "batches unmeasured"
-    return ClaimTest(group, verdict, difference, low, high, p_value, _num_seeds(result, node), share, reason)
+    share = evidence.share if on_clock else None
+    return ClaimTest(
+        node.get("group", ""), verdict, difference, low, high, evidence.p_value, _num_seeds(result, node), share,
+        reason, basis.declared.repeats,
+    )  # fmt: skip
 
 
-def _verdict(
-    node: Mapping[str, Any], sides: _Sides | None, p_value: float | None, share: float | None
-) -> tuple[Verdict, Reason]:
+def _verdict(node: Mapping[str, Any], evidence: _Evidence, *, on_clock: bool) -> tuple[Verdict, Reason]:
     if node["status"] == "not evaluated":
         return "not run", ""
-    found, reason = _verdict_of_values(node, sides, p_value)
-    if share is None or found == "undecided" or _is_sure(found, share):
+    found, reason = _verdict_of_values(node, evidence.sides, evidence.p_value)
+    if found == "undecided" or not on_clock:
         return found, reason
-    return "undecided", "clock"
+    if evidence.share is None:
+        return "undecided", "clock not drawn"
+    return (found, reason) if _is_sure(found, evidence.share) else ("undecided", "clock")
 
 
 def _verdict_of_values(node: Mapping[str, Any], sides: _Sides | None, p_value: float | None) -> tuple[Verdict, Reason]:
@@ -181,6 +197,12 @@ def _sides(node: Mapping[str, Any]) -> _Sides | None:
 def _above(difference: float, bound: float, error: float) -> float:
     """The normal probability that the true difference is above the bound."""
     return 0.5 * math.erfc((bound - difference) / error / math.sqrt(2))
+
+
+def count_not_drawn(claims: Sequence[PaperClaim]) -> tuple[int, int]:
+    """The tests that their values would decide, had the clock been drawn, and the number of claims that have one."""
+    found = [sum(test.reason == "clock not drawn" for test in claim.tests) for claim in claims]
+    return sum(found), sum(map(bool, found))
 
 
 def count_reasons(claims: Sequence[PaperClaim]) -> Iterator[tuple[Reason, int]]:

@@ -8,8 +8,8 @@ from pipeline.config import sources
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, RelativeTo, RowTemplate
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
-from pipeline.report.results.draws import DRAWS_FILE, current_shares, keep_draws, read_draws
-from pipeline.report.results.kept import KeptResultError
+from pipeline.report.results.draws import DRAWS_FILE, current_shares, keep_draws, read_draws, summarise_tables
+from pipeline.report.results.kept import KeptResultError, drawn_exhibit
 
 EXHIBIT = Exhibit(
     "t",
@@ -70,3 +70,40 @@ def test_jobs_without_draws_say_how_to_get_them(tmp_path):
 def test_rows_that_decide_no_claim_are_refused(tmp_path):
     with pytest.raises(KeptResultError, match="no claim of synera/x is decided"):
         keep_draws(SweepExhibit(EXHIBIT), "synera/x", sweep(tmp_path, {("a", 0): [1.0, 2.0]}), tmp_path)
+
+
+def run(folder, tables):
+    """A finished run that drew a table, one of these in each draw."""
+    for draw, table in enumerate(tables):
+        (folder / "drawn" / str(draw)).mkdir(parents=True)
+        (folder / "drawn" / str(draw) / "rows.json").write_text(json.dumps(table))
+    (folder / "draws").mkdir()
+    summarise_tables(folder / "draws", drawn=folder / "drawn")
+    words = ("experiment=synera/x", "draws=packing")
+    JobResult("complete", None, "", words, artifact=str(folder / "draws"), files=FILES).write(folder / "run")
+    return folder / "run"
+
+
+def test_a_table_of_one_run_decides_its_claims_draw_by_draw(tmp_path):
+    """a is below b in the last of four alone; a text is no series."""
+    b = {"latency/tbt_s/mean": 2.0, "bound": "memory"}
+    tables = [{"a": {"latency/tbt_s/mean": own}, "b": b} for own in (4, 3, 2, 1)]
+    path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", run(tmp_path, tables), tmp_path / "results")
+    kept = json.loads(path.read_text())
+    assert (kept["draws"], kept["jobs"]) == (4, 1)
+    assert {key.split(" / ")[1]: share for key, share in kept["claims"].items()} == {
+        "a is faster": 0.25, "a takes half": 0.25,
+    }  # fmt: skip
+
+
+def test_a_run_without_draws_says_how_to_get_them(tmp_path):
+    JobResult("complete", None, "a", ("draws=packing",), artifact=str(tmp_path)).write(tmp_path / "run")
+    with pytest.raises(KeptResultError, match=r"the run has no draws of the clock .*\+draws=packing"):
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", tmp_path / "run", tmp_path)
+
+
+def test_the_exhibit_of_one_run_is_known_to_its_draws():
+    assert {claim.row for claim in drawn_exhibit("synera/table3").exhibit.claims} >= {"llama2_13b", "yi_34b"}
+    assert drawn_exhibit("synera/fig15").num_jobs > 1
+    with pytest.raises(KeptResultError, match=r"\+experiment=compare has no exhibit"):
+        drawn_exhibit("compare")

@@ -1,5 +1,7 @@
 """Tables of docs and the page of claims are what the kept results say."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.report.results import pages
@@ -130,3 +132,24 @@ def test_many_groups_are_a_range_and_a_verdict_names_few():
     assert "-1.00 to +5.00 in 6 groups" in text
     assert "**depends**: does not hold for last; holds for 5 groups" in text
     assert pages.CLAIMS_PAGE == "claims.md"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "label"), [("synera/x", " (one seed)"), ("wisp/fig9", " (one profile)"), ("hat/fig1c", "")]
+)
+def test_what_could_differ_in_another_run_and_was_not_repeated_is_labelled(experiment, label):
+    result = replace(kept([claim()]), experiment=experiment)
+    for row in result.exhibit["rows"]:
+        row["columns"]["q"]["measured"]["by_replicate"] = row["columns"]["TBT, ms"]["measured"]["by_replicate"] = {
+            "": 1
+        }
+    text = claims_page(decide([result], {}), {experiment: result}, {})
+    assert f"| **holds**{label} |" in text
+
+
+def test_the_page_says_how_many_claims_wait_for_draws_of_the_clock():
+    result = replace(kept([claim(), claim(0.1, statement="unclear")]), files={"hardware/chip/rtx_a6000": ""})
+    text = claims_page(decide([result], {}), {"synera/x": result}, {})
+    assert "| **undecided** (clock not drawn) |" in text
+    assert "Here: 1 interval, 1 clock not drawn." in text
+    assert "1 tests of 1 claims are decided by" in text

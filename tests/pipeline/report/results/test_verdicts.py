@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.results.verdicts import claim_key, count_reasons, count_verdicts, decide
+from pipeline.report.results.verdicts import claim_key, count_not_drawn, count_reasons, count_verdicts, decide
 
 
 def claim(difference=1.0, error=0.1, relation="above", **other):
@@ -16,14 +16,19 @@ def claim(difference=1.0, error=0.1, relation="above", **other):
     return {key: value for key, value in (node | other).items() if value is not None}
 
 
-def result(*claims, experiment="synera/x"):
+CHIP = ("hardware/chip/rtx_a6000",)
+"""A chip whose roofline has known errors."""
+
+
+def result(*claims, experiment="synera/x", files=()):
     cell = {"value": 1.0, "by_replicate": {"0": 1.0, "3": 1.1, "4": 0.9}}
     rows = [{"group": group, "row": "a", "columns": {"m": {"measured": cell}}} for group in ("", "g", "h")]
-    return KeptResult(experiment, {"title": "t", "rows": rows, "claims": list(claims)}, {}, "", (), "2026-11-23", 3)
+    return KeptResult(experiment, {"title": "t", "rows": rows, "claims": list(claims)},
+                      dict.fromkeys(files, ""), "", (), "2026-11-23", 3)  # fmt: skip
 
 
-def verdict(*args, draws=None, **other):
-    (found,) = decide([result(claim(*args, **other))], draws or {})
+def verdict(*args, draws=None, files=(), **other):
+    (found,) = decide([result(claim(*args, **other), files=files)], draws or {})
     return found.verdict
 
 
@@ -74,11 +79,13 @@ def test_a_claim_that_fails_in_no_group_holds_in_part():
 @pytest.mark.parametrize(
     ("number", "difference", "error", "share", "reason"),
     [
-        (1, 1.0, 0.1, None, ""),
         (1, 0.1, 0.1, None, "interval"),
-        (20, 0.25, 0.1, None, "Holm"),
+        (20, 0.25, 0.1, 1.0, "Holm"),
         (1, 1.0, 0.1, 0.5, "clock"),
+        (1, 1.0, 0.1, 1.0, ""),
         (1, 0.1, 0.1, 0.5, "interval"),
+        (1, 1.0, 0.1, None, "clock not drawn"),
+        (1, -1.0, 0.1, None, "clock not drawn"),
         (1, 0.1, None, None, "within the margin"),
     ],
 )
@@ -86,7 +93,7 @@ def test_an_undecided_claim_has_its_reason(number, difference, error, share, rea
     status = "inconclusive" if error is None else "holds"
     nodes = [claim(difference, error, statement=f"claim {i}", status=status) for i in range(number)]
     draws = {"synera/x": {claim_key(node): share for node in nodes}} if share is not None else {}
-    found = decide([result(*nodes)], draws)
+    found = decide([result(*nodes, files=CHIP)], draws)
     assert {test.reason for one in found for test in one.tests} == {reason}
     assert dict(count_reasons(found)) == ({reason: number} if reason else {})
 
@@ -112,7 +119,7 @@ def test_equal_values_in_every_resample_are_decided_by_their_status():
 @pytest.mark.parametrize(("share", "expected"), [(0.95, "holds"), (0.94, "undecided"), (1.0, "holds")])
 def test_a_claim_holds_only_if_the_clock_s_error_does_not_turn_it(share, expected):
     draws = {"synera/x": {claim_key(claim()): share}}
-    assert verdict(draws=draws) == expected
+    assert verdict(draws=draws, files=CHIP) == expected
 
 
 def test_a_capacity_on_a_chip_without_measured_batches_is_undecided():
@@ -126,5 +133,31 @@ def test_a_capacity_on_a_chip_without_measured_batches_is_undecided():
 def test_nor_is_a_claim_refuted_that_the_clock_may_turn():
     node = {"relation": "below", "status": "does not hold"}
     key = claim_key(claim(**node))
-    assert verdict(draws={"synera/x": {key: 0.04}}, **node) == "does not hold"
-    assert verdict(draws={"synera/x": {key: 0.3}}, **node) == "undecided"
+    assert verdict(draws={"synera/x": {key: 0.04}}, files=CHIP, **node) == "does not hold"
+    assert verdict(draws={"synera/x": {key: 0.3}}, files=CHIP, **node) == "undecided"
+
+
+@pytest.mark.parametrize(("metric", "files"), [("quality/mean", CHIP), ("latency/tbt_s/mean", ())])
+def test_what_rests_on_no_clock_is_decided_whatever_was_drawn(metric, files):
+    """Tokens and texts alone, or no chip model: a share of draws, of fewer prompts, decides nothing."""
+    node = claim(metric=metric)
+    for draws in ({}, {"synera/x": {claim_key(node): 0.5}}):
+        (found,) = decide([result(node, files=files)], draws)
+        assert (found.verdict, found.tests[0].clock_share) == ("holds", None)
+
+
+def test_claims_that_wait_for_draws_are_counted():
+    """Two tests of one claim wait; one claim was drawn, and one is undecided by its interval."""
+    drawn, waiting = claim(statement="drawn"), [claim(statement="waits", group=group) for group in ("g", "h")]
+    nodes = [drawn, *waiting, claim(0.1, statement="unclear")]
+    found = decide([result(*nodes, files=CHIP)], {"synera/x": {claim_key(drawn): 1.0}})
+    assert count_not_drawn(found) == (2, 1)
+    assert {one.statement: one.verdict for one in found} == {
+        "drawn": "holds", "waits": "undecided", "unclear": "undecided",
+    }  # fmt: skip
+
+
+def test_a_capacity_without_measured_batches_is_that_before_it_is_drawn():
+    node = claim(group="g", metric="latency/verification_s/mean")
+    (found,) = decide([result(node, experiment="synera/fig15", files=CHIP)], {"synera/fig15": {claim_key(node): 1.0}})
+    assert (found.verdict, found.tests[0].reason) == ("undecided", "batches unmeasured")

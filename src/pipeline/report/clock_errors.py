@@ -1,0 +1,73 @@
+"""How far off the clock is for a run's chips where their own evidence does not say.
+
+Most figures of a chip name their error on rows that the fit had not seen. Where a chip has too few rows for that, its
+error with the whole processor held out stands in, or that of its software on all processors that were held out.
+"""
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pipeline.config.arguments import conf_dir
+
+_ROOFLINE = re.compile(
+    r"roofline of (?P<chip>\S+) in mode [^;()]*, (?P<software>\w+) \((?P<evidence>(?:measured|unverified): [^()]*)\)"
+)
+_HAS_ERROR, _BORROWED = " % off on ", "no measurement here"
+_PLURALS = {"batch": "batches"}
+
+
+@dataclass(frozen=True)
+class HeldOutError:
+    """The median error of `rows` forwards of one kind: decode, prefill, forward of one session, or batch."""
+
+    kind: str
+    rows: int
+    median_error: float
+
+    def __str__(self) -> str:
+        return f"{100 * self.median_error:.0f} % off on {self.rows} {_PLURALS.get(self.kind, f'{self.kind}s')}"
+
+
+Errors = Mapping[tuple[str, str], HeldOutError]
+"""(chip, software) -> its error with the processor held out; ("", software) -> on all processors held out."""
+
+
+def with_errors(timing: str, errors: Errors | None = None) -> str:
+    """The source of a run's times, with an error beside each roofline whose evidence lacks one.
+
+    errors    by default those of conf/hardware/measured/held_out.csv
+    """
+    known = _project_errors() if errors is None else errors
+    return _ROOFLINE.sub(lambda found: _with_error(found, known), timing)
+
+
+def _with_error(found: re.Match[str], errors: Errors) -> str:
+    chip, software, evidence = found["chip"], found["software"], found["evidence"]
+    own, others = errors.get((chip, software)), errors.get(("", software))
+    if _HAS_ERROR in evidence or not (own or others):
+        return found[0]
+    if own and evidence.startswith("measured"):
+        return f"{found[0][:-1]}; with this processor held out {own})"
+    if others and (evidence.startswith("measured") or _BORROWED in evidence):
+        return f"{found[0][:-1]}; {software} on processors held out {others})"
+    return found[0]
+
+
+@cache
+def _project_errors() -> Errors:
+    return read_errors(conf_dir() / "hardware" / "measured" / "held_out.csv")
+
+
+def read_errors(file: Path) -> dict[tuple[str, str], HeldOutError]:
+    """The errors of decodes; where a chip has none, those of the kind with the most rows."""
+    found: dict[tuple[str, str], HeldOutError] = {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            place = row["chip"], row["software"]
+            one = HeldOutError(row["kind"], int(row["rows"]), float(row["median_error"]))
+            found[place] = max(found.get(place, one), one, key=lambda each: (each.kind == "decode", each.rows))
+    return found
