@@ -27,6 +27,7 @@ MODULES = (
     "serving.nodes.hop_path",
     "serving.nodes.requester",
     "serving.nodes.reservations",
+    "serving.nodes.round_timing",
     "serving.nodes.session_registry",
     "serving.nodes.speculator",
     "serving.nodes.worker",

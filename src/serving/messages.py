@@ -50,15 +50,16 @@ token. None: a chain.
 AcceptanceRule = Literal["", "greedy", "sample"]
 """How the target accepts drafts; "": no verdict is wanted (all chunks of a prompt but the last)."""
 
-Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
+Origin = Literal["device", "offline", "accepted", "cloud_accepted", "corrected", "bonus", "cloud"]
 """Where an emitted token comes from.
 
-device     the draft model, not verified because the policy keeps it local
-offline    the draft model, not verified because the cloud is not reachable
-accepted   the draft model, accepted by the target
-corrected  the target, in place of the first rejected draft
-bonus      the target, after all drafts were accepted
-cloud      the target, without any draft
+device          the draft model, not verified because the policy keeps it local
+offline         the draft model, not verified because the cloud is not reachable
+accepted        the device's draft, accepted by the target
+cloud_accepted  the cloud's own draft, accepted by the target
+corrected       the target, in place of the first rejected draft
+bonus           the target, after all drafts were accepted
+cloud           the target, without any draft
 """
 
 MEDUSA_TREE = "medusa"
@@ -543,6 +544,8 @@ class GenerationRequest:
     routing: RoutingOptions | None = None
     stop_strings: tuple[str, ...] = ()
     """Strings that end the answer, with the token that completes one."""
+    stop_tail: str = ""
+    """Where the prompt ends with a part of the answer: that part's end, as in `StopText.tail`."""
 
 
 # Events: what a driver tells a node.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from serving.core.scores import IMPORTANCE
 from serving.core.tree_growth import ROOT, TreeGrowth, kept_parents, pick
+from serving.hardware.executor import TransientWorkError
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
@@ -22,6 +23,7 @@ from serving.messages import (
     TensorRef,
     Verdict,
     Work,
+    draft_works,
 )
 
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
@@ -267,6 +269,18 @@ class FakePair:
         return replace(
             result, verdict=replace(verdict, next_tree=DraftTree(self.medusa.propose(likeliest), self.medusa.parents))
         )
+
+
+@dataclass
+class FailingPair(FakePair):
+    """Every job that drafts for one of the `bad` sessions fails."""
+
+    bad: frozenset[str] = frozenset()
+
+    def execute(self, work: Work) -> tuple[Outcome, float]:
+        if not self.bad.isdisjoint(draft.session for draft in draft_works(work)):
+            raise TransientWorkError("out of memory")
+        return super().execute(work)
 
 
 def _odds(work: DraftWork, prefixes: list[int]) -> list[TensorRef]:

@@ -124,7 +124,7 @@ class Session:
         self.max_len = self.prompt_len + request.max_new_tokens
         """Prompt and the longest answer."""
         self.stop_tokens = frozenset(request.stop_tokens)
-        self.stop_text = StopText(request.stop_strings) if request.stop_strings else None
+        self.stop_text = StopText(request.stop_strings, request.stop_tail) if request.stop_strings else None
         self.stop_string_found, self.token_text = False, token_text
         own = request.sampling.seed if request.sampling else seed
         self.random_stream = key(own if request.seed is None else request.seed, request.session)
@@ -160,11 +160,10 @@ class Session:
         n = min(len(old.tokens), len(self.tokens) - 1)  # at least one token must be computed
         same = next((i for i in range(n) if old.tokens[i] != self.tokens[i]), n)
         self.draft_cached_len, self.attempt = min(old.draft_cached_len, same), old.attempt + 1
-        self.target_cached_len, self.path, self.may_have_stale_nodes = (
-            min(old.target_cached_len, same),
-            old.path,
-            old.may_have_stale_nodes,
-        )
+        # Behind the last tree's accepted drafts the target's caches may hold the whole tree.
+        valid = max(0, old.target_cached_len - len(old.kept_tree_nodes or ()))
+        self.target_cached_len, self.path = min(valid, same), old.path
+        self.may_have_stale_nodes = old.may_have_stale_nodes
 
     def _clear_draft(self) -> None:
         self.draft: list[int] = []

@@ -20,6 +20,7 @@ from serving.messages import (
     DraftOutcome,
     DraftStopRule,
     DraftWork,
+    DropCache,
     EmitTokens,
     Event,
     LookaheadOutcome,
@@ -40,7 +41,7 @@ from serving.messages import (
 )
 from serving.nodes.hop_path import HopPath
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import TextDraft
+from serving.policy.slots.draft import Draft, NoDraft, TextDraft
 from serving.policy.slots.offload import OptionalOffload
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
@@ -89,7 +90,8 @@ class Requester:
         self.failing_since_s = 0.0
         """When the first of them began."""
         self.given_up = False
-        self.draft, self.offload, self.verify = policy.draft, policy.offload, policy.verify
+        self.draft: Draft = policy.draft
+        self.offload, self.verify = policy.offload, policy.verify
         self.layer_exit, self.full_draft_probs = policy.early_exit.layer_exit, policy.payload.full_distributions
         self.device_keeps_cache = policy.kv_cache.device_keeps_cache
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
@@ -130,7 +132,7 @@ class Requester:
             return self._on_message(event.message, now)
         match event:
             case WorkFailed():
-                return self._end("failed") if event.job == self.job else []
+                return self._on_draft_failed(now) if event.job == self.job else []
             case TimerFired():
                 return self._on_timer(event.timer, now)
             case PeerLost():
@@ -164,6 +166,24 @@ class Requester:
         else:
             self.session.add_draft(outcome)
         return self._next_step(now)
+
+    def _on_draft_failed(self, now: float) -> Commands:
+        """The session fails without its draft model, unless the target is beside it: then the target writes alone."""
+        if not self.policy.is_colocated:
+            return self._end("failed")
+        self.draft, self.has_drafter = NoDraft(), False
+        return self.restart_draft(now)
+
+    def restart_draft(self, now: float) -> Commands:
+        """The draft model's cache is gone or not reliable: the job that is under way begins anew, with the whole
+        text.
+        """
+        self.session.draft_cached_len = 0
+        out: Commands = [DropCache(self.session.request.session, None)]
+        if self.job is None:
+            return out
+        self.job = None
+        return out + self._next_step(now)
 
     def on_chip_idle(self, now: float) -> Commands:
         """The device's own hop of the target has left the chip idle: use it while a verdict is awaited."""

@@ -44,7 +44,7 @@ from serving.progress import Progress, silent
 if TYPE_CHECKING:
     from serving.outcomes.teacher_forcing import Continuation, GrownTree, TeacherForcedModel
 
-TARGET_ORIGINS = frozenset({"accepted", "corrected", "bonus", "cloud"})
+TARGET_ORIGINS = frozenset({"accepted", "cloud_accepted", "corrected", "bonus", "cloud"})
 """Origins of tokens that the target wrote or accepted."""
 
 

@@ -198,26 +198,35 @@ class Policy:
 
     def _rules_of_cloud_drafts(self) -> list[tuple[bool, str]]:
         """As `_rules`: what a server that drafts itself cannot do."""
-        here = self.is_colocated
+        if not self.is_colocated:
+            return []
         return [
             (
-                here and self.draft.source == "none",
+                self.draft.source == "none",
                 "{placement} drafts in the cloud, and {draft} drafts nothing; choose policy/placement=cloud, or what "
                 "drafts",
             ),
             (
-                here and self.lookahead.max_steps > 0,
+                self.offload.scope != "all",
+                "{placement} has every draft verified on the spot, and {offload} has not; choose policy/offload=always",
+            ),
+            (
+                self.early_exit.has_sequence_exit,
+                "{early_exit} leaves the tail to the device, and {placement} has no drafter there; choose "
+                "policy/early_exit=none or layer_wise",
+            ),
+            (
+                self.lookahead.max_steps > 0,
                 "{lookahead} drafts while a verdict is awaited, and under {placement} the chip verifies then; choose "
                 "policy/lookahead=none",
             ),
             (
-                here and self.link_loss.action == "local",
+                self.link_loss.action == "local",
                 "{link_loss} needs a drafter on the device, and {placement} keeps it in the cloud; choose "
                 "policy/link_loss=wait or fail",
             ),
             (
-                here
-                and (self.dispatch.needs_load_reports or self.prefill.monitors_link or self.lookahead.monitors_link),
+                self.dispatch.needs_load_reports or self.prefill.monitors_link or self.lookahead.monitors_link,
                 "under {placement} nodes send no measurements, which {dispatch}, {prefill} or {lookahead} reads; "
                 "choose policy/dispatch=round_robin or random, policy/prefill=whole and policy/lookahead=none",
             ),
@@ -241,12 +250,11 @@ class Policy:
     @cached_property
     def on_device(self) -> "Policy":
         """What users' devices do: all of it, or nothing but ask where the cloud drafts."""
-        if not self.is_colocated:
+        if not isinstance(self.placement, ColocatedPlacement):
             return self
-        (hop,) = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
         return replace(
             self, draft=NoDraft(), offload=FullOffload(), early_exit=NoEarlyExit(), verify=Lossless(),
-            prefill=WholePrefill(), placement=CloudPlacement(hop.node), batch_drafts=False,
+            prefill=WholePrefill(), placement=CloudPlacement(self.placement.tier), batch_drafts=False,
         )  # fmt: skip
 
     @property
@@ -269,7 +277,7 @@ class Policy:
     @property
     def monitors_link(self) -> bool:
         """True if a slot needs measurements of the link and the cloud."""
-        return self.prefill.monitors_link or self.lookahead.monitors_link or isinstance(self.draft, GoodputDraft)
+        return self.prefill.monitors_link or self.lookahead.monitors_link
 
     @property
     def engine_requirements(self) -> EngineRequirements:

@@ -113,9 +113,9 @@ class GoodputDraft:
     """As many tokens, up to `k`, as promise most accepted tokens a second at the load of now; none where drafting would
     slow the batch (Liu et al., Optimizing Speculative Decoding for Serving Large Language Models Using Goodput, 2024).
 
-    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs, by the lines that
-    the device's monitor fits; it yields (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all
-    sessions so far. Until both times are measured, `k`.
+    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs; it yields
+    (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all sessions so far. Where a round's time
+    is not known, and until `k` drafts have been judged, `k`.
     """
 
     k: int
@@ -141,15 +141,14 @@ class GoodputDraft:
     def best_length(self, session: Session) -> int:
         """The number of drafts of most tokens a second: 0 to `k`."""
         monitor = session.monitor
-        step_s, target = monitor.draft_step_s.value, monitor.local_hop_time
-        if step_s is None or not target.has_data:
+        if monitor.round_s is None or monitor.drafts_reached < self.k:
             return self.k
         a = (monitor.drafts_accepted + self.acceptance) / (monitor.drafts_reached + 1)
         best, most = 0, 0.0
         tokens, share = 0.0, 1.0
         for n in range(self.k + 1):
             tokens, share = tokens + share, share * a
-            seconds = n * step_s + target.predict(monitor.num_sessions * (n + 1))
+            seconds = monitor.round_s(n)
             if tokens > most * seconds:
                 best, most = n, tokens / seconds
         return best
