@@ -11,11 +11,12 @@ A page of docs marks the place of a table:
     <!-- end of result -->
 
 The marks begin their lines. Without `columns`, `rows` or `groups` all are shown; `spread: groups` with one column makes
-a line of each label and a column of each group. What is between the marks is not written by hand.
+a line of each label and a column of each group; `hide: groups` leaves out the column of groups. What is between the
+marks is not written by hand.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,7 @@ _TITLES = {
 _MARK = re.compile(
     r"^(<!-- result: (?P<name>\S+)\s*\n?(?P<options>.*?)-->\n).*?(<!-- end of result -->)", re.DOTALL | re.MULTILINE
 )
-_OPTIONS = ("columns", "rows", "groups", "spread")
+_OPTIONS = ("columns", "rows", "groups", "spread", "hide")
 _MOST_GROUPS_SHOWN = 3
 _CLAIMS_HEAD = """\
 # Claims of the five papers, and what holds here
@@ -97,6 +98,7 @@ class _Selection:
     rows: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     spread: tuple[str, ...] = ()
+    hide: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> "_Selection":
@@ -106,6 +108,8 @@ class _Selection:
             raise MarkError(f"a result's mark in docs has {sorted(values)}; allowed are {', '.join(_OPTIONS)}.")
         if values.get("spread", ()) not in ((), ("groups",)) or ("spread" in values and len(values["columns"]) != 1):
             raise MarkError("a result's mark in docs can spread groups alone, and one column of them.")
+        if values.get("hide", ()) not in ((), ("groups",)):
+            raise MarkError("a result's mark in docs can hide groups alone.")
         return cls(**values)
 
 
@@ -129,7 +133,7 @@ def result_lines(name: str, result: KeptResult | None, selection: _Selection, wh
     """The Markdown table of a kept result and what it rests on."""
     if result is None:
         return [f"No result is kept: `python -m pipeline +experiment={name}`."]
-    rows = result.exhibit["rows"]
+    rows = _with_counts(result.exhibit["rows"])
     columns = list(selection.columns or rows[0]["columns"])
     missing = [one for one in columns if one not in rows[0]["columns"]]
     if missing:
@@ -137,13 +141,41 @@ def result_lines(name: str, result: KeptResult | None, selection: _Selection, wh
     shown = [row for row in rows if _is_selected(row, selection)]
     if not shown:
         raise MarkError(f"{where}: {name} has none of the rows or groups that its mark names.")
-    lines = _spread_lines(shown, columns[0]) if selection.spread else _row_lines(shown, columns)
+    lines = (
+        _spread_lines(shown, columns[0])
+        if selection.spread
+        else _row_lines(shown, columns, hides_groups=bool(selection.hide))
+    )
     return [*lines, "", basis_line(result)]
 
 
-def _row_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+def _with_counts(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows, with the numbers of a column as integers where all are whole and none has an interval."""
+    cells: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        for name, column in row["columns"].items():
+            if isinstance(column.get("measured"), Mapping):
+                cells.setdefault(name, []).append(column["measured"])
+    counts = {name for name, own in cells.items() if all(_is_whole(cell) for cell in own)}
+    return [
+        {**row, "columns": {name: _counted(name, one, counts) for name, one in row["columns"].items()}} for row in rows
+    ]
+
+
+def _is_whole(cell: Mapping[str, Any]) -> bool:
+    return "low" not in cell and float(cell["value"]).is_integer()
+
+
+def _counted(name: str, column: Mapping[str, Any], counts: Set[str]) -> Mapping[str, Any]:
+    cell = column.get("measured")
+    if name not in counts or not isinstance(cell, Mapping):
+        return column
+    return {**column, "measured": {**cell, "value": int(cell["value"])}}
+
+
+def _row_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, hides_groups: bool) -> list[str]:
     """A line for each row, with its group where there are groups."""
-    grouped = any(row.get("group") for row in rows)
+    grouped = any(row.get("group") for row in rows) and not hides_groups
     labels = [[*([row.get("group", "")] if grouped else []), row["row"]] for row in rows]
     cells = [[format_measured(row["columns"].get(column, {})) for column in columns] for row in rows]
     heads = [*(["group"] if grouped else []), "", *columns]
@@ -178,6 +210,8 @@ def format_measured(column: Mapping[str, Any]) -> str:
     said = f" (reported {reported})" if reported is not None else ""
     if not isinstance(cell, Mapping):
         return f"{'-' if cell is None else cell}{said}"
+    if isinstance(cell["value"], int):
+        return f"{cell['value']:,}{said}"
     known = [round(cell[key], 9) + 0.0 for key in ("value", "low", "high") if key in cell]  # no minus before zero
     own, *bounds = (f"{number:,.{shared_decimals(known)}f}" for number in known)
     return f"{own} [{', '.join(bounds)}]{said}" if bounds else f"{own}{said}"

@@ -73,12 +73,43 @@ def test_groups_may_be_columns():
     assert f"| TBT, ms | g | h |\n|---|---:|---:|\n| a | {cells} | {cells} |\n" in text
 
 
+def test_the_column_of_groups_may_be_left_out():
+    result = kept()
+    for row in result.exhibit["rows"]:
+        row["group"] = "g"
+    text = written_page(PAGE, {"synera/x": result}, "page.md")
+    assert "| group |  | TBT, ms |" in text
+    assert "| g | a | 20.0" in text
+    hidden = written_page(PAGE.replace("rows: a", "rows: a\nhide: groups"), {"synera/x": result}, "page.md")
+    assert "\n|  | TBT, ms |\n|---|---:|\n| a | 20.0" in hidden
+
+
+def test_a_column_of_whole_numbers_without_intervals_is_one_of_counts():
+    """One number that is not whole, or an interval, makes it a column of measurements."""
+    result = kept()
+    first, second = (row["columns"] for row in result.exhibit["rows"])
+    for name, values in (("blocks", (5.0, 1200.0)), ("times", (1.0, 1.5))):
+        for columns, value in zip((first, second), values, strict=True):
+            columns[name] = {"measured": {"value": value, "by_replicate": {"": value}}, "reported": 7}
+    page = PAGE.replace("columns: TBT, ms\nrows: a", "columns: blocks; times; q")
+    text = written_page(page, {"synera/x": result}, "page.md")
+    assert "| a | 5 (reported 7) | 1.00 (reported 7) | 1.00 [0.50, 1.50] |" in text
+    assert "| b | 1,200 (reported 7) | 1.50 (reported 7) |" in text
+
+
 def test_without_a_result_the_table_says_which_command_makes_it():
     assert "No result is kept: `python -m pipeline +experiment=synera/x`." in written_page(PAGE, {}, "page.md")
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("TBT, ms", "speed"), ("rows: a", "rows: z"), ("rows: a", "lines: a"), ("rows: a", "spread: rows")]
+    ("old", "new"),
+    [
+        ("TBT, ms", "speed"),
+        ("rows: a", "rows: z"),
+        ("rows: a", "lines: a"),
+        ("rows: a", "spread: rows"),
+        ("rows: a", "hide: rows"),
+    ],
 )
 def test_a_mark_that_names_what_is_not_there_is_an_error(old, new):
     with pytest.raises(MarkError):
