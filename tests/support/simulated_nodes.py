@@ -105,6 +105,7 @@ def world(
     sampling: SamplingParams | None = None,
     drive: Callable[[Sequence[Observer]], Driver] = Simulator,
     at_once: int = 1,
+    delay_s: float = 0.02,
 ) -> World:
     log = Log()
     simulator = drive([log])
@@ -128,7 +129,7 @@ def world(
     for name, node in nodes.items():
         simulator.add(name, node, ComputeResource(chips[name]))
         if name not in tiers:
-            up, down = DelayedLink(), DelayedLink()
+            up, down = DelayedLink(delay_s), DelayedLink(delay_s)
             for tier in tiers:
                 simulator.connect(name, tier, up)
                 simulator.connect(tier, name, down)

@@ -23,6 +23,7 @@ from serving.messages import (
 from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
+from serving.policy.slots.delay_draft import DelayAdaptiveDraft, UCBSpecStop
 from serving.policy.slots.draft import InitialDraft, LookupDraft, MedusaDraft, NoDraft, WindowDraft
 from serving.policy.slots.early_exit import NoEarlyExit, ProgressiveExit, SequencewiseExit
 from serving.policy.slots.importance_offload import ConfidenceOffload, SyneraOffload
@@ -49,6 +50,8 @@ SLOTS: dict[str, list[Any]] = {
         WindowDraft(12, "confidence", 0.6),
         InitialDraft(3),
         NoDraft(),
+        DelayAdaptiveDraft(6),
+        UCBSpecStop(5),
     ],
     "offload": [
         AlwaysOffload(),
@@ -123,7 +126,7 @@ TREES = SPLIT | {
 COLOCATED = SLOTS | {
     "draft": [
         WindowDraft(4), WindowDraft(8, "margin", 0.5, keep_last=False), WindowDraft(12, "confidence", 0.6),
-        LookupDraft(4), MedusaDraft(MEDUSA),
+        LookupDraft(4), MedusaDraft(MEDUSA), DelayAdaptiveDraft(6), UCBSpecStop(5),
     ],
     "offload": [AlwaysOffload()],
     "lookahead": [NoLookahead()],
