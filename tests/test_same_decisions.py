@@ -132,6 +132,9 @@ COMPOSED = {
     "sled+tree+ahead": ("policy=sled", *TREE, "policy/lookahead=tree", "policy/kv_cache=reuse"),
     "hat+tree": ("policy=hat", "policy/draft=tree_adapter", "policy/verify=tree", "policy/lookahead=none"),
     "cloud_speculative+tree": ("policy=cloud_speculative", *TREE),
+    "delay_adaptive+together": ("policy=delay_adaptive", *TOGETHER),
+    "delay_adaptive+ucb_specstop": ("policy=delay_adaptive", "policy/draft=ucb_specstop"),
+    "delay_adaptive+path": ("policy=delay_adaptive", "policy/draft=path", "policy.draft.threshold=0.2"),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -148,7 +151,10 @@ OTHER_TIERS = {
 """Played on virtual time alone, where nodes may fail."""
 ALONE = {"cloud_centric+four": ("policy=cloud_centric", "workload.num_prompts=4")}
 POLICIES = [*dict.fromkeys((*POLICIES, *COMPOSED))]
-SAMPLED = ("sled", "sled+tree", "sled+tree_lookup", "cloud_speculative", "synera", "hat", "citer", "hyperion")
+SAMPLED = (
+    "sled", "sled+tree", "sled+tree_lookup", "cloud_speculative", "delay_adaptive", "synera", "hat", "citer",
+    "hyperion",
+)  # fmt: skip
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
@@ -169,12 +175,13 @@ RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 REPRESENTATIVES = {
     "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline",
-    "hat+batches", "sled+lookup", "sled+tree", "cloud_speculative", "cloud_speculative+together",
+    "hat+batches", "sled+lookup", "sled+tree", "cloud_speculative", "cloud_speculative+together", "delay_adaptive",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
 ON_VIRTUAL_TIME = REPRESENTATIVES | {
     "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
     "synera+rejection_predictor", "wisp+tiers", "hat+tree", "wisp+tree", "cloud_speculative+tree",
+    "delay_adaptive+together", "delay_adaptive+ucb_specstop",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""
 COMPUTED = {"sled", "synera", "hat", "hyperion"}
@@ -292,7 +299,8 @@ class Case:
             "device": pair.device, "cloud": pair.cloud, "workload": setup.workload, "decoding": setup.decoding,
             "seed": setup.seed, "policy": own, "early_exit": setup.policy.early_exit,
             "medusa": setup.policy.draft.medusa, "scorers": tuple(setup.policy.scorers.values()),
-            "timed_architecture": pair.cloud.timed_architecture, "max_draft_len": longest_draft(own), "lookahead": setup.policy.lookahead,
+            "timed_architecture": pair.cloud.timed_architecture, "max_draft_len": longest_draft(own),
+            "lookahead": setup.policy.lookahead,
             "tree": setup.policy.draft if isinstance(setup.policy.draft, TreeDraft) else None,
         }  # fmt: skip
         made = folder / hashlib.sha256(repr(asked).encode()).hexdigest()[:16]

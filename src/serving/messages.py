@@ -204,7 +204,7 @@ class TreeRule:
 
 @message
 class DraftStopRule:
-    """Ends a draft after `max_tokens` tokens, after a stop token, or at the first score below `threshold`.
+    """Ends a draft after `max_tokens` tokens, after a stop token, or at the first level below `threshold`.
 
     In a tree, a branch ends at such a token or score.
     """
@@ -218,6 +218,14 @@ class DraftStopRule:
     """This many tokens are drafted whatever their scores; the last of them ends the draft if its score is too low."""
     tree: TreeRule | None = None
     """The draft is a tree of `max_tokens` nodes; None: a chain."""
+    product: bool = False
+    """A chain's level at a token. True: the product of the scores up to it, the chance that all of them are right.
+    False: its score.
+    """
+
+    def level(self, before: float, score: float) -> float:
+        """The level at a token with this score; `before`: at the token before it, 1 at the first."""
+        return before * score if self.product else score
 
 
 @message

@@ -130,15 +130,15 @@ class FakePair:
             scores[IMPORTANCE] = [
                 self._score(prefix, IMPORTANCE) for prefix in cache[before : before + work.num_adopted_drafts]
             ]
-        stopped, odds, tops = False, [], []
+        stopped, level, odds, tops = False, 1.0, [], []
         while (
             len(tokens) < work.stop_rule.max_tokens and not stopped and not (tokens and tokens[-1] in work.stop_tokens)
         ):
             if tokens:
                 cache.append(extend(cache[-1], tokens[-1]))
-            stopped = (
-                bool(work.stop_rule.score) and self._score(cache[-1], work.stop_rule.score) < work.stop_rule.threshold
-            )
+            if work.stop_rule.score:
+                level = work.stop_rule.level(level, self._score(cache[-1], work.stop_rule.score))
+                stopped = level < work.stop_rule.threshold
             if stopped and not work.stop_rule.keep_last and len(tokens) >= work.stop_rule.min_tokens:
                 break
             tokens.append(self.drafter_token(cache[-1]))

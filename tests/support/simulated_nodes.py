@@ -123,6 +123,7 @@ def world(
     at_once: int = 1,
     keep_cache: bool = False,
     token_text: TokenText = no_token_text,
+    delay_s: float = 0.02,
 ) -> World:
     log = Log()
     simulator = drive([log])
@@ -147,7 +148,7 @@ def world(
     for name, node in nodes.items():
         simulator.add(name, node, ComputeResource(chips[name]))
         if name not in tiers:
-            up, down = DelayedLink(), DelayedLink()
+            up, down = DelayedLink(delay_s), DelayedLink(delay_s)
             for tier in tiers:
                 simulator.connect(name, tier, up)
                 simulator.connect(tier, name, down)

@@ -7,6 +7,7 @@ the time that its bytes took on the link.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from serving.core.draft_round import RoundLearner
 from serving.messages import HEADER_NBYTES, PathStats, Request
 
 ALPHA = 0.8
@@ -139,6 +140,8 @@ class DeviceMonitor:
     drafts_accepted: int = 0
     drafts_reached: int = 0
     """Of all its sessions: drafts that the target accepted, and those that it reached, a rejected one included."""
+    learner: RoundLearner | None = None
+    """What the draft slot learns from the rounds of all sessions, if it does."""
 
     def record_draft(self, steps: int, started_s: float, now: float) -> None:
         """A job of `steps` drafting steps, queued at `started_s`, is done; it may have waited for an earlier job."""

@@ -50,7 +50,7 @@ from serving.nodes.requester import Requester
 from serving.nodes.round_timing import RoundTiming
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import GoodputDraft
+from serving.policy.slots.draft import GoodputDraft, LearningDraft
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import ContinuousBatch, Scheduler
 
@@ -114,7 +114,8 @@ class Device:
         self.ids = count(1)
         """Job and timer ids, unique within the node."""
         self.hop_path = HopPath(name, policy, hops, self.node_selector)
-        self.monitor = DeviceMonitor(hidden_nbytes)
+        learner = policy.draft.new_learner() if isinstance(policy.draft, LearningDraft) else None
+        self.monitor = DeviceMonitor(hidden_nbytes, learner=learner)
         self.waiting: deque[GenerationRequest] = deque()
         self.active: dict[str, Requester] = {}
         """Session -> its requester."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from serving.core import draft_tree
+from serving.core.draft_round import DraftRound
 from serving.core.importance import importance_scores
 from serving.core.session import Branch, Origins, Session
 from serving.messages import (
@@ -197,6 +198,8 @@ class Requester:
         if reply.committed_len > len(s.tokens):
             return self._retry(now, caches_lost=False)  # an earlier reply of this attempt was lost
         self.job = None  # abandon the lookahead
+        if s.monitor.learner:
+            self._learn(reply.verdict.accepted, now)
         s.path, s.remaining_budget = reply.path, reply.remaining_budget
         self.reply_timeout_s, self.failed_attempts = self.base_timeout_s, 0
         if self.awaiting_first_reply:
@@ -211,6 +214,15 @@ class Requester:
             s.attempt += 1
         out += self._advance(now)
         return out
+
+    def _learn(self, accepted: int, now: float) -> None:
+        """Reports a round, unless the prompt's passes or a lost attempt are in its time."""
+        s, sent_s = self.session, self.request_sent_s
+        if s.monitor.learner and s.in_flight_drafts and s.num_generated and not self.failed_attempts:
+            confidence = s.scores.get("confidence", ())
+            s.monitor.learner.record(
+                DraftRound(len(s.in_flight_drafts), accepted, sent_s - s.last_emitted_s, now - sent_s, confidence)
+            )
 
     def _on_timer(self, timer: int, now: float) -> Commands:
         s = self.session

@@ -108,10 +108,12 @@ class TraceLookup:
         indices, unrecorded = self.next_indices(session, position, stop.max_tokens)
         scores = self._scores[stop.score] if stop.score else None
         tokens: list[int] = []
-        passes, stopped = 0, False
+        passes, stopped, level = 0, False, 1.0
         for i in indices:
             passes += 1
-            stopped = scores is not None and scores[i] < stop.threshold
+            if scores is not None:
+                level = stop.level(level, scores[i])
+                stopped = level < stop.threshold
             if not stopped or stop.keep_last or len(tokens) < stop.min_tokens:
                 tokens.append(self._drafts[i])
             if stopped or tokens[-1] in stop_tokens or ends_answer(tokens):

@@ -185,18 +185,15 @@ class SampledEngine:
         return tuple(TensorRef(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n)), (kept,) * n
 
     def _stop_index(self, draws: AcceptanceDraws, prefix_len: int, num_accepted: int, stop: DraftStopRule) -> int:
-        """The index of the first draft whose score is below the stop rule's threshold, else the cap."""
+        """The index of the first draft whose level is below the stop rule's threshold, else the cap."""
         if not stop.score:
             return stop.max_tokens
-        score = self._scores.score
-        return next(
-            (
-                i
-                for i in range(stop.max_tokens)
-                if score(draws, prefix_len, i, num_accepted, stop.score) < stop.threshold
-            ),
-            stop.max_tokens,
-        )
+        level = 1.0
+        for i in range(stop.max_tokens):
+            level = stop.level(level, self._scores.score(draws, prefix_len, i, num_accepted, stop.score))
+            if level < stop.threshold:
+                return i
+        return stop.max_tokens
 
     def _tokens_and_scores(
         self, work: DraftWork, draws: AcceptanceDraws, prefix_len: int, n: int, num_accepted: int

@@ -25,6 +25,7 @@ from serving.messages import (
 from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
+from serving.policy.slots.delay_draft import DelayAdaptiveDraft, UCBSpecStop
 from serving.policy.slots.draft import (
     GoodputDraft,
     InitialDraft,
@@ -59,6 +60,8 @@ SLOTS: dict[str, list[Any]] = {
         WindowDraft(12, "confidence", 0.6),
         InitialDraft(3),
         NoDraft(),
+        DelayAdaptiveDraft(6),
+        UCBSpecStop(5),
     ],
     "offload": [
         AlwaysOffload(),
@@ -133,7 +136,7 @@ TREES = SPLIT | {
 COLOCATED = SLOTS | {
     "draft": [
         WindowDraft(4), WindowDraft(8, "margin", 0.5, keep_last=False), WindowDraft(12, "confidence", 0.6),
-        LookupDraft(4), MedusaDraft(MEDUSA), GoodputDraft(6),
+        LookupDraft(4), MedusaDraft(MEDUSA), GoodputDraft(6), DelayAdaptiveDraft(6), UCBSpecStop(5),
     ],
     "offload": [AlwaysOffload()],
     "lookahead": [NoLookahead()],

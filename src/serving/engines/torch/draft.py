@@ -101,12 +101,14 @@ class DraftBuilder:
         self.draft_probs: list[TensorRef] = []
         self.probs_support: list[int] = []
         self.exit_depths: list[float] = []
-        self.stopped = False
+        self.stopped, self._level = False, 1.0
 
     def add_token(self, step: StepOutput, position: int) -> bool:
         """Chooses the token at `position`. True if the draft goes on."""
         stop, (stats, scores) = self.work.stop_rule, token_scores(self.work, step, self._scorers)
-        self.stopped = bool(stop.score) and scores[stop.score] < stop.threshold
+        if stop.score:
+            self._level = stop.level(self._level, scores[stop.score])
+            self.stopped = self._level < stop.threshold
         if self.stopped and not stop.keep_last and len(self.tokens) >= stop.min_tokens:
             return False
         token = self._choose_token(step.logits, stats.tokens[0], position)

@@ -6,6 +6,7 @@ from functools import cache, cached_property
 from itertools import islice
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+from serving.core.draft_round import RoundLearner
 from serving.core.scores import Scorer
 from serving.core.session import Session
 from serving.core.tree_growth import check_shape
@@ -59,6 +60,15 @@ class TextDraft(Protocol):
 
     def proposal(self, session: Session) -> DraftOutcome | None:
         """The next draft; None where the text suggests none."""
+        ...
+
+
+@runtime_checkable
+class LearningDraft(Protocol):
+    """A draft whose length follows from the rounds so far. A choice is shared; what is learned is the device's."""
+
+    def new_learner(self) -> RoundLearner:
+        """What one device learns with."""
         ...
 
 
