@@ -136,7 +136,7 @@ TREES = SPLIT | {
 COLOCATED = SLOTS | {
     "draft": [
         WindowDraft(4), WindowDraft(8, "margin", 0.5, keep_last=False), WindowDraft(12, "confidence", 0.6),
-        LookupDraft(4), MedusaDraft(MEDUSA), GoodputDraft(6), DelayAdaptiveDraft(6), UCBSpecStop(5),
+        LookupDraft(4), MedusaDraft(MEDUSA), GoodputDraft(6), DelayAdaptiveDraft(6), UCBSpecStop(5), TreeDraft(6, 3, 2),
     ],
     "offload": [AlwaysOffload()],
     "lookahead": [NoLookahead()],
@@ -175,7 +175,7 @@ def random_policy(r: random.Random, family: str) -> Policy | None:
 
 def random_conditions(r: random.Random, family: str, p: Policy) -> dict[str, Any]:
     """The fake pair samples with a draft model's distributions alone."""
-    samples = family != "trees" and (family not in ("colocated", "grown") or p.draft.source == "model")
+    draws = family != "trees" and (family not in ("colocated", "grown") or p.draft.source == "model")
     return {
         "devices": r.choice((1, 3)),
         "calls_each": r.choice((1, 2)),
@@ -184,7 +184,7 @@ def random_conditions(r: random.Random, family: str, p: Policy) -> dict[str, Any
         "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
         "seed": r.randrange(1000),
         "ends": r.choice(((), tuple(range(0, 997, 40)))),
-        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if samples else None,
+        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if draws else None,
         "timeout_s": r.choice((INF, 5.0)),
         "at_once": r.choice((1, 3)) if family in ("split", "trees", "grown") else 1,
     }
