@@ -9,7 +9,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import prepare_hydra, resolve
+from pipeline.config.compose import prepare_hydra
+from pipeline.config.resolve import resolve
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 

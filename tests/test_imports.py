@@ -207,7 +207,11 @@ def test_the_import_check_detects_a_heavy_import() -> None:
 
 def loaded(code: str) -> set[str]:
     """Top-level packages that a fresh process has loaded after `code`."""
-    probe = f"import sys\n{code}\nprint('LOADED', *sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    return {module.partition(".")[0] for module in loaded_modules(code)}
+
+
+def loaded_modules(code: str) -> set[str]:
+    probe = f"import sys\n{code}\nprint('LOADED', *sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     return set(done.stdout.rpartition("LOADED ")[2].split())
 
@@ -218,13 +222,42 @@ def test_importing_the_serving_core_loads_nothing_heavy() -> None:
 
 
 UNPLANNED = {
-    "torch", "lightning", "mlflow", "transformers", "pandas", "pyarrow", "matplotlib", "onnx", "onnxruntime",
+    "torch", "lightning", "mlflow", "transformers", "pandas", "pyarrow", "matplotlib", "onnx", "onnxruntime", "numpy",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", [("synera",), ("hat",), ("gpipe", "hardware=hyperion")], ids=lambda words: words[0])
-def test_a_plan_imports_no_package_that_only_stages_need(policy: tuple[str, ...], tmp_path: Path) -> None:
-    words = ["pipeline", f"+policy={policy[0]}", *policy[1:], "model=toy", "stage=plan", f"outputs={tmp_path}"]
+@pytest.mark.parametrize(
+    ("policy", "computes"),
+    [(("synera",), set()), (("hat",), set()), (("gpipe", "hardware=hyperion"), {"numpy"})],
+    ids=("synera", "hat", "gpipe"),
+)
+def test_a_plan_imports_no_package_that_only_stages_need(
+    policy: tuple[str, ...], computes: set[str], tmp_path: Path
+) -> None:
+    """GPipe's plan divides the model over the tiers, in numpy, to see that there is a division."""
+    assert loaded(plan_code(f"+policy={policy[0]}", *policy[1:], f"outputs={tmp_path}")) & UNPLANNED == computes
+
+
+def plan_code(*words: str) -> str:
+    """A program that plans a job as the command line does."""
+    argv = ["pipeline", *words, "model=toy", "stage=plan"]
     run = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
-    code = f"from pipeline.command.main import main\nsys.argv = {words!r}\n{run}"
-    assert loaded(code).isdisjoint(UNPLANNED)
+    return f"from pipeline.command.main import main\nsys.argv = {argv!r}\n{run}"
+
+
+def test_a_plan_imports_nothing_that_serves_records_or_reports(tmp_path: Path) -> None:
+    found = loaded_modules(plan_code("+policy=synera", f"outputs={tmp_path}"))
+    assert "serving.runtimes.emulated" in found
+    assert found.isdisjoint(
+        ("serving.drivers.simulator", "serving.nodes.device", "serving.log.event_log", "serving.log.perfetto",
+         "serving.metrics.recorder", "serving.metrics.batch_timing", "serving.metrics.utilisation")
+    )  # fmt: skip
+
+
+def test_a_plan_that_was_composed_before_imports_no_composer(tmp_path: Path) -> None:
+    code = plan_code("+policy=synera", f"outputs={tmp_path}")
+    first, second = loaded(code), loaded(code)
+    composers = {"hydra", "omegaconf", "yaml", "antlr4"}
+    assert first >= composers
+    assert second.isdisjoint(composers | UNPLANNED)
+    assert second >= {"pipeline", "serving", "training"}

@@ -3,18 +3,23 @@
 By script (virtual time for live drivers) the simulator, the live driver and the live driver behind real gRPC streams
 must say exactly the same; a simulation that looks tokens up in a trace must decide the same; and every log, that of a
 run on the wall clock and of one in several processes too, must replay through fresh nodes. So it is with stop strings.
+
+The models compute for the simulator. Live drivers are given the outcomes that it got, except those of `COMPUTED`.
 """
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from pipeline import api
 from pipeline.config.plan import build_arguments
@@ -47,6 +52,8 @@ from serving.messages import (
     WorkFinished,
 )
 from serving.outcomes import replayed
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import TreeDraft, WindowDraft
 from serving.policy.slots.payload import TokenPayload
 from serving.progress import silent
 from serving.runtimes.clients import WorkloadClients
@@ -58,6 +65,7 @@ from serving.transport.client import TransportClient
 from serving.transport.limits import PeerExpectations
 from serving.transport.server import TransportServer
 from serving.workload.prompt import Prompt
+from tests.support.recorded_engine import Outcomes, RecordedEngine, UnrecordedWorkError
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"
 POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))
@@ -81,6 +89,7 @@ TOGETHER = (
     "workload.arrivals.rate_per_s=200",
 )  # fmt: skip
 """Several requests at a time on a device."""
+TREE = ("policy/draft=tree", "policy/verify=tree", "policy.draft={nodes: 8, depth: 3, branching: 3}")
 COMPOSED = {
     **{policy: (f"policy={policy}", *TIERED) for policy in POLICIES if divides(policy)},
     "synera+tiers": ("policy=synera", "policy/placement=hypsplit", "policy/dispatch=hypsched", *TIERED),
@@ -109,6 +118,23 @@ COMPOSED = {
     "cloud_speculative+lookup": ("policy=cloud_speculative", "policy/draft=lookup"),
     "cloud_speculative+medusa": ("policy=cloud_speculative", "policy/draft=medusa", "policy/verify=tree"),
     "cloud_speculative+together": ("policy=cloud_speculative", *TOGETHER),
+    "sled+tree": ("policy=sled", *TREE, "policy/kv_cache=reuse"),
+    "sled+tree+none": ("policy=sled", *TREE),
+    "sled+tree_lookup": (
+        "policy=sled",
+        "policy/draft=tree_lookup",
+        "policy/verify=tree",
+        "policy/kv_cache=reuse",
+        "workload.max_new_tokens=40",
+    ),
+    "sled+tree+batches": ("policy=sled", *TREE, "+policy.batch_drafts=true", *TOGETHER),
+    "wisp+tree": ("policy=wisp", "policy/draft=tree_rejection_aware", "policy/verify=tree"),
+    "sled+tree+ahead": ("policy=sled", *TREE, "policy/lookahead=tree", "policy/kv_cache=reuse"),
+    "hat+tree": ("policy=hat", "policy/draft=tree_adapter", "policy/verify=tree", "policy/lookahead=none"),
+    "cloud_speculative+tree": ("policy=cloud_speculative", *TREE),
+    "delay_adaptive+together": ("policy=delay_adaptive", *TOGETHER),
+    "delay_adaptive+ucb_specstop": ("policy=delay_adaptive", "policy/draft=ucb_specstop"),
+    "delay_adaptive+path": ("policy=delay_adaptive", "policy/draft=path", "policy.draft.threshold=0.2"),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -125,7 +151,10 @@ OTHER_TIERS = {
 """Played on virtual time alone, where nodes may fail."""
 ALONE = {"cloud_centric+four": ("policy=cloud_centric", "workload.num_prompts=4")}
 POLICIES = [*dict.fromkeys((*POLICIES, *COMPOSED))]
-SAMPLED = ("sled", "cloud_speculative", "synera", "hat", "citer", "hyperion")
+SAMPLED = (
+    "sled", "sled+tree", "sled+tree_lookup", "cloud_speculative", "delay_adaptive", "synera", "hat", "citer",
+    "hyperion",
+)  # fmt: skip
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
@@ -146,14 +175,19 @@ RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 REPRESENTATIVES = {
     "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline",
-    "hat+batches", "sled+lookup", "cloud_speculative", "cloud_speculative+together",
+    "hat+batches", "sled+lookup", "sled+tree", "cloud_speculative", "cloud_speculative+together", "delay_adaptive",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
 ON_VIRTUAL_TIME = REPRESENTATIVES | {
     "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
-    "synera+rejection_predictor", "wisp+tiers",
+    "synera+rejection_predictor", "wisp+tiers", "hat+tree", "wisp+tree", "cloud_speculative+tree",
+    "delay_adaptive+together", "delay_adaptive+ucb_specstop",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""
+COMPUTED = {"sled", "synera", "hat", "hyperion"}
+"""The models compute for live drivers, too: their threads, and tensors that cross from store to store."""
+LONGEST_DRAFT = 8
+"""Tokens that a trace continues from each position, if the policy may draft so many."""
 
 
 def cases(representatives: set[str]) -> list[Any]:
@@ -216,10 +250,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
+    """Sampling, too, is served by what was trained on greedy text, which is trained once."""
+    if temperature:
+        greedy = setup_of(policy, 0.0, outputs)
+        return replace(greedy, decoding=replace(greedy.decoding, temperature=temperature))
     chosen = (COMPOSED | OTHER_TIERS | ALONE).get(policy, (f"policy={policy}",))
     words = (*TOY, "workload.num_prompts=6", "workload.devices=3", f"outputs={outputs}", *chosen)
     sure = SURE if policy.startswith("synera") else ROUTED.get(policy.partition("+")[0], ())
-    with api.composed(*words, *sure, *PROMISED, f"decoding.temperature={temperature}") as cfg:
+    with api.composed(*words, *sure, *PROMISED) as cfg:
         job = create_job(cfg)
         plan = job.plan()
         job.run(plan.goals("profile"))
@@ -240,23 +278,47 @@ class Case:
         simulate(self.setup, self.models, self.queries, observers=[log])
         return log.entries
 
-    def simulated(self, folder: Path) -> list[EventHandled]:
-        """Tokens from a trace: of the target's own text for a policy without loss, else of this policy's. It is this
-        policy's, too, where it drafts on guesses, or splits the target and so rounds its hidden states.
+    def recorded(self) -> tuple[list[EventHandled], Outcomes]:
+        """The log of the emulated run, and what its models computed."""
+        outcomes: Outcomes = {}
+        return replace(self, models=with_engines(self.models, outcomes)).emulated(), outcomes
+
+    def given(self, outcomes: Outcomes) -> "Case":
+        """The same with recorded outcomes in place of models, for one run: what it leaves in caches is not freed."""
+        return replace(self, models=with_engines(self.models, outcomes, computes=False))
+
+    def trace(self, folder: Path) -> Path:
+        """A trace of the target's own text for a policy without loss, else of this policy's; below `folder`, where the
+        processes of one test run share it. It is this policy's, too, where it drafts on guesses, or splits the target
+        and so rounds its hidden states.
         """
         pair, setup = self.setup.pair, self.setup
         whole = len(setup.hops) < 2 and not setup.policy.lookahead.max_steps
         own = None if whole and setup.policy.lossless else setup.policy
-        (folder / "out").mkdir()
-        (folder / "work").mkdir()
-        record_outcomes(
-            folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
-            workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
-            early_exit=setup.policy.early_exit, medusa=setup.policy.draft.medusa,
-            scorers=tuple(setup.policy.scorers.values()), timed_architecture=pair.cloud.timed_architecture,
-        )  # fmt: skip
-        opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
-        simulate(setup, opened, self.queries, observers=[log])
+        asked = {
+            "device": pair.device, "cloud": pair.cloud, "workload": setup.workload, "decoding": setup.decoding,
+            "seed": setup.seed, "policy": own, "early_exit": setup.policy.early_exit,
+            "medusa": setup.policy.draft.medusa, "scorers": tuple(setup.policy.scorers.values()),
+            "timed_architecture": pair.cloud.timed_architecture, "max_draft_len": longest_draft(own),
+            "lookahead": setup.policy.lookahead,
+            "tree": setup.policy.draft if isinstance(setup.policy.draft, TreeDraft) else None,
+        }  # fmt: skip
+        made = folder / hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(made.with_suffix(".lock")):
+            if not made.exists():
+                out, work = made.with_suffix(".out"), made.with_suffix(".work")
+                out.mkdir()
+                work.mkdir()
+                record_outcomes(out, progress=silent, work=work, **asked)
+                out.rename(made)
+        return made
+
+    def simulated(self, traces: Path) -> list[EventHandled]:
+        """Tokens from a trace."""
+        opened = replayed.load(self.trace(traces)).open(self.queries, self.setup.policy, self.setup.seed)
+        log = Log()
+        simulate(self.setup, opened, self.queries, observers=[log])
         return log.entries
 
     def on_the_wall(self) -> list[EventHandled]:
@@ -280,9 +342,11 @@ class Case:
         live.on_emit(lambda d, now: users.on_session_end(d.session, now, live.post) if d.ending else None)
         users.start(live.post)
         with_transport = transported(live, cast, self.models) if through_grpc and cast.workers else nothing()
-        async for _ in with_transport:
-            await asyncio.wait_for(live.run(lambda: False), 60)
-        live.close()
+        try:
+            async for _ in with_transport:
+                await asyncio.wait_for(live.run(lambda: False), 60)
+        finally:
+            live.close()
 
     def difference(self, log: list[EventHandled]) -> str | None:
         """Between what was said and what fresh nodes say."""
@@ -290,6 +354,34 @@ class Case:
         return replay(
             [*(NodeCreated(name, 0.0) for name in (*cast.workers, *cast.devices)), *log], cast.create_node
         ).difference
+
+
+def longest_draft(own: Policy | None) -> int:
+    """Tokens that the trace of a policy's own text continues from each position: its window, the row after it for
+    importance. Policies without loss share one trace.
+    """
+    if own is None or own.lookahead.max_steps:
+        return LONGEST_DRAFT
+    if isinstance(own.draft, WindowDraft):
+        return min(LONGEST_DRAFT, own.draft.k + 1)
+    return LONGEST_DRAFT if own.draft.source == "model" else 1
+
+
+def with_engines(models: LoadedModels, outcomes: Outcomes, computes: bool = True) -> LoadedModels:
+    """The models with engines that keep what they compute in `outcomes`, or answer from them."""
+    numbers = count(1)
+
+    def recorded(name: str, engine: Any) -> RecordedEngine:
+        return RecordedEngine(name, outcomes, engine if computes else None)
+
+    further, store = models.new_cloud_engine, models.cloud.tensor_store  # type: ignore[attr-defined]
+    return replace(
+        models,
+        device=recorded("device", models.device),
+        cloud=replace(recorded("cloud", models.cloud), tensor_store=store),
+        device_target=recorded("device target", models.device_target),
+        new_cloud_engine=further and (lambda: recorded(f"cloud {next(numbers)}", further())),
+    )
 
 
 async def nothing() -> Any:
@@ -367,16 +459,27 @@ def case(policy: str, temperature: float, outputs: Path) -> Case:
 
 
 @cache
+def recorded(policy: str, temperature: float, outputs: Path) -> tuple[list[EventHandled], Outcomes]:
+    return case(policy, temperature, outputs).recorded()
+
+
 def reference(policy: str, temperature: float, outputs: Path) -> list[EventHandled]:
-    return case(policy, temperature, outputs).emulated()
+    return recorded(policy, temperature, outputs)[0]
+
+
+def played(policy: str, temperature: float, outputs: Path, through_grpc: bool = False) -> Case:
+    """For one run of a live driver. Tensors that cross streams are the models'."""
+    one, (log, outcomes) = case(policy, temperature, outputs), recorded(policy, temperature, outputs)
+    computed = policy in COMPUTED or (through_grpc and any("TensorRef(" in repr(entry) for entry in log))
+    return one if computed else one.given(outcomes)
 
 
 @pytest.mark.parametrize(("policy", "temperature"), cases(REPRESENTATIVES))
 def test_every_driver_makes_the_same_decisions(policy: str, temperature: float, outputs: Path) -> None:
-    one, expected = case(policy, temperature, outputs), reference(policy, temperature, outputs)
+    expected = reference(policy, temperature, outputs)
     assert len(expected) > 50
-    assert counted(one.live()) == counted(expected)
-    assert counted(one.live(through_grpc=True)) == counted(expected)
+    for through_grpc in (False, True):
+        assert counted(played(policy, temperature, outputs, through_grpc).live(through_grpc)) == counted(expected)
 
 
 @pytest.mark.parametrize(("policy", "temperature"), cases(REPRESENTATIVES))
@@ -425,8 +528,8 @@ def test_the_reference_runs_of_routers_use_both_models(policy: str, outputs: Pat
 @pytest.mark.parametrize(
     "policy", [pytest.param(name, marks=marks(name, name not in ON_VIRTUAL_TIME)) for name in POLICIES]
 )
-def test_a_simulation_decides_the_same(policy: str, outputs: Path, tmp_path: Path) -> None:
-    found = case(policy, 0.0, outputs).simulated(tmp_path)
+def test_a_simulation_decides_the_same(policy: str, outputs: Path) -> None:
+    found = case(policy, 0.0, outputs).simulated(outputs.with_name("traces"))
     assert first_difference(decision_log(found), decision_log(reference(policy, 0.0, outputs))) is None
 
 
@@ -502,6 +605,16 @@ def test_the_comparison_detects_another_policy(outputs: Path) -> None:
     assert first_difference(decision_log(log), decision_log(reference("synera", 0.0, outputs))) is not None
 
 
+def test_recorded_outcomes_answer_no_other_work(outputs: Path) -> None:
+    _, outcomes = recorded("sled", 0.0, outputs)
+    with pytest.raises(UnrecordedWorkError, match="no such work was started in the recorded run"):
+        case("synera", 0.0, outputs).given(outcomes).live()
+    engine, work = RecordedEngine("device", outcomes, None), next(key[1] for key in outcomes if key[0] == "device")
+    engine.execute(work)
+    with pytest.raises(UnrecordedWorkError, match="its cache has seen other work in the recorded run"):
+        engine.execute(work)
+
+
 def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> None:
     one = case("sled", 0.0, outputs)
     with EventLog(tmp_path / "events.jsonl") as journal:
@@ -543,7 +656,7 @@ STOPPED = {"cloud_centric", "synera", "hat", "citer+span"}
 
 
 @pytest.mark.parametrize("policy", [pytest.param(name, marks=marks(name, name not in STOPPED)) for name in POLICIES])
-def test_stop_strings_end_answers_at_the_same_token_everywhere(policy: str, outputs: Path, tmp_path: Path) -> None:
+def test_stop_strings_end_answers_at_the_same_token_everywhere(policy: str, outputs: Path) -> None:
     plain, whole = case(policy, 0.0, outputs), written(reference(policy, 0.0, outputs))
     text_of = plain.models.tokenizer.token_text
     texts = ["".join(map(text_of, tokens)).lstrip() for tokens in whole.values()]
@@ -567,7 +680,7 @@ def test_stop_strings_end_answers_at_the_same_token_everywhere(policy: str, outp
     assert endings == {"", "complete"}
     assert counted(one.live()) == counted(log)
     assert counted(one.live(through_grpc=True)) == counted(log)
-    assert first_difference(decision_log(one.simulated(tmp_path)), decision_log(log)) is None
+    assert first_difference(decision_log(one.simulated(outputs.with_name("traces"))), decision_log(log)) is None
     assert one.difference(log) is None
     assert one.difference(one.on_the_wall()) is None
 

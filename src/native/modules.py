@@ -17,6 +17,7 @@ MODULES = (
     "serving.core.queued_request",
     "serving.core.session",
     "serving.core.stop_strings",
+    "serving.core.tree_growth",
     "serving.hardware.estimator",
     "serving.hardware.latency",
     "serving.hardware.roofline",
@@ -26,11 +27,14 @@ MODULES = (
     "serving.nodes.hop_path",
     "serving.nodes.requester",
     "serving.nodes.reservations",
+    "serving.nodes.round_timing",
     "serving.nodes.session_registry",
     "serving.nodes.speculator",
     "serving.nodes.worker",
     "serving.drivers.simulator",
     "serving.metrics.recorder",
+    "serving.outcomes.acceptance_draws",
+    "serving.outcomes.sampled_tree",
     "serving.outcomes.sampled_engine",
 )
 

@@ -9,24 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from omegaconf import DictConfig
-
-from pipeline.artifacts import environment
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, StageObserver, display_for
-from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config import preflight
 from pipeline.config.build import ConfigSchema, construct, load
-from pipeline.config.compose import ConfigLibrary, group_choices, resolve, written_overrides
+from pipeline.config.compose import ConfigLibrary, group_choices, written_overrides
 from pipeline.config.plan import Plan, build_arguments, make_plan
-from pipeline.config.sources import composed_files
 from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, ConfigError, UserError, print_error
-from pipeline.report.context import JobContext, StageRun
-from pipeline.report.mlflow_store import Tracking
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from pipeline.config.composed_cache import CacheEntry
+    from pipeline.report.context import JobContext, StageRun
     from pipeline.report.job import JobReport
+    from pipeline.report.mlflow_store import Tracking
 
 STOP_POINTS = ("all", "plan", "train", "profile")
 WAIT_VARIABLE = "TANDEM_WAIT_FOR_MLFLOW"
@@ -78,6 +76,8 @@ class Job:
 
         Between stages the plan is checked again: a corpus that was built now may have too few prompts to serve.
         """
+        from pipeline.artifacts.runner import Runner
+
         self.store.ensure_writable()
 
         def call(stage: Stage, *arguments: Any) -> None:
@@ -117,9 +117,11 @@ def _with_conf_names(problem: ConfigError) -> ConfigError:
     return ConfigError(str(problem.__cause__.with_names(names)))
 
 
-def create_job(cfg: DictConfig) -> Job:
+def create_job(cfg: "DictConfig") -> Job:
     """The job of a composed configuration. Raises ConfigError if it cannot be resolved."""
     from hydra.core.global_hydra import GlobalHydra
+
+    from pipeline.config.resolve import resolve
 
     loader: Any = GlobalHydra.instance().config_loader()
     report = _report_mode(str(cfg.report))
@@ -141,19 +143,22 @@ def _is_swept() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def run(cfg: DictConfig) -> "JobReport | None":
-    """Plans, builds and reports one job. Raises UserError for mistakes of a user."""
+def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | None":
+    """Plans, builds and reports one job; `entry` keeps the configuration of a plan. Raises UserError for mistakes of a
+    user.
+    """
     stop = str(cfg.stage)
     job = create_job(cfg)
     goal = str(cfg.goal)
-    for note in preflight.unusual_values(job.config):
-        job.observer.note(f"note: {note}")
+    _note_unusual_values(job)
     if stop == "all" and goal == "serve":
         return _run_and_report(job)
     if stop == "all":
         _build_stage(job, goal)
     elif stop == "plan":
         _print_plan(job, job.plan(goal))
+        if entry and not _is_swept():
+            entry.keep(cfg, job.config, job.library, _is_secret)
     elif stop in ("train", "profile"):
         plan = job.plan(goal)
         job.run(plan.goals(stop))
@@ -163,10 +168,43 @@ def run(cfg: DictConfig) -> "JobReport | None":
     return None
 
 
-def run_to_exit_status(cfg: DictConfig) -> int:
+def _note_unusual_values(job: Job) -> None:
+    for note in preflight.unusual_values(job.config):
+        job.observer.note(f"note: {note}")
+
+
+def print_known_plan(entry: "CacheEntry") -> bool:
+    """Prints the plan of a configuration that was composed before.
+
+    False if there is none, or if it cannot be planned: then nothing is printed, and the entry is gone. Hydra composes
+    the command again and says what is wrong.
+    """
+    known = entry.read()
+    if known is None:
+        return False
+    try:
+        library = ConfigLibrary(None, known.config["named_configs"], known.nodes)
+        observer = NullObserver() if known.config["report"] == "quiet" else display_for(sys.stderr)
+        job = Job(known.config, library, observer)
+        text = describe_plan(job, job.plan(str(known.config["goal"])))
+    except Exception:  # whatever it is, it comes again after Hydra
+        entry.drop()
+        return False
+    _note_unusual_values(job)
+    print(text)
+    return True
+
+
+def _is_secret(word: str) -> bool:
+    from pipeline.report.mlflow_store import mask_override
+
+    return mask_override(word) != word
+
+
+def run_to_exit_status(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> int:
     """Runs one job and prints what is wrong with it: a sweep goes on with the next job in any case."""
     try:
-        run(cfg)
+        run(cfg, entry)
     except KeyboardInterrupt:
         return INTERRUPTED
     except UserError as problem:
@@ -177,7 +215,7 @@ def run_to_exit_status(cfg: DictConfig) -> int:
     return 0
 
 
-def report_blocked(cfg: DictConfig, problem: UserError) -> int:
+def report_blocked(cfg: "DictConfig", problem: UserError) -> int:
     """Reports a job as failed that was not run, because a stage that it needs could not be built."""
     from pipeline.report import job as report
 
@@ -253,14 +291,17 @@ def _run_and_report(job: Job) -> "JobReport":
         raise
 
 
-def _with_serving_versions(context: JobContext, job: Job, plan: Plan) -> JobContext:
+def _with_serving_versions(context: "JobContext", job: Job, plan: Plan) -> "JobContext":
     """The context with the code and versions of the build, which for a cached result may be older."""
     manifest = job.store.manifest(plan.serve)
     return replace(context, revision=manifest.revision, versions=manifest.versions) if manifest else context
 
 
-def _job_context(job: Job) -> JobContext:
+def _job_context(job: Job) -> "JobContext":
     from hydra.core.hydra_config import HydraConfig
+
+    from pipeline.artifacts import environment
+    from pipeline.report.context import JobContext
 
     tracking = _tracking(job)
     common = JobContext(
@@ -282,9 +323,11 @@ def _job_context(job: Job) -> JobContext:
     )
 
 
-def _files(job: Job, context: JobContext) -> dict[str, str]:
+def _files(job: Job, context: "JobContext") -> dict[str, str]:
     """After planning: that finds the nodes given by name. Empty for a configuration composed from Python."""
     from hydra.core.hydra_config import HydraConfig
+
+    from pipeline.config.sources import composed_files
 
     return composed_files(job.library, context.overrides) if HydraConfig.initialized() else {}
 
@@ -294,7 +337,9 @@ def _built_revision(job: Job, stage: Stage) -> str | None:
     return manifest.revision if manifest else None
 
 
-def _tracking(job: Job) -> Tracking:
+def _tracking(job: Job) -> "Tracking":
+    from pipeline.report.mlflow_store import Tracking
+
     schema: ConfigSchema = job.schema
     node = {**job.config["tracking"], "outputs": job.config["outputs"]}
     tracking = construct(schema.coerce_target(node, "tracking"), None)
@@ -302,7 +347,9 @@ def _tracking(job: Job) -> Tracking:
     return tracking
 
 
-def _stage_runs(job: Job, plan: Plan, built: frozenset[str]) -> tuple[StageRun, ...]:
+def _stage_runs(job: Job, plan: Plan, built: frozenset[str]) -> "tuple[StageRun, ...]":
+    from pipeline.report.context import StageRun
+
     found = []
     for name, stage in plan.stages.items():
         manifest = job.store.manifest(stage)

@@ -19,6 +19,7 @@ from serving.frontend.health import CloudStats
 from serving.frontend.service_options import ServiceOptions, deployment_digest
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.hardware.executor import FatalWorkError, TransientWorkError
+from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.runtimes.host import NodeHost
 
@@ -76,14 +77,14 @@ async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
     tier = topology.tier_of[names[0]] if setup.hardware.tiers else None
     models = load_side(setup, "cloud", tensors, accelerator, limits.max_tokens, tier)
     chips = ChipFactory(topology, models, ())
-    workers = [node for node in map(topology.create_node, names) if isinstance(node, Worker)]
-    stats = CloudStats(*workers)
+    nodes = [node for node in map(topology.create_node, names) if isinstance(node, Worker | Speculator)]
+    stats = CloudStats(*(node.worker if isinstance(node, Speculator) else node for node in nodes))
     host = NodeHost(
         topology, names, tensors, service.security, limits, deployment_digest(topology), len(models.tokenizer)
     )
     driver = RealTimeDriver(WallClock(), [stats], service.pace, _error_handler(stats))
-    for worker in workers:
-        driver.add(worker.name, worker, chips(worker.name))
+    for node in nodes:
+        driver.add(node.name, node, chips(node.name))
     if service.shaped:
         connect_nodes(driver, topology)
     async with AsyncExitStack() as stack:
@@ -96,14 +97,14 @@ async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
         host.start(driver)
         name = names[0] if tier else "cloud"
         print(f"{name}: {setup.pair.cloud.token_source} listens on {address}{where}", flush=True)
-        await run_until_stopped(driver, stop, lambda: _drained(workers, service.grace_s))
+        await run_until_stopped(driver, stop, lambda: _drained(nodes, service.grace_s))
 
 
-async def _drained(workers: Sequence[Worker], grace_s: float) -> None:
-    """Returns when all workers are idle, or after `grace_s`."""
+async def _drained(nodes: Sequence[Worker | Speculator], grace_s: float) -> None:
+    """Returns when all nodes are idle, or after `grace_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
-            while any(worker.queue or worker.running for worker in workers):
+            while not all(node.is_idle for node in nodes):
                 await asyncio.sleep(_POLL_S)
 
 

@@ -50,15 +50,16 @@ token. None: a chain.
 AcceptanceRule = Literal["", "greedy", "sample"]
 """How the target accepts drafts; "": no verdict is wanted (all chunks of a prompt but the last)."""
 
-Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
+Origin = Literal["device", "offline", "accepted", "cloud_accepted", "corrected", "bonus", "cloud"]
 """Where an emitted token comes from.
 
-device     the draft model, not verified because the policy keeps it local
-offline    the draft model, not verified because the cloud is not reachable
-accepted   the draft model, accepted by the target
-corrected  the target, in place of the first rejected draft
-bonus      the target, after all drafts were accepted
-cloud      the target, without any draft
+device          the draft model, not verified because the policy keeps it local
+offline         the draft model, not verified because the cloud is not reachable
+accepted        the device's draft, accepted by the target
+cloud_accepted  the cloud's own draft, accepted by the target
+corrected       the target, in place of the first rejected draft
+bonus           the target, after all drafts were accepted
+cloud           the target, without any draft
 """
 
 MEDUSA_TREE = "medusa"
@@ -144,14 +145,20 @@ class SequenceSlice:
     hidden_states: TensorRef | None = None
     """The tokens' hidden states, from the previous hop."""
     draft_probs: tuple[TensorRef, ...] = ()
-    """The draft model's distribution for each draft, where sampling needs it."""
+    """The draft model's distribution for each draft, where sampling needs it. Siblings of a tree have the same."""
     hidden_offset: int = 0
     """How many rows of `hidden_states` belong to earlier chunks of the same request."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the token ids, four each, and of the hidden states."""
-        return 4 * len(self.tokens) + (self.hidden_states.nbytes if self.hidden_states else 0)
+        """Bytes of the token ids, four each, of the hidden states, and of a tree's parents, one each."""
+        hidden_nbytes = self.hidden_states.nbytes if self.hidden_states else 0
+        return 4 * len(self.tokens) + hidden_nbytes + (len(self.parents) if self.parents else 0)
+
+    @property
+    def distinct_draft_probs(self) -> tuple[TensorRef, ...]:
+        """The draft model's distributions, each once: siblings of a tree share one."""
+        return tuple({ref.id: ref for ref in self.draft_probs}.values())
 
     def narrow(self, begin: int, end: int) -> "SequenceSlice":
         """The chunk of tokens begin .. end - 1.
@@ -182,8 +189,25 @@ class SequenceSlice:
 
 
 @message
+class TreeRule:
+    """How a draft grows into a tree: level by level, where the drafter's path probability is highest (EAGLE-2, Li et
+    al., 2024, section 4).
+    """
+
+    depth: int
+    """Levels, each one forward of the draft model."""
+    branching: int
+    """Children of a node, and nodes of a level that get children."""
+    shape: tuple[tuple[int, ...], ...] = ()
+    """A fixed tree in place of the likeliest nodes: each node's path of ranks among its siblings (0: the likeliest)."""
+
+
+@message
 class DraftStopRule:
-    """Ends a draft after `max_tokens` tokens, after a stop token, or at the first score below `threshold`."""
+    """Ends a draft after `max_tokens` tokens, after a stop token, or at the first level below `threshold`.
+
+    In a tree, a branch ends at such a token or score.
+    """
 
     max_tokens: int
     score: str = ""
@@ -192,6 +216,16 @@ class DraftStopRule:
     """True: keep the token whose score is below the threshold (HAT, Eq. 5). False: drop it (WISP, section 4.1)."""
     min_tokens: int = 0
     """This many tokens are drafted whatever their scores; the last of them ends the draft if its score is too low."""
+    tree: TreeRule | None = None
+    """The draft is a tree of `max_tokens` nodes; None: a chain."""
+    product: bool = False
+    """A chain's level at a token. True: the product of the scores up to it, the chance that all of them are right.
+    False: its score.
+    """
+
+    def level(self, before: float, score: float) -> float:
+        """The level at a token with this score; `before`: at the token before it, 1 at the first."""
+        return before * score if self.product else score
 
 
 @message
@@ -238,7 +272,9 @@ class DraftWork:
     sampling: SamplingParams | None = None
     early_exit: EarlyExitRule | None = None
     branches: tuple[TokenIds, ...] = ()
-    """If given: generate one token after each of these continuations instead, and keep nothing in the cache."""
+    """If given: generate one token after each of these continuations instead, or grow a tree after the only one, and
+    keep nothing in the cache.
+    """
     num_adopted_drafts: int = 0
     """Drafts adopted from a branch, whose importance is still to be computed. They are the last input tokens; the last
     of them is left out if nothing is generated.
@@ -250,7 +286,7 @@ class DraftWork:
 
     @property
     def num_inputs(self) -> int:
-        """Tokens that the first forward runs."""
+        """Tokens that the first forward runs; a tree runs more in the forwards of its further levels."""
         return sum(map(len, self.branches)) if self.branches else len(self.input_tokens)
 
 
@@ -516,6 +552,8 @@ class GenerationRequest:
     routing: RoutingOptions | None = None
     stop_strings: tuple[str, ...] = ()
     """Strings that end the answer, with the token that completes one."""
+    stop_tail: str = ""
+    """Where the prompt ends with a part of the answer: that part's end, as in `StopText.tail`."""
 
 
 # Events: what a driver tells a node.

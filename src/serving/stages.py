@@ -6,26 +6,28 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.core.decoding import Decoding
 from serving.core.scores import Scorer, by_name, reading_hidden_states
-from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.drivers.observer import Observer
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
 from serving.hardware.payload_size import HIDDEN_DTYPES, HiddenDtype
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.learned.medusa import MedusaHeads
 from serving.log.recording import RecordingOptions
-from serving.metrics.batch_timing import BatchObserver
-from serving.metrics.utilisation import UtilisationObserver
 from serving.policy.policy import NO_REQUIREMENTS, Policy
+from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import EarlyExit
+from serving.policy.slots.lookahead import Lookahead, TreeLookahead
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from serving.deployment.queries import Query
+    from serving.drivers.observer import Observer
 
 RUNS_FILE = "runs.json"
 """When the runs of several policies began and ended, in UTC, and the load average as each began."""
@@ -59,6 +61,8 @@ def serve(
     `record` adds the event log and a trace to look at. `repeat` only distinguishes runs of one configuration on
     the wall clock. `packing` is the cloud's unit of cost. `accelerator` is the torch device of the models.
     """
+    from serving.metrics.batch_timing import BatchObserver
+    from serving.metrics.utilisation import UtilisationObserver
     from serving.runtimes import run_results
 
     with (record or RecordingOptions()).start(out, {}) as recorded:
@@ -128,6 +132,8 @@ def record_outcomes(
     early_exit: EarlyExit,
     policy: Policy | None = None,
     medusa: MedusaHeads | None = None,
+    tree: TreeDraft | None = None,
+    lookahead: Lookahead | None = None,
     scorers: tuple[Scorer, ...] = (),
     timed_architecture: Architecture | None = None,
     max_draft_len: int = 8,
@@ -139,11 +145,12 @@ def record_outcomes(
     `policy` None: the target's own greedy text; else the text that this policy writes under `seed`, where its placement
     splits the target as it would split `timed_architecture` (None: one of as many layers as the target has), because
     hidden states are rounded wherever it is split. Drafts leave layers early as the policy's do, or without one as
-    `early_exit` says; `medusa` are heads of the target that propose trees of drafts. The scores that `scorers`, and
-    those of the policy, compute from a draft's hidden state are kept. `max_draft_len` is how many tokens the drafter
-    continues from each position: the longest window that the trace answers exactly; no prompt is recorded twice, and
-    `max_prompts` of them at most: a simulation deals further requests onto them. Raises ValueError for sampled text,
-    and for a scorer of another model.
+    `early_exit` says; `medusa` are heads of the target that propose trees of drafts; the drafter's trees are recorded
+    if `tree`, or the policy, grows any, and those that `lookahead`, or the policy's, grows ahead. The scores that
+    `scorers`, and those of the policy, compute from a draft's hidden state are kept. `max_draft_len` is how many tokens
+    the drafter continues from each position: the longest window that the trace answers exactly; no prompt is recorded
+    twice, and `max_prompts` of them at most: a simulation deals further requests onto them. Raises ValueError for
+    sampled text, and for a scorer of another model.
     """
     from serving.deployment.model_loading import load_models, make_queries
     from serving.outcomes.record import TraceRecorder
@@ -166,7 +173,10 @@ def record_outcomes(
     rule = (policy.early_exit if policy else early_exit).layer_exit
     layers = timed_architecture.layers if timed_architecture else None
     scored = reading_hidden_states(needed.scorers)
-    recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, scored, layers)
+    if policy:
+        tree, lookahead = policy.draft if isinstance(policy.draft, TreeDraft) else None, policy.lookahead
+    ahead = tree is not None and isinstance(lookahead, TreeLookahead)
+    recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, tree, ahead, scored, layers)
     save_trace(out, recorder.record(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / TOKENIZER_DIR)
 

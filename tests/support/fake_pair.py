@@ -5,6 +5,8 @@ in the bookkeeping becomes a wrong token, and a hole in a cache an error.
 from dataclasses import dataclass, field, replace
 
 from serving.core.scores import IMPORTANCE
+from serving.core.tree_growth import ROOT, TreeGrowth, kept_parents, pick
+from serving.hardware.executor import TransientWorkError
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (
     MEDUSA_TREE,
@@ -21,6 +23,7 @@ from serving.messages import (
     TensorRef,
     Verdict,
     Work,
+    draft_works,
 )
 
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
@@ -111,6 +114,8 @@ class FakePair:
 
     def _generate(self, work: DraftWork) -> tuple[DraftOutcome, float]:
         cache = self._cache(work.session, None, work.start)
+        if work.stop_rule.tree:
+            return self._tree(work, cache)
         if work.branches:
             return self._branches(work, cache[-1])
         assert work.input_tokens or not work.stop_rule.max_tokens, "a draft needs at least one input token"
@@ -125,15 +130,15 @@ class FakePair:
             scores[IMPORTANCE] = [
                 self._score(prefix, IMPORTANCE) for prefix in cache[before : before + work.num_adopted_drafts]
             ]
-        stopped, odds, tops = False, [], []
+        stopped, level, odds, tops = False, 1.0, [], []
         while (
             len(tokens) < work.stop_rule.max_tokens and not stopped and not (tokens and tokens[-1] in work.stop_tokens)
         ):
             if tokens:
                 cache.append(extend(cache[-1], tokens[-1]))
-            stopped = (
-                bool(work.stop_rule.score) and self._score(cache[-1], work.stop_rule.score) < work.stop_rule.threshold
-            )
+            if work.stop_rule.score:
+                level = work.stop_rule.level(level, self._score(cache[-1], work.stop_rule.score))
+                stopped = level < work.stop_rule.threshold
             if stopped and not work.stop_rule.keep_last and len(tokens) >= work.stop_rule.min_tokens:
                 break
             tokens.append(self.drafter_token(cache[-1]))
@@ -145,6 +150,31 @@ class FakePair:
         seen = {k: tuple(v) for k, v in scores.items()}
         done = DraftOutcome(tuple(tokens), seen, tuple(tops), stopped, len(cache) - 1, tuple(odds), (0,) * len(odds))
         return done, self.step_s * max(1, len(tokens)) + self.token_s * len(work.input_tokens)
+
+    def _tree(self, work: DraftWork, cache: list[int]) -> tuple[DraftOutcome, float]:
+        """A tree of the top candidates, the drafter's own the likeliest; the cache keeps the input tokens."""
+        for token in work.input_tokens:
+            cache.append(extend(cache[-1], token))
+        root = cache[-1]
+        for token in work.branches[0] if work.branches else ():
+            root = extend(root, token)
+        growth = TreeGrowth(work.stop_rule, work.stop_tokens, work.sampling is not None)
+        prefixes, odds = {ROOT: root}, dict[int, TensorRef]()
+        while growth.frontier:
+            tops = [self.tops(prefixes[node])[: growth.num_children(node)] for node in growth.frontier]
+            odds |= {node: ref for node in growth.frontier for ref in _odds(work, [prefixes[node]])}
+            growth.extend([list(zip(own, (0.6, 0.3, 0.1), strict=False)) for own in tops], [False] * len(tops))
+            for node in range(len(prefixes) - 1, len(growth.tokens)):
+                prefixes[node] = extend(prefixes[growth.parents[node]], growth.tokens[node])
+        kept = growth.kept()
+        tokens, refs = pick(growth.tokens, kept), [odds[growth.parents[n]] for n in kept if growth.parents[n] in odds]
+        self.num_tokens_run += work.num_inputs + sum(map(len, growth.levels[1:]))
+        scores = {name: (0.5,) * len(tokens) for name in work.requested_scores}
+        done = DraftOutcome(
+            tokens, scores, tuple((token,) for token in tokens), False, len(cache) - 1, tuple(refs), (0,) * len(refs),
+            parents=kept_parents(growth.parents, kept),
+        )  # fmt: skip
+        return done, self.step_s * len(growth.levels) + self.token_s * work.num_inputs
 
     def _branches(self, work: DraftWork, base: int) -> tuple[DraftOutcome, float]:
         prefixes = []
@@ -210,9 +240,9 @@ class FakePair:
     def _verdict(self, seq: SequenceSlice, prefixes: list[int]) -> Verdict:
         before, drafts = prefixes[-seq.num_drafts - 1 :], seq.tokens[len(seq.tokens) - seq.num_drafts :]
         assert len(drafts) == seq.num_drafts, "drafts to verify are missing"
-        if seq.sampling and seq.num_drafts:
-            assert [odds.id for odds in seq.draft_probs] == [f"odds/{prefix}" for prefix in before[:-1]]
         parents = range(-1, seq.num_drafts - 1) if seq.parents is None else seq.parents
+        if seq.sampling and seq.num_drafts:
+            assert [odds.id for odds in seq.draft_probs] == [f"odds/{before[parent + 1]}" for parent in parents]
         path = [-1]
         while True:
             wanted = target_token(before[path[-1] + 1])
@@ -239,6 +269,18 @@ class FakePair:
         return replace(
             result, verdict=replace(verdict, next_tree=DraftTree(self.medusa.propose(likeliest), self.medusa.parents))
         )
+
+
+@dataclass
+class FailingPair(FakePair):
+    """Every job that drafts for one of the `bad` sessions fails."""
+
+    bad: frozenset[str] = frozenset()
+
+    def execute(self, work: Work) -> tuple[Outcome, float]:
+        if not self.bad.isdisjoint(draft.session for draft in draft_works(work)):
+            raise TransientWorkError("out of memory")
+        return super().execute(work)
 
 
 def _odds(work: DraftWork, prefixes: list[int]) -> list[TensorRef]:

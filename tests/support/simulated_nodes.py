@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from serving.core.stop_strings import TokenText, no_token_text
 from serving.deployment.wiring import Driver
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import ComputeResource, Simulator
+from serving.hardware.estimator import Estimator
+from serving.hardware.latency import LayerScale, LinearLatency
 from serving.messages import (
     INF,
     Command,
@@ -23,7 +26,11 @@ from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
-from tests.support.fake_pair import LAYERS, ROW_NBYTES, FakePair
+from tests.support.fake_pair import LAYERS, ROW_NBYTES, FailingPair, FakePair
+
+TARGET = Estimator(LinearLatency(2e-4, 0.0, 0.0, 0.015, LAYERS, "the fake pair"), LayerScale(LAYERS, LAYERS))
+DRAFTER = Estimator(LinearLatency(2e-4, 0.0, 0.0, 0.01, 1, "the fake pair"))
+"""How long a `FakePair` takes."""
 
 
 class DelayedLink:
@@ -91,6 +98,15 @@ class World:
         return all(tuple(fresh[n].handle(event, now)) == commands for n, event, now, commands in self.log.entries)
 
 
+def failing(w: World, node: str, *sessions: str) -> World:
+    """The same world, where drafts of these sessions fail on a node's chip."""
+    old = w.chips[node]
+    pair = FailingPair(old.alpha, hidden_states=old.hidden_states, medusa=old.medusa, bad=frozenset(sessions))
+    w.chips[node] = pair
+    w.simulator.add(node, w.nodes[node], ComputeResource(pair))
+    return w
+
+
 def world(
     p: Policy,
     devices: int = 3,
@@ -105,6 +121,9 @@ def world(
     sampling: SamplingParams | None = None,
     drive: Callable[[Sequence[Observer]], Driver] = Simulator,
     at_once: int = 1,
+    keep_cache: bool = False,
+    token_text: TokenText = no_token_text,
+    delay_s: float = 0.02,
 ) -> World:
     log = Log()
     simulator = drive([log])
@@ -114,13 +133,14 @@ def world(
     def cloud_node(tier: str) -> Node:
         if not p.is_colocated:
             return Worker(tier, p, tiers, capacity_tokens=capacity_tokens)
-        return Speculator(tier, p, hops[0].span, seed, LocalTarget(p.scheduler, capacity_tokens, drafts_first=True))
+        target = LocalTarget(p.scheduler, capacity_tokens, TARGET, drafts_first=True, drafter=DRAFTER)
+        return Speculator(tier, p, hops[0].span, seed, target, token_text=token_text)
 
     make: dict[str, Callable[[], Node]] = {tier: lambda tier=tier: cloud_node(tier) for tier in tiers}  # type: ignore[misc]
     calls = []
     for i in range(devices):
         make[f"device-{i}"] = lambda i=i: Device(  # type: ignore[misc]
-            f"device-{i}", p.on_device, hops, tiers, seed, timeout_s, at_once, ROW_NBYTES
+            f"device-{i}", p.on_device, hops, tiers, seed, timeout_s, at_once, ROW_NBYTES, token_text
         )
     nodes = {name: factory() for name, factory in make.items()}
     hidden_states: dict[str, Any] = {}
@@ -128,14 +148,14 @@ def world(
     for name, node in nodes.items():
         simulator.add(name, node, ComputeResource(chips[name]))
         if name not in tiers:
-            up, down = DelayedLink(), DelayedLink()
+            up, down = DelayedLink(delay_s), DelayedLink(delay_s)
             for tier in tiers:
                 simulator.connect(name, tier, up)
                 simulator.connect(tier, name, down)
     for i in range(devices):
         for j in range(calls_each):
             text = tuple((seed * 7919 + i * 104729 + j * 613 + k * 31) % 997 for k in range(prompt))
-            call = GenerationRequest(f"s{i}.{j}", text, limit, ends, sampling)
+            call = GenerationRequest(f"s{i}.{j}", text, limit, ends, sampling, keep_cache=keep_cache)
             calls.append(call)
             simulator.post(i * 0.003, f"device-{i}", RequestArrived(call))
     return World(simulator, log, make, nodes, chips, calls)

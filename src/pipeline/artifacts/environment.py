@@ -1,19 +1,19 @@
 """The environment of a result: code revision, versions, machine."""
 
 import os
-import platform
-import subprocess
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
-
-from native import loader
 
 PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy", "pyarrow")
 
 
 def versions() -> dict[str, str]:
     """Versions of Python, of this project, and of the packages that compute; which build of the core is in use."""
+    import platform
+    from importlib import metadata
+
+    from native import loader
+
     found = {"python": platform.python_version()}
     for package in ("tandem-llm", *PACKAGES):
         try:
@@ -25,6 +25,8 @@ def versions() -> dict[str, str]:
 
 def machine() -> Mapping[str, str | int | float]:
     """Processor, cores that this process may use, memory in GiB."""
+    import platform
+
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": _processor(),
@@ -38,11 +40,19 @@ def _processor() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return next(names, None) or _unnamed_processor()
+
+
+def _unnamed_processor() -> str:
+    import platform
+
+    return platform.processor() or platform.machine()
 
 
 def revision() -> str | None:
     """The commit of the code, with `-dirty` if it was changed since; None outside git."""
+    import subprocess
+
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -5,8 +5,11 @@ An estimate is printed and changes no run. Sizes are read from the stage's plain
 
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +25,8 @@ BASE_NBYTES = 6e8
 """Memory of a process that has imported torch."""
 STEP_S, FORWARD_S, EVENT_S, OTHER_S = 0.02, 1.5e-3, 3e-5, 2.0
 """Seconds beside the arithmetic: of a training step, of a forward of one token, of a simulated token; of other work."""
+CORE_FLOPS_PER_S = 5e10
+"""Of one core that multiplies matrices in float32 with 256-bit vectors: what is assumed of an unmeasured machine."""
 _REMEASURE_S = 3600.0
 _TRAINING_NBYTES, _SERVING_NBYTES = 16, 4
 """Bytes for each parameter: weights, gradients and two moments; weights."""
@@ -37,9 +42,9 @@ class BuildEstimate:
 
 
 def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: Callable[[], float]) -> BuildEstimate:
-    """`earlier` are builds of the same target, the latest first; `flops_per_s` measures this machine's speed.
+    """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's speed.
 
-    The speed is measured only where there is no earlier build.
+    The speed is asked for only where there is no earlier build.
     """
     known = nearest(stage, earlier)
     work = _tokens(stage.args)
@@ -115,23 +120,35 @@ def _value(args: Mapping[str, Any], key: str) -> float:
     return next((float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)), 0.0)
 
 
-def measured_flops_per_s(root: Path) -> float:
-    """Floating-point operations a second of a matrix product: the most that was ever measured for the store at `root`.
+def expected_flops_per_s(root: Path) -> float:
+    """Floating-point operations a second of a matrix product, as builds in the store at `root` measured them.
 
-    A measurement on a busy machine is too low; one is made again `_REMEASURE_S` after the last.
+    Before the first build: `CORE_FLOPS_PER_S` of each core, because measuring loads numpy, which a plan does not need.
     """
-    file = root / SPEED_FILE
+    known, _ = _read_speed(root / SPEED_FILE)
+    return known or CORE_FLOPS_PER_S * len(os.sched_getaffinity(0))
+
+
+def measure_speed(root: Path) -> None:
+    """Measures this machine for later plans; keeps the most that was ever measured for the store at `root`.
+
+    A measurement on a busy machine is too low; one is made again `_REMEASURE_S` after the last. Does nothing in a
+    process that has not loaded numpy.
+    """
+    known, age_s = _read_speed(root / SPEED_FILE)
+    if "numpy" in sys.modules and age_s >= _REMEASURE_S:
+        speed = max(known, _measure_flops_per_s())
+        with suppress(OSError):  # the artifact is there: what comes after it fails no build
+            fingerprint.write_atomic(root / SPEED_FILE, json.dumps({"flops_per_s": speed}) + "\n")
+
+
+def _read_speed(file: Path) -> tuple[float, float]:
+    """The speed that is kept, and its age in seconds; (0, inf) without one."""
     try:
         known = float(json.loads(file.read_text(encoding="utf-8"))["flops_per_s"])
-        age_s = time.time() - file.stat().st_mtime
+        return known, time.time() - file.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError):
-        known, age_s = 0.0, math.inf
-    if age_s < _REMEASURE_S:
-        return known
-    speed = max(known, _measure_flops_per_s())
-    if root.is_dir():
-        fingerprint.write_atomic(file, json.dumps({"flops_per_s": speed}) + "\n")
-    return speed
+        return 0.0, math.inf
 
 
 @cache

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from pipeline.artifacts.build_lock import hold_build_lock
-from pipeline.artifacts.estimates import PeakMemory
+from pipeline.artifacts.estimates import PeakMemory, measure_speed
 from pipeline.artifacts.progress_display import ProgressCallback, StageObserver
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
@@ -87,6 +87,7 @@ class Runner:
             with _own_processes():
                 self.call_stage(stage, out, state, inputs, self.observer.progress)
             self.store.commit(stage, out, time.monotonic() - begun_s, memory.read_nbytes())
+        measure_speed(self.store.root)
         self._built.add(stage.digest)
         self.observer.stage_finished(stage, time.monotonic() - begun_s)
 

@@ -87,7 +87,7 @@ class Store:
 
     def estimate(self, stage: Stage) -> BuildEstimate:
         """How long building the stage will take here, and how much memory; inputs not included."""
-        return estimates.estimate(stage, self._latest(stage.name), lambda: estimates.measured_flops_per_s(self.root))
+        return estimates.estimate(stage, self._latest(stage.name), lambda: estimates.expected_flops_per_s(self.root))
 
     def content_digest(self, path: Path) -> str:
         """The sha256 of a user's file or folder, remembered here (`fingerprint.content_digest`)."""

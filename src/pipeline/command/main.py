@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.command.hydra_errors import as_config_errors
-from pipeline.config import arguments
+from pipeline.config import arguments, composed_cache
+from pipeline.config.collector import collector_paused, resume_collector
 from pipeline.errors import INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
@@ -42,24 +43,43 @@ def main() -> None:
         problem = arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
     if problem:
         sys.exit(print_error(problem))
-    _run_hydra(argv)
+    entry = composed_cache.find_entry(argv)
+    if entry and _print_known_plan(entry):
+        sys.exit(0)
+    _run_hydra(argv, entry)
 
 
-def _run_hydra(argv: list[str]) -> None:
+@collector_paused()
+def _print_known_plan(entry: composed_cache.CacheEntry) -> bool:
+    from pipeline.running import print_known_plan
+
+    try:
+        with _closed_pipe_tolerated():
+            return print_known_plan(entry)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    return True
+
+
+@collector_paused()
+def _run_hydra(argv: list[str], entry: composed_cache.CacheEntry | None = None) -> None:
     import hydra
 
     from pipeline.config.compose import prepare_hydra
-    from pipeline.config.multirun import composed_once, defer_to_jobs
+    from pipeline.config.multirun import composed_once, defer_to_jobs, is_one_job
     from pipeline.running import run_to_exit_status
 
     prepare_hydra()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
+    if is_one_job(argv) and "stage=plan" in argv:
+        sys.argv.append("hydra.output_subdir=null")  # what Hydra notes of a job, and a plan would remove again
     failed: list[int] = []
     task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")
 
     @task
     def job(cfg: "DictConfig") -> None:
-        code = run_to_exit_status(cfg)
+        resume_collector()
+        code = run_to_exit_status(cfg, entry)
         if code:
             failed.append(code)
         if code == INTERRUPTED:

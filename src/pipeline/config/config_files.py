@@ -1,13 +1,20 @@
-"""Hydra's source of configuration files, which parses each file once a process, by libyaml where PyYAML has it."""
+"""Hydra's source of configuration files, which parses each file once a process, by libyaml where PyYAML has it.
 
-import copy
+Beside it, what else Hydra computes many times when it composes.
+"""
+
 import os
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import omegaconf._utils
 import omegaconf.base
 import yaml
+from hydra._internal import defaults_list
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
@@ -28,7 +35,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
     source is kept if its name is the same, and another name is refused.
     """
 
-    _parsed: ClassVar[dict[tuple[str, int, int], ConfigResult]] = {}
+    _files: ClassVar[dict[tuple[str, int, int, int], "_ParsedFile"]] = {}
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = os.path.join(self.path, self._normalize_file_name(config_path))
@@ -36,31 +43,63 @@ class FileConfigSource(file_config_source.FileConfigSource):
             stat = os.stat(path)
         except OSError:
             return super().load_config(config_path)  # which says what is missing
-        key = (os.path.realpath(path), stat.st_mtime_ns, stat.st_size)
-        if key not in self._parsed:
-            self._parsed[key] = self._parse(path)
-        found = copy.deepcopy(self._parsed[key])  # Hydra changes what it gets
-        found.path, found.provider = self.full_path(), self.provider
-        return found
+        key = (os.path.realpath(path), stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size)
+        if key not in self._files:
+            self._files[key] = self._parse(path)
+        file = self._files[key]
+        return ConfigResult(self.provider, self.full_path(), file.config(), dict(file.header))
 
-    def _parse(self, path: str) -> ConfigResult:
+    @classmethod
+    def read_files(cls, folder: Path) -> set[Path]:
+        """The files below a folder that this process has read."""
+        return {Path(path) for path, *_ in cls._files if Path(path).is_relative_to(folder)}
+
+    def _parse(self, path: str) -> "_ParsedFile":
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        config = OmegaConf.create(yaml.load(text, Loader=_loader()) or {})
-        return ConfigResult(
-            config=config, path=self.full_path(), provider=self.provider, header=self._get_header_dict(text[:512])
-        )
+        return _ParsedFile(yaml.load(text, Loader=_loader()) or {}, self._get_header_dict(text[:512]))
+
+
+@dataclass
+class _ParsedFile:
+    """What a file says. A run composes once and is given the only configuration; a sweep is given copies of another,
+    because Hydra changes what it gets.
+    """
+
+    node: Any
+    header: Mapping[str, str | None]
+    _num_readers: int = 0
+    _copied: Any = None
+
+    def config(self) -> Any:
+        self._num_readers += 1
+        if self._num_readers == 1:
+            return OmegaConf.create(self.node)
+        if self._copied is None:
+            self._copied = OmegaConf.create(self.node)
+        return deepcopy(self._copied)  # takes 0.6 times as long as another
 
 
 def use_parsed_files() -> None:
     """Makes Hydra compose from parsed files in this process, and conf/ have the launchers that it names."""
     Plugins.instance()  # registers Hydra's own source, which is replaced then, and launchers of installed plugins
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
+    defaults_list._create_interpolation_map = _interpolation_map  # type: ignore[assignment]
     launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
     for module in (omegaconf.base, omegaconf._utils):
         module.parse = _parsed_text  # type: ignore[attr-defined]
     for file in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
         launchers.pop(file.name, None)  # Hydra would check our file against a plugin's options of the same name
+
+
+_hydras_map = defaults_list._create_interpolation_map
+
+
+def _interpolation_map(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+    """What a reference in a list of defaults may name: Hydra makes it for each file, also where none refers."""
+    if any("${" in f"{getattr(one, 'value', '')}{getattr(one, 'path', '')}" for one in defaults):
+        return _hydras_map(overrides, defaults, self_added)
+    return None
 
 
 @lru_cache(4096)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.arguments import choices_given, config_folders
+from pipeline.config.collector import resume_collector
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -42,16 +43,18 @@ def defer_to_jobs(argv: Sequence[str]) -> list[str]:
     return [_as_sweep(word) if word in parsed and _belongs_to(parsed[word], swept) else word for word in argv]
 
 
+def is_one_job(argv: Sequence[str]) -> bool:
+    """True if the command cannot be a multirun: an experiment, an option or an override of `hydra` may choose one."""
+    return not any(word.startswith("-") or "experiment=" in word or "hydra" in word for word in argv)
+
+
 @contextmanager
 def composed_once(argv: Sequence[str]) -> Iterator[None]:
-    """Spares Hydra the composition that finds `hydra.mode` alone, where the command cannot choose a multirun.
-
-    An experiment, an option (a user's folder) or an override of `hydra` may choose one.
-    """
+    """Spares Hydra the composition that finds `hydra.mode` alone, where the command cannot choose a multirun."""
     from hydra._internal.hydra import Hydra  # Hydra has no public place for it
     from hydra.types import RunMode
 
-    if any(word.startswith("-") or "experiment=" in word or "hydra" in word for word in argv):
+    if not is_one_job(argv):
         with _jobs_composed_once():
             yield
         return
@@ -77,6 +80,7 @@ def _jobs_composed_once() -> Iterator[None]:
     def compose_or_take(
         loader: ConfigLoaderImpl, master_config: "DictConfig", sweep_overrides: list[str]
     ) -> "DictConfig":
+        resume_collector()  # each composition leaves a few MB of cycles
         key = tuple(sweep_overrides)
         if key in kept:
             return kept.pop(key)

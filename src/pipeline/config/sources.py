@@ -41,6 +41,7 @@ def composed_files(library: "ConfigLibrary", overrides: Sequence[str]) -> dict[s
     """
     from hydra.types import RunMode
 
+    assert library.loader is not None
     found = library.loader.compute_defaults_list("config", list(overrides), RunMode.RUN)
     names = {one.config_path for one in found.defaults if one.config_path} | set(library.loaded_names())
     return {name: digest for name in sorted(names) if (digest := file_digest(name)) is not None}

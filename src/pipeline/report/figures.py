@@ -150,6 +150,7 @@ LANES = {
     "uplink": ("uplink", "#c79a1b"),
     "queue": ("cloud queue", "#c5ccd3"),
     "prefill": ("cloud prefill", "#8b5cc7"),
+    "cloud_draft": ("cloud drafts", "#7a9ad6"),
     "verify": ("cloud verifies", "#d9572b"),
     "decode": ("cloud decodes", "#c2417c"),
     "downlink": ("downlink", "#2f9e6e"),

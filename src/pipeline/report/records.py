@@ -197,7 +197,7 @@ class RequestRecord:
     @property
     def num_verified_or_cloud_tokens(self) -> int:
         """Tokens that the cloud's model computed for the text."""
-        return self.drafts_verified + self.num_cloud_tokens
+        return self.drafts_verified + self.num_cloud_tokens - self.origins.count("cloud_accepted")
 
     @property
     def device_total_energy_j(self) -> float | None:

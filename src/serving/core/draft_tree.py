@@ -17,6 +17,30 @@ def depths(parents: Sequence[int]) -> list[int]:
     return found
 
 
+def depth(parents: DraftParents, num_drafts: int) -> int:
+    """The number of drafts on the longest path."""
+    return num_drafts if parents is None else max(depths(parents), default=-1) + 1
+
+
+def first_path(parents: DraftParents, num_drafts: int) -> tuple[int, ...]:
+    """The path from the root through each node's first child, which is its likeliest."""
+    if parents is None:
+        return tuple(range(num_drafts))
+    path: list[int] = []
+    for node, parent in enumerate(parents):
+        if parent == (path[-1] if path else -1):
+            path.append(node)
+    return tuple(path)
+
+
+def children_of(parents: Sequence[int]) -> dict[int, list[int]]:
+    """Node (-1: the root's parent) -> its children, in order."""
+    found: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        found.setdefault(parent, []).append(node)
+    return found
+
+
 def joined(first: DraftParents, num_first: int, second: DraftParents, num_second: int) -> DraftParents:
     """The parents of a draft of `num_first` tokens and of a second one that grows from its last token."""
     if first is None and second is None:

@@ -48,9 +48,18 @@ class KVAccounting:
         if first == span.end_layer or not self.keep_caches:
             return INF
         key = seq.session, first
-        if seq.kept_tree_nodes is not None and key in self._draft_starts:
-            return self._draft_starts[key] + len(seq.kept_tree_nodes)
-        return self.cached_lens.get(key, 0)
+        cached, kept = self.cached_lens.get(key, 0), seq.kept_tree_nodes
+        if kept is None or key not in self._draft_starts:
+            return cached
+        tree_start = self._draft_starts[key]
+        return tree_start + len(kept) if max(kept, default=-1) < cached - tree_start else min(tree_start, cached)
+
+    def ends_with_tree(self, seq: SequenceSlice, span: Span) -> bool:
+        """True if the cache ends with the tree whose accepted drafts this slice names; False: it continues behind them,
+        since they were moved together before.
+        """
+        tree_start = self._draft_starts.get((seq.session, span.start_layer))
+        return tree_start is not None and tree_start + len(seq.kept_tree_nodes or ()) == seq.start
 
     def extra_tokens(self, seq: SequenceSlice, span: Span, num_tokens: int, done_tokens: int = 0) -> int:
         """Tokens of blocks that `num_tokens` more tokens of this slice allocate, after `done_tokens` of them.

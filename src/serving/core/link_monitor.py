@@ -4,8 +4,10 @@ Hosts share no clock. A message carries its sender's send time. Its delay beyond
 the time that its bytes took on the link.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from serving.core.draft_round import RoundLearner
 from serving.messages import HEADER_NBYTES, PathStats, Request
 
 ALPHA = 0.8
@@ -131,11 +133,15 @@ class DeviceMonitor:
     """Batch time of the hop on the device itself."""
     chip_free_s: float = 0.0
     """When the chip last finished a job."""
-    num_sessions: int = 0
-    """Sessions that run on the device now."""
+    round_s: Callable[[int], float] | None = None
+    """Where the target runs on the same chip: seconds of a round of so many drafts of each session that runs, with the
+    pass that verifies them; None: not known.
+    """
     drafts_accepted: int = 0
     drafts_reached: int = 0
     """Of all its sessions: drafts that the target accepted, and those that it reached, a rejected one included."""
+    learner: RoundLearner | None = None
+    """What the draft slot learns from the rounds of all sessions, if it does."""
 
     def record_draft(self, steps: int, started_s: float, now: float) -> None:
         """A job of `steps` drafting steps, queued at `started_s`, is done; it may have waited for an earlier job."""

@@ -41,7 +41,9 @@ Origins = tuple[Origin, ...]
 
 @dataclass(slots=True)
 class Branch:
-    """A continuation drafted while a verdict is awaited. It assumes that `accepted` drafts and then `token` follow."""
+    """A continuation drafted while a verdict is awaited. It assumes that `accepted` drafts and then `token` follow: the
+    first ones of a chain, those of the first path of a tree.
+    """
 
     accepted: int
     token: int | None
@@ -50,13 +52,21 @@ class Branch:
     scores: dict[str, list[float]] = field(default_factory=dict)
     top_candidates: list[tuple[int, ...]] = field(default_factory=list)
     draft_probs: list[TensorRef] = field(default_factory=list)
+    parents: DraftParents = None
+    """The shape of `tokens`."""
     stopped: bool = False
-    """True if the stop rule has ended this branch."""
+    """True if the stop rule has ended this branch, or its tree is grown."""
 
     @property
     def continuation(self) -> TokenIds:
         """The tokens after the accepted drafts, as far as known."""
         return tuple(self.tokens) if self.token is None else (self.token, *self.tokens)
+
+    def add_tree(self, tree: DraftOutcome) -> None:
+        """The whole draft that follows the assumed verdict."""
+        self.tokens, self.parents, self.stopped = list(tree.tokens), tree.parents, True
+        self.top_candidates, self.draft_probs = list(tree.top_candidates), list(tree.draft_probs)
+        self.scores = {name: list(values) for name, values in tree.scores.items()}
 
     def drop_last(self) -> None:
         del self.tokens[-1:], self.top_candidates[-1:], self.draft_probs[-1:]
@@ -114,7 +124,7 @@ class Session:
         self.max_len = self.prompt_len + request.max_new_tokens
         """Prompt and the longest answer."""
         self.stop_tokens = frozenset(request.stop_tokens)
-        self.stop_text = StopText(request.stop_strings) if request.stop_strings else None
+        self.stop_text = StopText(request.stop_strings, request.stop_tail) if request.stop_strings else None
         self.stop_string_found, self.token_text = False, token_text
         own = request.sampling.seed if request.sampling else seed
         self.random_stream = key(own if request.seed is None else request.seed, request.session)
@@ -150,11 +160,10 @@ class Session:
         n = min(len(old.tokens), len(self.tokens) - 1)  # at least one token must be computed
         same = next((i for i in range(n) if old.tokens[i] != self.tokens[i]), n)
         self.draft_cached_len, self.attempt = min(old.draft_cached_len, same), old.attempt + 1
-        self.target_cached_len, self.path, self.may_have_stale_nodes = (
-            min(old.target_cached_len, same),
-            old.path,
-            old.may_have_stale_nodes,
-        )
+        # Behind the last tree's accepted drafts the target's caches may hold the whole tree.
+        valid = max(0, old.target_cached_len - len(old.kept_tree_nodes or ()))
+        self.target_cached_len, self.path = min(valid, same), old.path
+        self.may_have_stale_nodes = old.may_have_stale_nodes
 
     def _clear_draft(self) -> None:
         self.draft: list[int] = []
@@ -233,7 +242,13 @@ class Session:
 
     def _is_branch_complete(self, branch: Branch) -> bool:
         full = branch.accepted + 1 + len(branch.tokens) >= self.remaining_tokens
-        return full or self._ends_answer((self.in_flight_drafts or ())[: branch.accepted] + branch.continuation)
+        return full or self._ends_answer(self._assumed_drafts(branch) + branch.continuation)
+
+    def _assumed_drafts(self, branch: Branch) -> TokenIds:
+        """The drafts that the branch assumes to be accepted."""
+        flight = self.in_flight_drafts or ()
+        path = draft_tree.first_path(self.draft_parents, len(flight))[: branch.accepted]
+        return tuple([flight[i] for i in path])
 
     def _ends_answer(self, tokens: Sequence[int]) -> bool:
         """True if the last of these tokens after the committed ones is a stop token, or one ends a stop string."""
@@ -280,8 +295,8 @@ class Session:
         return start, tuple(self._branch_input(branch, start) for branch in branches)
 
     def _branch_input(self, branch: Branch, start: int) -> TokenIds:
-        flight = (self.in_flight_drafts or ())[max(0, start - len(self.tokens)) : branch.accepted]
-        return (*self.tokens[start:], *flight, *branch.continuation)
+        drafts = self._assumed_drafts(branch)[max(0, start - len(self.tokens)) :]
+        return (*self.tokens[start:], *drafts, *branch.continuation)
 
     def start_verification(self, send_drafts: bool, rule: AcceptanceRule) -> SequenceSlice:
         """Puts the draft in flight. Returns what the target must compute: the uncached tokens, then the drafts."""
@@ -326,10 +341,11 @@ class Session:
         length = len(self.tokens)
         self.draft_cached_len = min(self.draft_cached_len, at + len(chosen), length)
         self.target_cached_len, self.kept_tree_nodes = length - 1, kept
-        branches, self.branches, self.in_flight_drafts = self.branches, [], None
+        assumed = [b for b in self.branches if b.token == verdict.next_token and self._assumes(b, verdict)]
+        self.branches, self.in_flight_drafts = [], None
         self._clear_draft()
-        if branches:
-            self._adopt_branch(branches, verdict)
+        if assumed:
+            self._adopt_branch(assumed[-1])
         if verdict.next_tree:
             self.draft, self.draft_parents = list(verdict.next_tree.tokens), verdict.next_tree.parents
         return new
@@ -347,24 +363,28 @@ class Session:
         """How the assumed verdicts compare with `verdict`, which is not applied yet."""
         if not self.branches:
             return ""
-        there = [branch.token for branch in self.branches if branch.accepted == verdict.accepted]
+        there = [branch.token for branch in self.branches if self._assumes(branch, verdict)]
         return "hit" if verdict.next_token in there else "position" if there else "missed"
 
-    def _adopt_branch(self, branches: Sequence[Branch], verdict: Verdict) -> None:
-        for b in branches:
-            if b.accepted == verdict.accepted and b.token == verdict.next_token:
-                self.draft, self.scores, self.top_candidates, self.draft_probs = (
-                    b.tokens,
-                    b.scores,
-                    b.top_candidates,
-                    b.draft_probs,
-                )
-                self.stopped = b.stopped
+    def _assumes(self, branch: Branch, verdict: Verdict) -> bool:
+        """True if the branch assumes that these drafts are accepted."""
+        if verdict.kept_tree_nodes is None:
+            return branch.accepted == verdict.accepted
+        path = draft_tree.first_path(self.draft_parents, len(self.in_flight_drafts or ()))
+        return verdict.kept_tree_nodes == path[: branch.accepted]
+
+    def _adopt_branch(self, branch: Branch) -> None:
+        self.draft, self.draft_parents = branch.tokens, branch.parents
+        self.scores, self.top_candidates, self.draft_probs = branch.scores, branch.top_candidates, branch.draft_probs
+        self.stopped = branch.stopped
 
     def accept_locally(self) -> tuple[TokenIds, Origins]:
-        """Commits the draft without verification: the policy keeps it local, or the cloud is not reachable."""
+        """Commits the draft without verification: the policy keeps it local, or the cloud is not reachable. Of a tree,
+        the path of first children.
+        """
         origin: Origin = "offline" if self.offline else "device"
-        new = self._commit(tuple(self.draft), (origin,) * len(self.draft))
+        path = tuple([self.draft[i] for i in draft_tree.first_path(self.draft_parents, len(self.draft))])
+        new = self._commit(path, (origin,) * len(path))
         self.draft_cached_len = min(self.draft_cached_len, len(self.tokens))
         self.branches = []
         self._clear_draft()

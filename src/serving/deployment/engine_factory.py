@@ -57,16 +57,24 @@ class EngineFactory:
     def drafter_engine(
         self, device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str
     ) -> "Engine":
-        """The drafting engine, if the policy has a drafter: torch on `accelerator`, or onnxruntime on the CPU."""
+        """The drafting engine, if the policy has a drafter."""
+        return self.drafter_engines(device, cloud, target, accelerator)()
+
+    def drafter_engines(
+        self, device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str
+    ) -> "Callable[[], Engine]":
+        """A function that makes drafting engines with texts of their own: torch on `accelerator` and llama.cpp with one
+        copy of the weights, or onnxruntime on the CPU.
+        """
         if not self.requirements.drafter:
-            return UNAVAILABLE_ENGINE
+            return lambda: UNAVAILABLE_ENGINE
         if device.onnx_graph:
-            return self._onnx_engine(device, device.onnx_graph)
+            return partial(self._onnx_engine, device, device.onnx_graph)
         if device.gguf_file:
-            return self._gguf_engines(device, scorers=self.requirements.scorers)()
+            return self._gguf_engines(device, scorers=self.requirements.scorers)
         model = _load_drafter(device, cloud, target, accelerator)
         self._check_scorers(model)
-        return self.torch_engine(model)
+        return partial(self.torch_engine, model)
 
     def _check_scorers(self, drafter: "TorchModel") -> None:
         for scorer in self.requirements.scorers.values():

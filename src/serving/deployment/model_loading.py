@@ -41,23 +41,32 @@ def load_models(
     _use_threads(max(num_threads(device), num_threads(cloud)))
     if isinstance(cloud, ModelConfig) and cloud.server:
         remote = factory.remote_engine(cloud, tokenizer, context_tokens, wait_for_server)
-        drafter = factory.drafter_engine(device, cloud, None, accelerator)
-        return LoadedModels(drafter, num_layers(device), remote, num_layers(cloud), tokenizer, notes=remote.notes)
+        new_drafter = factory.drafter_engines(device, cloud, None, accelerator)
+        return LoadedModels(
+            new_drafter(),
+            num_layers(device),
+            remote,
+            num_layers(cloud),
+            tokenizer,
+            notes=remote.notes,
+            new_device_engine=new_drafter,
+        )
     if isinstance(cloud, ModelConfig) and cloud.tensor_parallel > 1:
         return _load_tensor_parallel(factory, device, cloud, accelerator, tokenizer)
     if isinstance(cloud, ModelConfig) and cloud.gguf_file:
         return _load_gguf_cloud(factory, device, cloud, accelerator, tokenizer)
     target = factory.target(cloud, accelerator)
-    drafter = factory.drafter_engine(device, cloud, target, accelerator)
+    new_drafter = factory.drafter_engines(device, cloud, target, accelerator)
     new_engine = partial(factory.torch_engine, target, factory.medusa_heads(target))
     return LoadedModels(
-        drafter,
+        new_drafter(),
         num_layers(device),
         new_engine(),
         len(target.layers),
         tokenizer,
         new_engine(),
         new_cloud_engine=new_engine,
+        new_device_engine=new_drafter,
     )
 
 
@@ -65,10 +74,17 @@ def _load_tensor_parallel(
     factory: "EngineFactory", device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
 ) -> LoadedModels:
     """As `load_models`. A draft model made of the cloud model's layers loads its own, since those here are sharded."""
-    drafter = factory.drafter_engine(device, cloud, None, accelerator)
+    new_drafter = factory.drafter_engines(device, cloud, None, accelerator)
     (cloud_engine, device_target), close = factory.tensor_parallel_engines(cloud, accelerator, 2)
     return LoadedModels(
-        drafter, num_layers(device), cloud_engine, num_layers(cloud), tokenizer, device_target, close=close
+        new_drafter(),
+        num_layers(device),
+        cloud_engine,
+        num_layers(cloud),
+        tokenizer,
+        device_target,
+        close=close,
+        new_device_engine=new_drafter,
     )
 
 
@@ -77,9 +93,15 @@ def _load_gguf_cloud(
 ) -> LoadedModels:
     """As `load_models`, with the cloud's model on llama.cpp: nodes share its weights, and each has its own texts."""
     new_engine = factory.gguf_targets(cloud)
-    drafter = factory.drafter_engine(device, cloud, None, accelerator)
+    new_drafter = factory.drafter_engines(device, cloud, None, accelerator)
     return LoadedModels(
-        drafter, num_layers(device), new_engine(), num_layers(cloud), tokenizer, new_cloud_engine=new_engine
+        new_drafter(),
+        num_layers(device),
+        new_engine(),
+        num_layers(cloud),
+        tokenizer,
+        new_cloud_engine=new_engine,
+        new_device_engine=new_drafter,
     )
 
 

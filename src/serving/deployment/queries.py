@@ -55,5 +55,7 @@ class LoadedModels:
     """Remarks for readers of the results; called when all requests are served."""
     new_cloud_engine: Callable[[], Engine] | None = None
     """Makes an engine for a further node: the same weights, its own caches; None: all nodes share one engine."""
+    new_device_engine: Callable[[], Engine] | None = None
+    """As `new_cloud_engine`: makes a drafting engine for a further node of the cloud."""
     close: Callable[[], object] = tuple
     """Stops the processes of a tensor-parallel model, if there are any."""

@@ -14,6 +14,7 @@ from serving.hardware.testbed import Testbed
 from serving.messages import Hop
 from serving.network.link import Link
 from serving.policy.policy import EngineRequirements, Policy
+from serving.policy.slots.draft import TreeDraft, drafts_trees, max_tree_nodes
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
@@ -46,7 +47,7 @@ class Setup:
         self._check_scores()
         self._check_backend()
         self._check_timing()
-        tokens = self.workload.context_tokens
+        tokens = self.workload.context_tokens + max_tree_nodes(self.policy.draft)
         self._check_cache(tokens)
         self._check_memory(tokens)
 
@@ -104,7 +105,7 @@ class Setup:
                 f"model.cloud.server runs a whole model, and placement={type(self.policy.placement).__name__} splits "
                 "it; set policy/placement=cloud, or model.cloud.server=null"
             )
-        if self.policy.draft.source == "medusa" or self.policy.verify.greedy_only:
+        if drafts_trees(self.policy.draft):
             raise ValueError(
                 f"model.cloud.server judges no trees of drafts, as verify={type(self.policy.verify).__name__} asks; "
                 "choose another policy, or model.cloud.server=null"
@@ -117,11 +118,6 @@ class Setup:
             )
 
     def _check_decoding(self) -> None:
-        if self.decoding.temperature and self.policy.verify.greedy_only:
-            raise ValueError(
-                f"decoding.temperature is {self.decoding.temperature}, and verify={type(self.policy.verify).__name__} "
-                "knows greedy decoding only; set temperature=0"
-            )
         cloud = self.pair.cloud
         if self.decoding.exact and (cloud.server is not None or cloud.tensor_parallel > 1):
             where = "a server computes" if cloud.server is not None else "several processes compute"
@@ -156,6 +152,12 @@ class Setup:
                 f"policy.early_exit={type(self.policy.early_exit).__name__} leaves before the last layer, and {here} "
                 "none of them alone; choose policy/early_exit=none or tail, or set model.device.backend=torch"
             )
+        grows_trees = isinstance(self.policy.draft, TreeDraft)
+        if grows_trees:
+            raise ValueError(
+                f"policy.draft=TreeDraft runs several tokens of a level at once, and {here} one text; choose "
+                "policy/draft=window and policy/verify=lossless, or set model.device.backend=torch"
+            )
         if backend == "llama_cpp" and (hidden := ", ".join(reading_hidden_states(self.policy.scorers))):
             raise ValueError(
                 f"policy: the trained score {hidden} reads hidden states, and {here} none; set "
@@ -169,6 +171,11 @@ class Setup:
             raise ValueError(
                 f"policy.placement={placement} splits the cloud's model, and {here}; choose policy/placement=cloud, "
                 "or set model.cloud.backend=torch"
+            )
+        if drafts_trees(self.policy.draft) and self.policy.draft.medusa is None:
+            raise ValueError(
+                f"policy.draft={type(self.policy.draft).__name__} makes trees, and {here}, which judges chains; choose "
+                "policy/draft=window and policy/verify=lossless, or set model.cloud.backend=torch"
             )
         if self.policy.engine_requirements.medusa is not None:
             raise ValueError(
@@ -193,9 +200,8 @@ class Setup:
 
     @property
     def requires_greedy(self) -> bool:
-        """True if the policy or the server of the large model supports greedy decoding only."""
-        served = self.pair.cloud.server is not None and self.policy.engine_requirements.verifies_drafts
-        return served or self.policy.verify.greedy_only
+        """True if the server of the large model supports greedy decoding only."""
+        return self.pair.cloud.server is not None and self.policy.engine_requirements.verifies_drafts
 
     @property
     def uses_target(self) -> bool:

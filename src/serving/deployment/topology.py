@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from serving.core.keyed_random import key
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
-from serving.hardware.estimator import Estimator
+from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
 from serving.hardware.fleet import Fleet, fits_memory
-from serving.hardware.latency import LatencyModel, LayerScale, layer_scale
+from serving.hardware.latency import IDENTITY_SCALE, LatencyModel, LayerScale, layer_scale
 from serving.hardware.payload_size import hidden_nbytes
 from serving.hardware.testbed import CLOUD, Tier, cache_tokens
 from serving.hardware.timed_executor import ModelSplit
@@ -160,7 +160,9 @@ class Topology:
 
     def _create_speculator(self, name: str) -> Speculator:
         (hop,), policy = self.hops, self.setup.policy
-        target = LocalTarget(policy.scheduler, self._cache_tokens(name), self.estimator(name), drafts_first=True)
+        target = LocalTarget(
+            policy.scheduler, self._cache_tokens(name), self.estimator(name), True, self._drafter_estimator(name)
+        )
         return Speculator(
             name, policy, hop.span, self.setup.seed, target, self.session_lease_s, token_text=self._token_text
         )
@@ -226,6 +228,11 @@ class Topology:
     def estimator(self, node: str) -> Estimator:
         """The estimator of a cloud node's batch times, for its scheduler."""
         return Estimator.of(self.cloud_latency(node), self.scale)
+
+    def _drafter_estimator(self, node: str) -> Estimator:
+        """The estimator of the draft model's forwards on a cloud node; of nothing if none drafts there."""
+        drafter = self.setup.cloud_drafter
+        return Estimator.of(self.cloud_fleets[node].latency(drafter), IDENTITY_SCALE) if drafter else ZERO_ESTIMATOR
 
     def cloud_latency(self, node: str) -> LatencyModel:
         return self._cloud_latencies[node]

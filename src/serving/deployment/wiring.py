@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from serving.deployment.queries import UNAVAILABLE_ENGINE
 from serving.deployment.topology import Topology
 from serving.drivers.simulator import ComputeResource, LinkDirection, Processor
 from serving.engines.prefix_reuse import PrefixReusingEngine
-from serving.hardware.executor import Executor
+from serving.hardware.executor import Engine, Executor
 from serving.hardware.latency import LatencyModel
 from serving.hardware.timed_executor import DeviceExecutor, TimedExecutor
 from serving.messages import Event, Node
@@ -45,7 +46,7 @@ class ChipFactory:
     ) -> None:
         self._topology, self._models, self._queries = topology, models, topology.queries_by_device(queries)
         self._shared_processor = Processor() if shared_chip else None
-        self._cloud_engine_unused = True
+        self._is_first_cloud_node = True
         cache = topology.setup.policy.kv_cache
         self._reuse_target = reuse_prefixes and not cache.keeps_prefixes
         self._reuse_drafter = reuse_prefixes and not cache.device_keeps_cache
@@ -57,19 +58,20 @@ class ChipFactory:
     def _cloud_executor(self, name: str) -> Executor:
         topology, models = self._topology, self._models
         timing, latency = topology.setup.pair.cloud.timed_architecture, topology.cloud_latency(name)
-        engine = (
-            models.cloud if self._cloud_engine_unused or models.new_cloud_engine is None else models.new_cloud_engine()
-        )
-        self._cloud_engine_unused = False
+        first, self._is_first_cloud_node = self._is_first_cloud_node, False
+        engine = models.cloud if first or models.new_cloud_engine is None else models.new_cloud_engine()
         engine = PrefixReusingEngine(engine) if self._reuse_target else engine
         target = TimedExecutor(engine, models.cloud_layers, timing, _constant(latency), topology.split)
-        return DeviceExecutor(self._cloud_drafter(name), target) if topology.setup.cloud_drafter else target
+        if topology.setup.cloud_drafter is None:
+            return target
+        drafter = models.device if first or models.new_device_engine is None else models.new_device_engine()
+        return DeviceExecutor(self._cloud_drafter(name, drafter), target)
 
-    def _cloud_drafter(self, name: str) -> Executor:
+    def _cloud_drafter(self, name: str, engine: Engine) -> Executor:
         """The draft model on a chip of the cloud."""
         timing = self._topology.setup.pair.device.timed_architecture
         latency = self._topology.cloud_fleets[name].latency(timing)
-        engine = PrefixReusingEngine(self._models.device) if self._reuse_drafter else self._models.device
+        engine = PrefixReusingEngine(engine) if self._reuse_drafter else engine
         return TimedExecutor(engine, self._models.device_layers, timing, _constant(latency))
 
     def _device_executor(self, name: str) -> Executor:
@@ -77,7 +79,8 @@ class ChipFactory:
         timing, large = topology.setup.pair.device.timed_architecture, topology.setup.pair.cloud.timed_architecture
         if topology.device_runs_target and topology.setup.policy.draft.source != "model":
             timing = large  # there is no drafter
-        engine = PrefixReusingEngine(models.device) if self._reuse_drafter else models.device
+        own = UNAVAILABLE_ENGINE if topology.setup.cloud_drafter else models.device
+        engine = PrefixReusingEngine(own) if self._reuse_drafter else own
         latency = topology.device_latency(name, queries, timing)
         drafter = TimedExecutor(engine, models.device_layers, timing, latency)
         if not topology.device_runs_target:

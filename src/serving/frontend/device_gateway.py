@@ -106,7 +106,7 @@ class DeviceGateway:
         self.tokenizer, self.context_len = tokenizer, context_len
         self.uplink_nbytes = self.downlink_nbytes = 0
         self._device, self._policy, self._is_cloud_reachable = device, policy, is_cloud_reachable
-        self._greedy = greedy or policy.verify.greedy_only
+        self._greedy = greedy
         self._streams: RequestStreams | None = None
         self._cached_lens: dict[str, int | None] = {}
         self._request_numbers, self._boot_id = count(1), secrets.token_hex(4)

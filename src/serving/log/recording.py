@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from serving.drivers.observer import Observer
-from serving.log.event_log import EventLog
-from serving.log.perfetto import write_trace
-from serving.log.reader import read_entries
+if TYPE_CHECKING:
+    from serving.drivers.observer import Observer
+    from serving.log.event_log import EventLog
 
 EVENTS_FILE = "events.jsonl.gz"
 TRACE_FILE = "trace.json.gz"
@@ -19,8 +18,8 @@ TRACE_FILE = "trace.json.gz"
 class ActiveRecording:
     """The recording of a run in progress."""
 
-    observers: tuple[Observer, ...] = ()
-    event_log: EventLog | None = None
+    observers: "tuple[Observer, ...]" = ()
+    event_log: "EventLog | None" = None
 
     def add_facts(self, **facts: Any) -> None:
         """Adds facts that a replay needs and only the run knows: `layers`, and `timeout_s` if there is one."""
@@ -51,6 +50,10 @@ class RecordingOptions:
         if not (self.events or self.trace):
             yield ActiveRecording()
             return
+        from serving.log.event_log import EventLog
+        from serving.log.perfetto import write_trace
+        from serving.log.reader import read_entries
+
         path = out / EVENTS_FILE
         with EventLog(path, facts) as event_log:
             yield ActiveRecording((event_log,), event_log)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
-ORIGINS = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
+ORIGINS = ("device", "offline", "accepted", "cloud_accepted", "corrected", "bonus", "cloud")
 """The origin of a token. The device wrote it: by its own choice, without a cloud (offline), or as a draft that the
-cloud accepted. The cloud wrote it: in place of a rejected draft (corrected), after an accepted one (bonus), or without
-a draft.
+cloud accepted. The cloud wrote it: as a draft of its own that its target accepted (cloud_accepted), in place of a
+rejected draft (corrected), after an accepted one (bonus), or without a draft.
 """
-CLOUD_ORIGINS = ("corrected", "bonus", "cloud")
+CLOUD_ORIGINS = ("cloud_accepted", "corrected", "bonus", "cloud")
 """Tokens that the cloud wrote; the device wrote the others, verified or not."""
 STATISTICS = ("mean", "median", "p90", "p99")
 
@@ -248,7 +248,7 @@ METRICS: tuple[MetricSpec, ...] = (
                Mean("slo_violated"), "lower", heading="SLO\nviol. %"),
     MetricSpec("throughput/busy_period_s", "s", "Mean length of the periods in which any request was under way.",
                BusyPeriods()),
-    MetricSpec("speculation/drafted", "tokens", "Tokens that devices drafted.", Total("drafted"), printed="count"),
+    MetricSpec("speculation/drafted", "tokens", "Tokens that were drafted.", Total("drafted"), printed="count"),
     MetricSpec("speculation/verified", "tokens", "Drafts that the cloud verified.", Total("drafts_verified"),
                printed="count"),
     MetricSpec("speculation/accepted", "tokens", "Drafts that the cloud accepted.", Total("drafts_accepted"),
@@ -359,8 +359,9 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("cost/w_verified", "", "Target tokens computed over tokens of the text: W as tokens verified; above 1 "
                "where many drafts are rejected.", Ratio("num_verified_or_cloud_tokens", "num_tokens", empty=0.0),
                "lower"),
-    MetricSpec("cost/w_generated", "share", "Share of the tokens that the cloud's model wrote: routed tokens, "
-               "corrections, bonus tokens; W as tokens generated.", Ratio("num_cloud_tokens", "num_tokens", empty=0.0),
+    MetricSpec("cost/w_generated", "share", "Share of the tokens that the cloud wrote: routed tokens, "
+               "corrections, bonus tokens, drafts of its own; W as tokens generated.",
+               Ratio("num_cloud_tokens", "num_tokens", empty=0.0),
                "lower", printed="number", label="by the cloud"),
     MetricSpec("cost/verified_s", "s", "c = T W / Pf a token (Synera, section 6.1) with W as tokens verified and T as "
                "TBT.", CloudCost("cost/w_verified", MEAN_TBT), "lower"),

@@ -34,7 +34,7 @@ from serving.messages import (
 
 TimelineInterval = tuple[str, float, float, int]
 """(lane, begin_s, end_s, tokens or bytes): one interval of a session's time line."""
-_LANES = ("draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
+_LANES = ("draft", "cloud_draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
 _LANE_INDEX = {lane: index for index, lane in enumerate(_LANES)}
 
 
@@ -229,7 +229,7 @@ class Recorder:
             record.node_busy_s[node] = record.node_busy_s.get(node, 0.0) + busy_s
             self._workers[node].waiting_since_s[work.session] = end_s
         if self._detail:
-            record.timeline.add("draft", begin_s, end_s, tokens)
+            record.timeline.add("draft" if node in self._devices else "cloud_draft", begin_s, end_s, tokens)
 
     def _forwarded(self, node: str, work: ForwardWork, begin_s: float, end_s: float) -> None:
         """Gives each session its share of a batch, by tokens."""
@@ -333,5 +333,5 @@ def _session(message: Message) -> str:
 
 def count_origins(record: SessionRecord) -> Mapping[Origin, int]:
     """The number of a session's tokens by origin."""
-    kinds: tuple[Origin, ...] = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
+    kinds: tuple[Origin, ...] = ("device", "offline", "accepted", "cloud_accepted", "corrected", "bonus", "cloud")
     return {kind: record.origins.count(kind) for kind in kinds}

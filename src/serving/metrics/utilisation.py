@@ -2,9 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from serving.deployment.topology import Topology
+from serving.hardware.architecture import Architecture
+from serving.hardware.fleet import Fleet
 from serving.messages import (
     INF,
     Command,
@@ -16,8 +19,29 @@ from serving.messages import (
     Outcome,
     Release,
     Work,
+    drafts_of,
 )
 from serving.metrics.recorder import SessionRecord, TimelineInterval
+
+
+@dataclass(slots=True)
+class _Caches:
+    """The tokens that one model's caches hold on one node."""
+
+    lengths: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+    peak: int = 0
+
+    def resize(self, session: str, length: int) -> None:
+        self.total += length - self.lengths.get(session, 0)
+        self.lengths[session] = length
+
+    def drop(self, session: str) -> None:
+        self.total -= self.lengths.pop(session, 0)
+
+    def clear(self) -> None:
+        self.lengths.clear()
+        self.total = 0
 
 
 class UtilisationObserver:
@@ -25,42 +49,44 @@ class UtilisationObserver:
 
     def __init__(self) -> None:
         self.busy_s: dict[str, float] = defaultdict(float)
-        self.peak_cache_tokens: dict[str, int] = defaultdict(int)
-        """Per node, the most tokens that its caches held at one time."""
-        self._session_tokens: dict[str, dict[str, int]] = defaultdict(dict)
-        self._cached_tokens: dict[str, int] = defaultdict(int)
+        self._target_caches: dict[str, _Caches] = defaultdict(_Caches)
+        self._drafter_caches: dict[str, _Caches] = defaultdict(_Caches)
+
+    @property
+    def peak_cache_tokens(self) -> dict[str, int]:
+        """Per node, the most tokens that its caches of the target held at one time."""
+        return {node: caches.peak for node, caches in self._target_caches.items()}
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if type(event) is MessageReceived and type(event.message) is Release:
-            self._drop_session(node, event.message.session)
+            self._target_caches[node].drop(event.message.session)
         for command in commands:
             if type(command) is DropCache:
-                self._drop_session(node, command.session)
+                held = self._drafter_caches if command.start_layer is None else self._target_caches
+                held[node].drop(command.session)
 
     def node_created(self, node: str, at_s: float) -> None:  # noqa: ARG002
         """A restarted node has empty caches."""
-        self._session_tokens[node].clear()
-        self._cached_tokens[node] = 0
+        self._target_caches[node].clear()
+        self._drafter_caches[node].clear()
 
-    def _drop_session(self, node: str, session: str) -> None:
-        self._cached_tokens[node] -= self._session_tokens[node].pop(session, 0)
-
-    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         self.busy_s[node] += end_s - begin_s
-        if not isinstance(work, ForwardWork):
-            return
-        tokens = self._session_tokens[node]
-        for seq in work.slices:
-            length = seq.start + seq.num_tokens
-            self._cached_tokens[node] += length - tokens.get(seq.session, 0)
-            tokens[seq.session] = length
-        self.peak_cache_tokens[node] = max(self.peak_cache_tokens[node], self._cached_tokens[node])
+        caches = (self._target_caches if isinstance(work, ForwardWork) else self._drafter_caches)[node]
+        if isinstance(work, ForwardWork):
+            for seq in work.slices:
+                caches.resize(seq.session, seq.start + seq.num_tokens)
+        else:
+            for draft, drafted in drafts_of(work, outcome):
+                caches.resize(draft.session, drafted.cached_len)
+        caches.peak = max(caches.peak, caches.total)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
     def by_tier(self, topology: Topology, records: Iterable[SessionRecord]) -> dict[str, dict[str, float]]:
         """Per tier: `utilisation`, busy time over the time with any session, mean over its nodes; `memory_share`,
-        weights and peak caches over a node's memory, mean; `blocks` of the timed model; `nodes`.
+        weights and peak caches (a drafter's beside the target too) over a node's memory, mean; `blocks` of the timed
+        model; `nodes`.
         """
         open_s = covered_s((record.arrived_s, record.ended_s) for record in records)
         return {tier: self._tier_metrics(topology, tier, nodes, open_s) for tier, nodes in topology.tiers.items()}
@@ -77,9 +103,17 @@ class UtilisationObserver:
         for node in nodes:
             fleet = topology.cloud_fleets[node]
             for _, part in parts if fleet.memory_nbytes else ():
-                cache = self.peak_cache_tokens[node] * part.kv_nbytes_per_token(fleet.precision)
-                shares.append((part.weights_nbytes(fleet.precision) + cache) / (fleet.memory_nbytes or 1.0))
+                held = _nbytes(part, fleet, self._target_caches[node])
+                if drafter := topology.setup.cloud_drafter:
+                    held += _nbytes(drafter, fleet, self._drafter_caches[node])
+                shares.append(held / (fleet.memory_nbytes or 1.0))
         return found | ({"memory_share": sum(shares) / len(shares)} if shares else {})
+
+
+def _nbytes(model: Architecture, fleet: Fleet, caches: _Caches) -> float:
+    """Bytes of a model's weights and of its caches at their fullest."""
+    per_token = model.kv_nbytes_per_token(fleet.precision)
+    return model.weights_nbytes(fleet.precision) + caches.peak * per_token
 
 
 def covered_s(spans: Iterable[tuple[float, float | None]]) -> float:
@@ -93,7 +127,8 @@ def covered_s(spans: Iterable[tuple[float, float | None]]) -> float:
 
 TimeSpan = tuple[float, float]
 
-_LINK_LANES, _CLOUD_LANES, _DEVICE_LANES = ("uplink", "downlink"), ("queue", "prefill", "verify", "decode"), ("draft",)
+_LINK_LANES, _DEVICE_LANES = ("uplink", "downlink"), ("draft",)
+_CLOUD_LANES = ("queue", "prefill", "cloud_draft", "verify", "decode")
 
 
 class StallTimes(NamedTuple):

@@ -21,6 +21,7 @@ from serving.messages import (
     DraftBatch,
     DraftBatchOutcome,
     DraftWork,
+    DropCache,
     EmitTokens,
     Event,
     ForwardWork,
@@ -46,8 +47,10 @@ from serving.messages import (
 )
 from serving.nodes.hop_path import HopPath, NodeSelector, TierNodes
 from serving.nodes.requester import Requester
+from serving.nodes.round_timing import RoundTiming
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
+from serving.policy.slots.draft import GoodputDraft, LearningDraft
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import ContinuousBatch, Scheduler
 
@@ -61,12 +64,14 @@ class LocalTarget:
 
     drafts_first    no batch of the target is formed while a draft runs or waits, so that the sessions' drafts are
                     verified together, as by servers that draft; else the target goes first
+    drafter         estimates the draft model's forwards, for a draft slot that weighs them against the target's
     """
 
     scheduler: Scheduler
     capacity_tokens: float = INF
     estimator: Estimator = ZERO_ESTIMATOR
     drafts_first: bool = False
+    drafter: Estimator = ZERO_ESTIMATOR
 
 
 _ON_USERS_DEVICE = LocalTarget(ContinuousBatch())
@@ -109,7 +114,8 @@ class Device:
         self.ids = count(1)
         """Job and timer ids, unique within the node."""
         self.hop_path = HopPath(name, policy, hops, self.node_selector)
-        self.monitor = DeviceMonitor(hidden_nbytes)
+        learner = policy.draft.new_learner() if isinstance(policy.draft, LearningDraft) else None
+        self.monitor = DeviceMonitor(hidden_nbytes, learner=learner)
         self.waiting: deque[GenerationRequest] = deque()
         self.active: dict[str, Requester] = {}
         """Session -> its requester."""
@@ -122,6 +128,11 @@ class Device:
         )
         """Orders work on the chip; None if there is never more than one piece of work."""
         self.drafts_first = local_target.drafts_first
+        self.round_timing: RoundTiming | None = None
+        """Where the draft slot weighs drafts against the passes of the target on this chip."""
+        if isinstance(policy.draft, GoodputDraft) and local_target.estimator.latency and local_target.drafter.latency:
+            self.round_timing = RoundTiming(local_target.estimator, local_target.drafter, policy.batch_drafts)
+            self.monitor.round_s = self.round_timing.round_s
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
         if any(hop.node == DEVICE_TIER for hop in hops):
@@ -153,23 +164,41 @@ class Device:
         return commands
 
     def _handle_queued(self, event: Event, now: float, queue: "ComputeQueue") -> Commands:
-        """Handles the event, or the events of all drafts of a finished batch; then lets the chip begin its next job."""
-        parts = queue.finish(event) if isinstance(event, WorkFinished | WorkFailed) else (event,)
-        worker, commands = self.local_worker, list[Command]()
-        if worker and self.drafts_first:
+        """Handles the event; then lets the chip begin its next job."""
+        worker, commands = self.local_worker if self.drafts_first else None, list[Command]()
+        if worker and not (isinstance(event, TimerFired) and event.timer == worker.timer):
             worker.held = True  # until it is known which sessions draft on
-        for part in parts:
-            commands += self._handle_own_messages(self._handle(part, now), now)
-        if worker and self.drafts_first and not queue.has_drafts(commands):
-            commands += worker.resume(now)
-        pending = worker is not None and worker.decision_pending
-        return queue.submit(commands, self._is_wanted, hop_pending=pending)
+        if isinstance(event, WorkFinished | WorkFailed):
+            if self.round_timing:
+                self._time_round(self.round_timing, queue, event, now)
+            for done in queue.finish(event):
+                commands += self._handle_own_messages(self._on_work_done(done, now), now)
+        else:
+            commands = self._handle_own_messages(self._handle(event, now), now)
+        if worker:
+            commands += self._drop_drafter_caches(commands, now)
+        out = queue.add(commands)
+        if worker and not queue.has_drafts(self._is_wanted):
+            out += worker.resume(now)
+        pending = self.local_worker is not None and self.local_worker.forms_batch_now
+        return out + queue.start_next(self._is_wanted, pending, now)
 
-    def _is_wanted(self, job: int) -> bool:
-        """True if the outcome of this job is still awaited."""
-        if self.local_worker and job == self.local_worker.job:
-            return True
-        return any(job == each.job for each in self.active.values())
+    def _time_round(
+        self, timing: RoundTiming, queue: "ComputeQueue", event: WorkFinished | WorkFailed, now: float
+    ) -> None:
+        start = queue.running
+        if start is None or start.job != event.job or isinstance(event, WorkFailed):
+            return
+        timing.record(start.work, now - queue.started_s)
+        if isinstance(start.work, ForwardWork):
+            timing.update([len(each.session.tokens) for each in self.active.values()])
+
+    def _is_wanted(self, start: StartWork) -> bool:
+        """True if the outcome of this work is still awaited."""
+        if isinstance(start.work, ForwardWork):
+            return self.local_worker is not None and start.job == self.local_worker.job
+        current = self.active.get(start.work.session)
+        return current is not None and start.job == current.job
 
     def _handle_own_messages(self, commands: Commands, now: float) -> Commands:
         """Delivers the messages that this device sends to itself. Returns all other commands."""
@@ -188,8 +217,8 @@ class Device:
         match event:
             case MessageReceived(message):
                 return self._on_link_message(message, now)
-            case WorkFinished(job) | WorkFailed(job):
-                return self._on_work_done(job, event, now)
+            case WorkFinished() | WorkFailed():
+                return self._notify_all(event, now)
             case TimerFired(timer):
                 if self.local_worker and (
                     timer == self.local_worker.timer or timer in self.local_worker.session_registry.leases
@@ -238,13 +267,31 @@ class Device:
 
     # Work on the chip.
 
-    def _on_work_done(self, job: int, event: Event, now: float) -> Commands:
-        here = self.local_worker
-        if not here or job != here.job:
-            return self._notify_all(event, now)
+    def _on_work_done(self, done: "FinishedWork", now: float) -> Commands:
+        event, here = done.event, self.local_worker
+        if done.session:
+            current = self.active.get(done.session)
+            if not current or event.job != current.job:
+                return []
+            return current.restart_draft(now) if done.failed_in_batch else self._notify(current, event, now)
+        if not here:
+            return []
         out = self._handle_own_messages(here.handle(event, now), now)
         if not here.queue:  # the sessions may use the chip; they have seen the hop's messages by now
             out += [command for each in list(self.active.values()) for command in each.on_chip_idle(now)]
+        return out
+
+    def _drop_drafter_caches(self, commands: Sequence[Command], now: float) -> Commands:
+        """Frees the drafter's caches of the sessions whose caches of the target are evicted: both share the memory that
+        is counted. An idle session is forgotten with them.
+        """
+        evicted = [each.session for each in commands if isinstance(each, DropCache) and each.start_layer is not None]
+        out: Commands = []
+        for session in evicted:
+            if current := self.active.get(session):
+                out += current.restart_draft(now)
+            elif session in self.idle_sessions:
+                out += self._handle_own_messages(self._release(session), now)
         return out
 
     # Sessions.
@@ -273,7 +320,6 @@ class Device:
                 session, self.policy, self.hop_path, self.ids, self.timeout_s, self.max_concurrency == 1
             )
             self.active[session.request.session] = current
-            self.monitor.num_sessions = len(self.active)
             out += current.start(now)
             if current.state != "running":
                 out += self._close(current)
@@ -288,7 +334,8 @@ class Device:
         """Removes an ended session. If its caches are kept, the longest idle session may be released instead."""
         name = requester.session.request.session
         del self.active[name]
-        self.monitor.num_sessions = len(self.active)
+        if self.compute_queue:
+            self.compute_queue.quarantined.discard(name)
         if not requester.keeps_cache or name in self.idle_sessions:
             return []
         self.idle_sessions[name] = requester.session
@@ -306,6 +353,17 @@ class Device:
         return [EmitTokens(session, (), (), "cancelled")] if gone else []
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedWork:
+    """Work that the chip has finished, or a draft of a batch that it has finished."""
+
+    event: WorkFinished | WorkFailed
+    session: str
+    """The session that drafted; "": a hop of the target ran."""
+    failed_in_batch: bool = False
+    """True if the draft failed with others, perhaps because of one of them: it begins anew, in a job of its own."""
+
+
 class ComputeQueue:
     """Runs one piece of work at a time on the device's chip: target hops first, then drafts, then lookahead drafts.
 
@@ -318,75 +376,103 @@ class ComputeQueue:
 
     def __init__(self, ids: Iterator[int], batch_drafts: bool = False) -> None:
         self._ids, self._batch_drafts = ids, batch_drafts
-        self.running: int | None = None
+        self.running: StartWork | None = None
         """The job on the chip; None: idle."""
-        self._parts: tuple[int, ...] = ()
-        """The drafts' own jobs, if a batch is on the chip."""
+        self.started_s = 0.0
+        """When it began."""
+        self._parts: tuple[StartWork, ...] = ()
+        """What that job consists of: the drafts of a batch, or the job itself."""
         self._queues: tuple[deque[StartWork], ...] = (deque(), deque(), deque())
-        self._drafts_run = False
+        self.quarantined: set[str] = set()
+        """Sessions whose batch of drafts failed. The next draft of each runs alone, so that it fails no other."""
 
-    def has_drafts(self, commands: Sequence[Command]) -> bool:
-        """True if a draft runs, waits, or is among `commands`."""
-        if (self.running is not None and self._drafts_run) or any(self._queues[1:]):
-            return True
-        return any(isinstance(command, StartWork) and _priority(command.work) > 0 for command in commands)
-
-    def submit(self, commands: list[Command], is_wanted: Callable[[int], bool], hop_pending: bool) -> list[Command]:
-        """Queues the `StartWork` commands. Returns the other commands, and the next work if the chip is idle.
-
-        Args:
-            is_wanted: True for a job whose outcome is still awaited.
-            hop_pending: True if the local worker forms a batch at this instant; no draft starts before it.
-        """
-        out: list[Command] = []
+    def add(self, commands: Sequence[Command]) -> list[Command]:
+        """Queues the `StartWork` commands, and returns the others."""
+        others: list[Command] = []
         for command in commands:
             if isinstance(command, StartWork):
                 self._queues[_priority(command.work)].append(command)
             else:
-                out.append(command)
-        return out + self._start_next(is_wanted, self._queues[:1] if hop_pending else self._queues)
+                others.append(command)
+        return others
 
-    def finish(self, event: WorkFinished | WorkFailed) -> Sequence[WorkFinished | WorkFailed]:
-        """The chip is idle now. Returns the event, or one for each draft of a batch."""
-        if event.job != self.running:
-            return (event,)
-        parts, self._parts, self.running = self._parts, (), None
-        if not parts:
-            return (event,)
-        if isinstance(event, WorkFinished) and isinstance(event.outcome, DraftBatchOutcome):
-            return [WorkFinished(job, own) for job, own in zip(parts, event.outcome.outcomes, strict=True)]
-        return [WorkFailed(job) for job in parts]
+    def has_drafts(self, is_wanted: Callable[[StartWork], bool]) -> bool:
+        """True if a draft runs, or waits and is wanted."""
+        if self.running and _priority(self.running.work) > 0:
+            return True
+        for queue in self._queues[1:]:
+            while queue and not is_wanted(queue[0]):
+                queue.popleft()
+            if queue:
+                return True
+        return False
 
-    def _start_next(self, is_wanted: Callable[[int], bool], queues: Sequence[deque[StartWork]]) -> list[Command]:
+    def start_next(self, is_wanted: Callable[[StartWork], bool], hop_pending: bool, now: float) -> list[Command]:
+        """The next work, if the chip is idle and some is wanted.
+
+        Args:
+            is_wanted: True for work whose outcome is still awaited.
+            hop_pending: True if the local worker forms a batch at this instant; no draft starts before it.
+        """
         if self.running is not None:
             return []
-        start = self._take(is_wanted, queues)
+        start = self._take(is_wanted, self._queues[:1] if hop_pending else self._queues)
         if start is None:
             return []
-        if self._batch_drafts and isinstance(start.work, DraftWork):
-            start = self._with_others(start, start.work, is_wanted)
-        self.running, self._drafts_run = start.job, _priority(start.work) > 0
+        self._parts = (start,)
+        if self._batch_drafts and _priority(start.work) > 0:
+            start = self._with_others(start, is_wanted)
+        self.running, self.started_s = start, now
         return [start]
 
-    def _take(self, is_wanted: Callable[[int], bool], queues: Sequence[deque[StartWork]]) -> StartWork | None:
+    def finish(self, event: WorkFinished | WorkFailed) -> Sequence[FinishedWork]:
+        """The chip is idle now. Returns the job, or each draft of a batch."""
+        if self.running is None or event.job != self.running.job:
+            return []
+        parts, self._parts, self.running = self._parts, (), None
+        sessions = [_drafting_session(start.work) for start in parts]
+        if len(parts) == 1:
+            self.quarantined.discard(sessions[0])
+            return [FinishedWork(event, sessions[0])]
+        if isinstance(event, WorkFinished) and isinstance(event.outcome, DraftBatchOutcome):
+            return [
+                FinishedWork(WorkFinished(start.job, own), session)
+                for start, session, own in zip(parts, sessions, event.outcome.outcomes, strict=True)
+            ]
+        self.quarantined.update(sessions)
+        return [
+            FinishedWork(WorkFailed(start.job), session, failed_in_batch=True)
+            for start, session in zip(parts, sessions, strict=True)
+        ]
+
+    def _take(self, is_wanted: Callable[[StartWork], bool], queues: Sequence[deque[StartWork]]) -> StartWork | None:
         """The next wanted work, removed from its queue; None: there is none."""
         for queue in queues:
             while queue:
                 start = queue.popleft()
-                if is_wanted(start.job):
+                if is_wanted(start):
                     return start
         return None
 
-    def _with_others(self, first: StartWork, work: DraftWork, is_wanted: Callable[[int], bool]) -> StartWork:
-        """One job of this draft and all others that wait; the draft itself if there are none."""
-        jobs, works = [first.job], [work]
-        while other := self._take(is_wanted, self._queues[1:]):
-            jobs.append(other.job)
-            works += draft_works(other.work)
-        if len(jobs) == 1:
+    def _with_others(self, first: StartWork, is_wanted: Callable[[StartWork], bool]) -> StartWork:
+        """One job of this draft and all others that wait; the draft itself if there are none, or it is quarantined."""
+        if _drafting_session(first.work) in self.quarantined:
             return first
-        self._parts = tuple(jobs)
-        return StartWork(next(self._ids), DraftBatch(tuple(works)))
+        together = [first]
+        for queue in self._queues[1:]:
+            waiting = [start for start in queue if is_wanted(start)]
+            alone = [start for start in waiting if _drafting_session(start.work) in self.quarantined]
+            together += [start for start in waiting if start not in alone] if alone else waiting
+            queue.clear()
+            queue.extend(alone)
+        if len(together) == 1:
+            return first
+        self._parts = tuple(together)
+        return StartWork(next(self._ids), DraftBatch(tuple([w for start in together for w in draft_works(start.work)])))
+
+
+def _drafting_session(work: Work) -> str:
+    return "" if isinstance(work, ForwardWork) else work.session
 
 
 def _priority(work: Work) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
+from serving.core import draft_tree
+from serving.core.draft_round import DraftRound
 from serving.core.importance import importance_scores
 from serving.core.session import Branch, Origins, Session
 from serving.messages import (
@@ -19,6 +21,7 @@ from serving.messages import (
     DraftOutcome,
     DraftStopRule,
     DraftWork,
+    DropCache,
     EmitTokens,
     Event,
     LookaheadOutcome,
@@ -39,7 +42,7 @@ from serving.messages import (
 )
 from serving.nodes.hop_path import HopPath
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import TextDraft
+from serving.policy.slots.draft import Draft, NoDraft, TextDraft
 from serving.policy.slots.offload import OptionalOffload
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
@@ -66,6 +69,7 @@ class Requester:
         Args:
             base_timeout_s: seconds to wait for a reply before the first retry; the timeout doubles with each retry.
             exclusive_chip: if False, draft one token per job, so that other sessions' work can run in between.
+                A tree is one job.
         """
         self.session, self.policy, self.hop_path, self.ids = session, policy, hop_path, ids
         self.base_timeout_s, self.exclusive_chip = base_timeout_s, exclusive_chip
@@ -87,13 +91,15 @@ class Requester:
         self.failing_since_s = 0.0
         """When the first of them began."""
         self.given_up = False
-        self.draft, self.offload, self.verify = policy.draft, policy.offload, policy.verify
+        self.draft: Draft = policy.draft
+        self.offload, self.verify = policy.offload, policy.verify
         self.layer_exit, self.full_draft_probs = policy.early_exit.layer_exit, policy.payload.full_distributions
         self.device_keeps_cache = policy.kv_cache.device_keeps_cache
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
         self.text_draft = policy.draft if isinstance(policy.draft, TextDraft) else None
         self.needs_importance = bool(importance_scores(self.requested_scores))
         self.has_lookahead, self.sends_drafts = policy.lookahead.max_steps > 0, policy.verify.sends_drafts
+        self.ahead_tree = policy.lookahead_tree
         self.may_be_unverified = self.has_drafter and (
             not hop_path.hops or policy.early_exit.has_sequence_exit or policy.link_loss.action == "local"
         )
@@ -127,7 +133,7 @@ class Requester:
             return self._on_message(event.message, now)
         match event:
             case WorkFailed():
-                return self._end("failed") if event.job == self.job else []
+                return self._on_draft_failed(now) if event.job == self.job else []
             case TimerFired():
                 return self._on_timer(event.timer, now)
             case PeerLost():
@@ -151,12 +157,34 @@ class Requester:
         if job != self.job or not isinstance(outcome, DraftOutcome):
             return []  # the job was abandoned
         self.job, self.session.draft_cached_len = None, outcome.cached_len
-        self.session.monitor.record_draft(1 if self.drafting_branches else len(outcome.tokens), self.job_started_s, now)
-        if self.drafting_branches:
+        chains = self.drafting_branches and outcome.parents is None
+        steps = 1 if chains else draft_tree.depth(outcome.parents, len(outcome.tokens))
+        self.session.monitor.record_draft(steps, self.job_started_s, now)
+        if self.drafting_branches and outcome.parents is not None:
+            self.drafting_branches[0].add_tree(outcome)
+        elif self.drafting_branches:
             self.session.extend_branches(outcome, self.drafting_branches, self.draft.should_stop, self.draft.keep_last)
         else:
             self.session.add_draft(outcome)
         return self._next_step(now)
+
+    def _on_draft_failed(self, now: float) -> Commands:
+        """The session fails without its draft model, unless the target is beside it: then the target writes alone."""
+        if not self.policy.is_colocated:
+            return self._end("failed")
+        self.draft, self.has_drafter = NoDraft(), False
+        return self.restart_draft(now)
+
+    def restart_draft(self, now: float) -> Commands:
+        """The draft model's cache is gone or not reliable: the job that is under way begins anew, with the whole
+        text.
+        """
+        self.session.draft_cached_len = 0
+        out: Commands = [DropCache(self.session.request.session, None)]
+        if self.job is None:
+            return out
+        self.job = None
+        return out + self._next_step(now)
 
     def on_chip_idle(self, now: float) -> Commands:
         """The device's own hop of the target has left the chip idle: use it while a verdict is awaited."""
@@ -170,6 +198,8 @@ class Requester:
         if reply.committed_len > len(s.tokens):
             return self._retry(now, caches_lost=False)  # an earlier reply of this attempt was lost
         self.job = None  # abandon the lookahead
+        if s.monitor.learner:
+            self._learn(reply.verdict.accepted, now)
         s.path, s.remaining_budget = reply.path, reply.remaining_budget
         self.reply_timeout_s, self.failed_attempts = self.base_timeout_s, 0
         if self.awaiting_first_reply:
@@ -184,6 +214,15 @@ class Requester:
             s.attempt += 1
         out += self._advance(now)
         return out
+
+    def _learn(self, accepted: int, now: float) -> None:
+        """Reports a round, unless the prompt's passes or a lost attempt are in its time."""
+        s, sent_s = self.session, self.request_sent_s
+        if s.monitor.learner and s.in_flight_drafts and s.num_generated and not self.failed_attempts:
+            confidence = s.scores.get("confidence", ())
+            s.monitor.learner.record(
+                DraftRound(len(s.in_flight_drafts), accepted, sent_s - s.last_emitted_s, now - sent_s, confidence)
+            )
 
     def _on_timer(self, timer: int, now: float) -> Commands:
         s = self.session
@@ -336,13 +375,15 @@ class Requester:
         start, input_tokens = s.draft_input()
         if not stop.max_tokens:  # nothing is generated: the last token belongs to the job that continues from it
             input_tokens = input_tokens[:-1]
-        elif not self.exclusive_chip and stop.max_tokens > 1:
+        elif not self.exclusive_chip and stop.max_tokens > 1 and not stop.tree:
             stop = replace(stop, max_tokens=1)
         work = self._draft_work(start, input_tokens, stop, s.num_unscored if self.needs_importance else 0)
         return self._start_work(work, [], now)
 
     def _start_lookahead(self, now: float) -> Commands:
-        """Extends each branch by one token. Work cannot be cancelled, so a verdict waits for one token at most."""
+        """Extends each branch by one token, or grows a tree behind the only one. Work cannot be cancelled, so a verdict
+        waits for one token, or for the tree, at most.
+        """
         s = self.session
         if not s.lookahead_started:
             s.lookahead_started = True
@@ -351,7 +392,8 @@ class Requester:
         if not growing:
             return []
         start, branch_inputs = s.branch_inputs(growing)
-        return self._start_work(self._draft_work(start, (), DraftStopRule(1), branches=branch_inputs), growing, now)
+        stop = self.ahead_tree if self.ahead_tree and growing[0].token is not None else DraftStopRule(1)
+        return self._start_work(self._draft_work(start, (), stop, branches=branch_inputs), growing, now)
 
     def _draft_work(
         self,

@@ -8,7 +8,6 @@ draft together, and their drafts are verified in one pass.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.core.session import Session
 from serving.core.stop_strings import TokenText, no_token_text
 from serving.messages import (
     HEADER_NBYTES,
@@ -22,6 +21,7 @@ from serving.messages import (
     Hop,
     Message,
     MessageReceived,
+    Origin,
     PeerLost,
     PeerRestored,
     Release,
@@ -32,18 +32,27 @@ from serving.messages import (
     SessionCancelled,
     SetTimer,
     Span,
+    StopText,
     TimerFired,
     TokenIds,
     Verdict,
 )
 from serving.nodes.device import Device, LocalTarget
 from serving.nodes.session_registry import SessionRegistry
+from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
 
-_MAX_SESSIONS = 1_000_000
-"""At a time: the scheduler bounds a batch, and the cache what is computed."""
-_MAX_IDLE_SESSIONS = 4096
+_UNLIMITED = 2**31
+"""Neither running nor idle sessions are bounded here. The scheduler bounds the target's batches, and the KV accounting
+the caches: an idle session is forgotten when its cache is evicted. A host bounds the sessions that a device opens. The
+drafts of all sessions run in one forward.
+"""
+
+
+_NO_STOP_TEXT = StopText(())
+_CLOUD_ORIGIN: dict[Origin, Origin] = {"accepted": "cloud_accepted"}
+"""What a device of this node calls accepted was drafted in the cloud."""
 
 
 @dataclass(slots=True)
@@ -58,11 +67,15 @@ class _Answer:
 
 
 class Speculator:
-    """
+    """Answers the prompts of users' devices, by a `Device` of its own that keeps each answer's caches.
+
     Args:
+        policy: the whole policy; users' devices follow its `on_device`.
         span: the target's layers, all of them.
-        target: how they run on this node's chip.
+        seed: keys the random decisions about sessions that bring no seed.
+        target: how the layers run on this node's chip.
         session_lease_s: how long the sessions of a lost device are kept.
+        token_text: the tokenizer's, for requests with stop strings.
     """
 
     def __init__(
@@ -82,15 +95,13 @@ class Speculator:
             (Hop(DEVICE_TIER, span),),
             {},
             seed,
-            max_concurrency=_MAX_SESSIONS,
+            max_concurrency=_UNLIMITED,
             token_text=token_text,
             local_target=target,
-            max_idle_sessions=_MAX_IDLE_SESSIONS,
+            max_idle_sessions=_UNLIMITED,
         )
         self.session_registry = SessionRegistry()
         self.answers: dict[str, _Answer] = {}
-        self.partial_prompts: dict[str, TokenIds] = {}
-        """Session -> the tokens of a prompt whose last chunk has not arrived."""
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
         if isinstance(event, MessageReceived):
@@ -102,6 +113,17 @@ class Speculator:
         if isinstance(event, PeerRestored):
             return []
         return self._to_users(self.device.handle(event, now), now)
+
+    @property
+    def worker(self) -> Worker:
+        """Runs the target."""
+        assert self.device.local_worker
+        return self.device.local_worker
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no answer is being written."""
+        return not self.device.active
 
     # What devices send.
 
@@ -115,37 +137,36 @@ class Speculator:
         status = registry.register(m, now)
         if status == "released":
             return [self._miss(m.reply_to, session, registry.newest_attempt[session])]
-        answer = self.answers.get(session)
-        if status != "open" or (answer and m.attempt <= answer.attempt):
+        if status == "superseded" or self._is_answered(m):
             return []
         registry.newest_attempt[session] = m.attempt
         known = self._known_tokens(session)
         if len(known) < m.slice.start:
             return [self._miss(m.reply_to, session, m.attempt)]
-        prompt = (*known[: m.slice.start], *m.slice.tokens)
-        if not m.slice.rule:
-            self.partial_prompts[session] = prompt
-            return []
-        return self._answer(m, prompt, now)
+        return self._answer(m, (*known[: m.slice.start], *m.slice.tokens), now)
+
+    def _is_answered(self, m: Request) -> bool:
+        """True for a duplicate. A device that has restarted, whose newest attempt is forgotten, counts from 0 again."""
+        answer = self.answers.get(m.slice.session)
+        return (
+            answer is not None
+            and m.slice.session in self.session_registry.newest_attempt
+            and (m.attempt <= answer.attempt)
+        )
 
     def _known_tokens(self, session: str) -> TokenIds:
-        if session in self.partial_prompts:
-            return self.partial_prompts.pop(session)
-        found = self._open_session(session)
-        return tuple(found.tokens) if found else ()
-
-    def _open_session(self, session: str) -> Session | None:
         running = self.device.active.get(session)
-        return running.session if running else self.device.idle_sessions.get(session)
+        found = running.session if running else self.device.idle_sessions.get(session)
+        return tuple(found.tokens) if found else ()
 
     def _answer(self, m: Request, prompt: TokenIds, now: float) -> Commands:
         session, seq = m.slice.session, m.slice
         out = self._stop(session, now)  # an older attempt; its caches are kept
         self.answers[session] = _Answer(m.reply_to, m.attempt, len(prompt), m.budget, now)
-        strings = m.stop_text.strings if m.stop_text else ()
+        written = m.stop_text or _NO_STOP_TEXT
         request = GenerationRequest(
-            session, prompt, m.budget, m.stop_tokens, seq.sampling, m.slo_tokens_per_s, keep_cache=True,
-            stop_strings=strings,
+            session, prompt, m.budget, m.stop_tokens, seq.sampling, m.slo_tokens_per_s, m.slack_s, keep_cache=True,
+            stop_strings=written.strings, stop_tail=written.tail,
         )  # fmt: skip
         return out + list(self.device.handle(RequestArrived(request), now))
 
@@ -175,9 +196,10 @@ class Speculator:
         answer.remaining_budget -= len(emitted.tokens)
         remaining = answer.remaining_budget if emitted.session in self.device.active else 0
         latency_s, path = now - answer.arrived_s, (self.name,)
+        origins = tuple([_CLOUD_ORIGIN.get(origin, origin) for origin in emitted.origins])
         reply = Reply(
             emitted.session, answer.attempt, before, Verdict(0, last), path, remaining, latency_s, None, written,
-            emitted.origins,
+            origins,
         )  # fmt: skip
         return [SendMessage(answer.reply_to, reply, REPLY_NBYTES + 4 * len(written))]
 
@@ -196,7 +218,6 @@ class Speculator:
     def _forget(self, session: str, now: float) -> Commands:
         """Frees the session's caches."""
         out = self._stop(session, now)
-        self.partial_prompts.pop(session, None)
         self.session_registry.owners.pop(session, None)
         self.session_registry.upstream_paths.pop(session, None)
         return out + list(self.device.handle(SessionCancelled(session), now))

@@ -103,8 +103,9 @@ class Worker:
         self.batch_started_s = 0.0
         self.job = self.timer = 0
         self.decision_pending = False
-        self.held = self.decision_held = False
-        """held: no batch is formed, because drafts run on this chip; decision_held: one is due. See `resume`."""
+        """True if a batch is due: at this instant, by the timer, or once it is not held any more."""
+        self.held = False
+        """True if no batch is formed, because drafts run on this chip. See `resume`."""
 
     def handle(self, event: Event, now: float) -> Commands:
         if isinstance(event, MessageReceived):
@@ -117,8 +118,8 @@ class Worker:
         match event:
             case TimerFired():
                 if event.timer == self.timer and not self.running:
-                    self.decision_pending = False
-                    return self._form_batch(now) if self.queue else []
+                    self.timer, self.decision_pending = 0, self.held
+                    return self._form_batch(now) if self.queue and not self.held else []
                 return self._expire_lease(event.timer, now) if event.timer in self.session_registry.leases else []
             case WorkFinished():
                 if event.job == self.job and isinstance(event.outcome, tuple):
@@ -130,6 +131,11 @@ class Worker:
             case PeerRestored():
                 return self._on_peer_restored(event.peer, now)
         return []
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing runs or waits."""
+        return not (self.queue or self.running)
 
     # Requests that arrive.
 
@@ -189,8 +195,7 @@ class Worker:
             return seq
         tokens, num_drafts = self.session_tokens.get(seq.session, ((), 0))
         if seq.kept_tree_nodes is not None:
-            committed = len(tokens) - num_drafts
-            tokens = (*tokens[:committed], *[tokens[committed + i] for i in seq.kept_tree_nodes])
+            tokens = _with_kept(tokens, num_drafts, seq.kept_tree_nodes, seq.start)
         if len(tokens) < seq.start:
             return None
         tokens = tokens[: seq.start] + seq.tokens
@@ -227,16 +232,22 @@ class Worker:
     def _schedule_decision(self, now: float) -> Commands:
         if self.running or self.decision_pending or not self.queue:
             return []
-        if self.held:
-            self.decision_held = True
-            return []
-        self.decision_pending, self.timer = True, next(self.ids)
-        return [SetTimer(now, self.timer)]
+        self.decision_pending, self.timer = True, 0
+        return [] if self.held else self._set_timer(now)
+
+    def _set_timer(self, due_s: float) -> Commands:
+        self.timer = next(self.ids)
+        return [SetTimer(due_s, self.timer)]
 
     def resume(self, now: float) -> Commands:
-        """Forms batches again, and decides on one if that was due."""
-        due, self.held, self.decision_held = self.decision_held, False, False
-        return self._schedule_decision(now) if due else []
+        """Forms batches again, and decides on one if that is due."""
+        self.held = False
+        return self._set_timer(now) if self.decision_pending and not self.timer else []
+
+    @property
+    def forms_batch_now(self) -> bool:
+        """True if a batch is formed at this instant, when all its events are handled."""
+        return self.decision_pending and not self.held
 
     def _form_batch(self, now: float) -> Commands:
         out: Commands = []
@@ -249,8 +260,7 @@ class Worker:
         ready = [each for each in ready if each.span is span or each.span == span]
         picked = self.scheduler.pick(ready, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
         if not isinstance(picked, list):
-            self.timer = next(self.ids)
-            return [*out, SetTimer(picked, self.timer)]
+            return out + self._set_timer(picked)
         if not picked:
             raise RuntimeError(
                 f"{self.name}: {self.scheduler} picked an empty batch while {len(ready)} requests wait and the chip is "
@@ -288,6 +298,8 @@ class Worker:
         seq = queued.slice
         if num_tokens < seq.num_tokens:
             seq = seq.narrow(queued.done_tokens, queued.done_tokens + num_tokens)
+        if seq.kept_tree_nodes is not None and not self.kv_accounting.ends_with_tree(seq, queued.span):
+            seq = replace(seq, kept_tree_nodes=None)  # the request has come twice
         queued.advance(num_tokens)
         if not queued.remaining_tokens:
             self._dequeue(seq.session)
@@ -506,6 +518,16 @@ class Worker:
         if self.session_registry.is_open(session):
             return []
         return [DropCache(*key) for key in self.kv_accounting.evict_session(session)]
+
+
+def _with_kept(tokens: TokenIds, num_drafts: int, kept: TokenIds, start: int) -> TokenIds:
+    """The tokens with the kept drafts of the tree behind them. Without drafts if a draft that is kept is none of them,
+    or the tree is another one: that of this request itself, which has come twice.
+    """
+    committed = len(tokens) - num_drafts
+    if committed + len(kept) != start or max(kept, default=-1) >= num_drafts:
+        return tokens[:committed]
+    return (*tokens[:committed], *[tokens[committed + i] for i in kept])
 
 
 def _hidden_export(request: Request, seq: SequenceSlice) -> str:

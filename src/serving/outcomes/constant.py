@@ -9,15 +9,10 @@ from serving.core.keyed_random import uniform
 from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
 from serving.deployment.queries import Query
 from serving.messages import INF, EarlyExitRule, GenerationRequest
+from serving.outcomes.acceptance_draws import TOKENS_PER_POSITION, AcceptanceDraws, MatchProbabilities, ScoreSource
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
 from serving.outcomes.replayed import check_medusa_tree
-from serving.outcomes.sampled_engine import (
-    TOKENS_PER_POSITION,
-    AcceptanceDraws,
-    MatchProbabilities,
-    SampledEngine,
-    ScoreSource,
-)
+from serving.outcomes.sampled_engine import SampledEngine
 from serving.policy.policy import Policy
 from serving.workload.workload import WorkloadRequest
 

@@ -16,11 +16,11 @@ from serving.deployment.queries import Query
 from serving.learned.artifact import ArtifactFormat
 from serving.learned.medusa import CandidateRanks
 from serving.messages import EarlyExitRule
+from serving.outcomes.acceptance_draws import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.constant import numbered_queries, sampled_engines
 from serving.outcomes.lookup import attention_rows
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
 from serving.outcomes.replayed import check_medusa_tree, check_scorers
-from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.trace import triangle_size
 from serving.policy.policy import Policy
 from serving.workload.workload import WorkloadRequest

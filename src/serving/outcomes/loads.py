@@ -40,6 +40,17 @@ class DraftLoads:
         return made
 
 
+def tree_loads(layers: int, start: int, num_inputs: int, levels: Sequence[int]) -> tuple[ForwardLoad, ...]:
+    """The loads of a tree: `num_inputs` tokens after `start` cached ones, then the nodes of each further level, which
+    stay in the cache until the tree is grown.
+    """
+    cached, found = start + num_inputs, [batch_load(layers, [(start, num_inputs)], 1.0)]
+    for width in levels:
+        found.append(batch_load(layers, [(cached, width)], float(width)))
+        cached += width
+    return tuple(found)
+
+
 class EarlyExitLoads:
     """Loads of a drafter with early exit. A pass also runs the skipped layers of earlier tokens, so its load depends on
     the session's history.

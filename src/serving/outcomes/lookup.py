@@ -7,7 +7,7 @@ from serving.core.draft_tree import accept_greedily
 from serving.core.importance import NUM_PLANES, draft_importance, importance_plane
 from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, Scorers
 from serving.messages import DraftParents, DraftStopRule, Verdict
-from serving.outcomes.trace import NUM_TOP_CANDIDATES, RecordedSession, TraceTables, triangle_size
+from serving.outcomes.trace import NO_NODE, NUM_TOP_CANDIDATES, RecordedSession, TraceTables, triangle_size
 
 TracePosition = tuple[int, int]
 """(base, length): the text up to `base`, then the recorded continuation from there, `length` tokens in all; with the
@@ -27,6 +27,14 @@ class RecordedDraft(NamedTuple):
     """The number of tokens beyond the record."""
 
 
+class RecordedTree(NamedTuple):
+    """A tree of drafts that was looked up; `levels`: nodes that the drafter runs for each level after the first."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    levels: tuple[int, ...]
+
+
 class TraceLookup:
     """Finds drafts, verdicts and scores in a trace by position; it has no state of sessions."""
 
@@ -36,6 +44,7 @@ class TraceLookup:
         self._drafts, self._top_candidates = tables.flat("drafts"), tables.flat("top_candidates")
         self._attention, self._triangle_size = tables.flat("attention"), triangle_size(tables.max_draft_len)
         self._exit_layers = tables.flat("exit_layers")
+        self._trees, self._tree_levels = tables.trees, tables.tree_levels
         self._proposals, self._tree_size = tables.flat("proposals"), int(tables.proposals.shape[1])
         self._scores = tables.flat_scores(scorers)
 
@@ -99,10 +108,12 @@ class TraceLookup:
         indices, unrecorded = self.next_indices(session, position, stop.max_tokens)
         scores = self._scores[stop.score] if stop.score else None
         tokens: list[int] = []
-        passes, stopped = 0, False
+        passes, stopped, level = 0, False, 1.0
         for i in indices:
             passes += 1
-            stopped = scores is not None and scores[i] < stop.threshold
+            if scores is not None:
+                level = stop.level(level, scores[i])
+                stopped = level < stop.threshold
             if not stopped or stop.keep_last or len(tokens) < stop.min_tokens:
                 tokens.append(self._drafts[i])
             if stopped or tokens[-1] in stop_tokens or ends_answer(tokens):
@@ -135,6 +146,15 @@ class TraceLookup:
         """The tree that the target's heads propose with the token after `prefix_len` agreed ones."""
         row, width = self._row(session, prefix_len), self._tree_size
         return tuple(self._proposals[row * width : (row + 1) * width])
+
+    def tree(self, session: RecordedSession, prefix_len: int, ahead: bool = False) -> RecordedTree:
+        """The tree that the drafter grows after `prefix_len` tokens of the text; `ahead`: behind the first path of that
+        tree and its own next token.
+        """
+        row = self._row(session, prefix_len)
+        nodes = [node for node in self._trees[row, int(ahead)].tolist() if node[1] != NO_NODE]
+        levels = tuple([width for width in self._tree_levels[row, int(ahead)].tolist() if width])
+        return RecordedTree(tuple([token for token, _ in nodes]), tuple([parent for _, parent in nodes]), levels)
 
     def tokens(self, indices: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._drafts[i] for i in indices)

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.core.importance import NUM_PLANES
-from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
+from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers, by_name
 from serving.deployment.queries import LoadedModels, Query
 from serving.learned.medusa import MedusaHeads
-from serving.messages import EarlyExitRule
+from serving.messages import DraftStopRule, EarlyExitRule
 from serving.metrics.recorder import SessionRecord
 from serving.outcomes import offline
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import (
+    NO_NODE,
     NUM_TOP_CANDIDATES,
     OutcomeTrace,
     RecordedSession,
@@ -22,11 +23,12 @@ from serving.outcomes.trace import (
     load_trace,
     save_trace,
     stack_tables,
+    tree_shapes,
     triangle_size,
 )
 from serving.policy.policy import Policy
 from serving.policy.slots.dispatch import RoundRobin
-from serving.policy.slots.draft import NoDraft
+from serving.policy.slots.draft import NoDraft, TreeDraft
 from serving.policy.slots.early_exit import NoEarlyExit
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
@@ -40,9 +42,9 @@ from serving.policy.slots.verify import Lossless
 from serving.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from serving.outcomes.teacher_forcing import Continuation, TeacherForcedModel
+    from serving.outcomes.teacher_forcing import Continuation, GrownTree, TeacherForcedModel
 
-TARGET_ORIGINS = frozenset({"accepted", "corrected", "bonus", "cloud"})
+TARGET_ORIGINS = frozenset({"accepted", "cloud_accepted", "corrected", "bonus", "cloud"})
 """Origins of tokens that the target wrote or accepted."""
 
 
@@ -87,6 +89,10 @@ class TraceRecorder:
     exit_rule: EarlyExitRule | None = None
     medusa: MedusaHeads | None = None
     """Heads of the target; their proposals are recorded, too."""
+    tree: TreeDraft | None = None
+    """How the drafter's trees grow; None: no trees are recorded."""
+    trees_ahead: bool = False
+    """True if the trees are recorded that the drafter grows while one is verified."""
     scorers: Scorers = field(default_factory=lambda: NO_SCORERS)
     """Their scores of the drafts are recorded, too; they read hidden states, which are not."""
     timed_layers: int | None = None
@@ -129,7 +135,8 @@ class TraceRecorder:
             session, rows = self._record_drafts(session, small, device.lookahead_texts[call.session], call.stop_tokens)
             sessions.append(session)
             targets += [0] * len(session.lookahead_branches)
-            tables.append(_build_tables(targets, rows, self.max_draft_len, self._proposals(session, large)))
+            proposals, trees = self._proposals(session, large), self._trees(session, small, call.stop_tokens)
+            tables.append(_build_tables(targets, rows, self.max_draft_len, proposals, trees, self._tree_rule))
             first += session.num_rows
         return OutcomeTrace(
             tuple(sessions),
@@ -142,6 +149,8 @@ class TraceRecorder:
             self.made_from,
             self.exit_rule,
             self.medusa.tree if self.medusa else (),
+            self._tree_rule,
+            self.trees_ahead,
             {name: scorer.digest for name, scorer in self.scorers.items()},
         )
 
@@ -155,6 +164,21 @@ class TraceRecorder:
         heads = load_medusa_heads(model.model, self.medusa, len(self.models.tokenizer))
         found = large.proposals(session.token_ids, session.prompt_tokens, heads)
         return found + [(0,) * len(self.medusa.tree)] * len(session.lookahead_branches)
+
+    def _trees(
+        self, session: RecordedSession, small: "TeacherForcedModel", stop_tokens: tuple[int, ...]
+    ) -> "list[tuple[GrownTree, ...]]":
+        """The drafter's trees at each position; none at lookahead branches."""
+        if self.tree is None:
+            return []
+        scorers = by_name([self.tree.scorer] if self.tree.scorer else [])
+        return small.trees(
+            session.token_ids, session.prompt_tokens, self.tree.stop_rule, stop_tokens, scorers, self.trees_ahead
+        )
+
+    @property
+    def _tree_rule(self) -> DraftStopRule | None:
+        return self.tree.stop_rule if self.tree else None
 
     def _record_drafts(
         self,
@@ -202,6 +226,8 @@ def _build_tables(
     rows: "Sequence[Continuation]",
     max_draft_len: int,
     proposals: Sequence[tuple[int, ...]] = (),
+    trees: "Sequence[tuple[GrownTree, ...]]" = (),
+    tree_rule: DraftStopRule | None = None,
 ) -> TraceTables:
     import numpy as np
 
@@ -222,5 +248,22 @@ def _build_tables(
         attention[i, :, : len(row.attention[0])] = row.attention
         for name, column in scores.items():
             column[i, :count] = row.drafted.scores[name]
-    trees = np.array(proposals, np.int32) if proposals else np.zeros((n, 0), np.int32)
-    return TraceTables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, trees)
+    proposed = np.array(proposals, np.int32) if proposals else np.zeros((n, 0), np.int32)
+    return TraceTables(
+        np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, proposed,
+        *_tree_tables(n, trees, tree_rule),
+    )  # fmt: skip
+
+
+def _tree_tables(rows: int, trees: "Sequence[tuple[GrownTree, ...]]", rule: DraftStopRule | None) -> "tuple[Any, Any]":
+    """`TraceTables.trees` and `tree_levels`."""
+    import numpy as np
+
+    shapes = tree_shapes(rows, rule)
+    nodes, levels = np.full(shapes["trees"], NO_NODE, np.int32), np.zeros(shapes["tree_levels"], np.int32)
+    for row, pair in enumerate(trees):
+        for which, (drafted, widths) in enumerate(pair):
+            if drafted.tokens:
+                nodes[row, which, : len(drafted.tokens)] = np.array([drafted.tokens, drafted.parents], np.int32).T
+            levels[row, which, : len(widths)] = widths
+    return nodes, levels

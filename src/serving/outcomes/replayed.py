@@ -14,6 +14,7 @@ from serving.outcomes.outcomes import OutcomeEngines, check_exit
 from serving.outcomes.trace import TOKENIZER_DIR, OutcomeTrace, load_trace
 from serving.outcomes.trace_engine import TraceEngine, UnrecordedCounts
 from serving.policy.policy import Policy
+from serving.policy.slots.draft import TreeDraft
 from serving.workload.workload import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class TraceOutcomes:
         )
         medusa = policy.draft.medusa
         check_medusa_tree(trace.medusa_tree, medusa)
+        check_trees(trace, policy)
         check_scorers(trace.scorer_digests, policy)
         cloud, device_target = (
             TraceEngine(trace, sessions, trace.cloud_layers, unrecorded, medusa=medusa) for _ in range(2)
@@ -112,6 +114,20 @@ def check_medusa_tree(recorded: tuple[CandidateRanks, ...], medusa: MedusaHeads 
             f"{f'another of {len(recorded)}' if recorded else 'none'}; record it with them (runtime/outcomes=trace or "
             "fitted, medusa: ${policy.draft.medusa})"
         )
+
+
+def check_trees(trace: OutcomeTrace, policy: Policy) -> None:
+    """Raises ValueError for a drafter's trees that were not recorded, or grew by another rule."""
+    if not isinstance(policy.draft, TreeDraft):
+        return
+    recorded, advice = trace.tree_rule, "record them (runtime/outcomes=tree_trace or own_trace)"
+    if policy.draft.stop_rule != recorded:
+        raise ValueError(
+            f"policy {policy.name} grows trees of up to {policy.draft.nodes} nodes, and the record has "
+            f"{'others' if recorded else 'none'}; {advice}"
+        )
+    if policy.lookahead_tree and not trace.trees_ahead:
+        raise ValueError(f"policy {policy.name} grows trees ahead, and the record has none of these; {advice}")
 
 
 def check_scorers(recorded: Mapping[str, str], policy: Policy) -> None:

@@ -7,14 +7,13 @@ raises an error. Results that depend on the position alone are cached for all se
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import Protocol
 
 from serving.core.draft_tree import accept_greedily
 from serving.core.importance import importance_scores
-from serving.core.keyed_random import key, substream, uniform_at
 from serving.core.scores import IMPORTANCE_SCORES
+from serving.core.tree_growth import kept_parents, pick
 from serving.engines.draft_batch import execute_one_by_one
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
@@ -35,96 +34,11 @@ from serving.messages import (
     Verdict,
     Work,
 )
-from serving.outcomes.loads import DraftLoads, load_counter, summed
+from serving.outcomes.acceptance_draws import TOKENS_PER_POSITION, AcceptanceDraws, MatchProbabilities, ScoreSource
+from serving.outcomes.loads import DraftLoads, load_counter, summed, tree_loads
+from serving.outcomes.sampled_tree import SampledTree
 
-_BITS = 17
-"""One draw of 51 bits decides three positions, each with a resolution of 1 / 131,072."""
-_MASK = (1 << _BITS) - 1
-_DRAW_RANGE = 1 << 3 * _BITS
-
-
-@dataclass(frozen=True)
-class MatchProbabilities:
-    """P(the drafter's next token is the target's): at the first position, after a right draft, after a wrong one.
-
-    A Markov chain of order 1 over positions; with equal values acceptance lengths are geometric.
-    """
-
-    first: float
-    after_right: float
-    after_wrong: float
-
-    def __post_init__(self) -> None:
-        for name in ("first", "after_right", "after_wrong"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"acceptance: {name} is {getattr(self, name)}; a probability lies between 0 and 1")
-
-    @property
-    def thresholds(self) -> tuple[int, int, int]:
-        """A draft is right if 17 random bits are lower: after a wrong one, after a right one, at the first position."""
-        return tuple(round(p * (1 << _BITS)) for p in (self.after_wrong, self.after_right, self.first))  # type: ignore[return-value]
-
-
-class AcceptanceDraws:
-    """One session's random bits, one per position of its answer; drawn when they are needed."""
-
-    __slots__ = ("_bits", "_last", "_substream", "num_drawn", "prompt_len", "stream")
-
-    def __init__(self, seed: int, name: str, prompt_len: int) -> None:
-        self.prompt_len, self.stream = prompt_len, key(seed, name)
-        self._substream = substream(self.stream, "accept")
-        self.num_drawn = self._bits = 0
-        self._last = 2
-
-    def num_accepted(self, prefix_len: int, cap: int, thresholds: tuple[int, int, int]) -> int:
-        """How many of the `cap` drafts after `prefix_len` tokens are right before the first wrong one."""
-        offset = prefix_len - self.prompt_len
-        if offset + cap > self.num_drawn:
-            self._draw(offset + cap, thresholds)
-        wrong = ~(self._bits >> offset)
-        return min(cap, (wrong & -wrong).bit_length() - 1)
-
-    def previous_is_right(self, prefix_len: int) -> int:
-        """1 if the position before `prefix_len` was right, or there is none; else 0."""
-        offset = prefix_len - self.prompt_len
-        return self._bits >> (offset - 1) & 1 if offset > 0 else 1
-
-    def _draw(self, upto: int, thresholds: tuple[int, int, int]) -> None:
-        last, known, right = self._last, self.num_drawn, self._bits
-        while known < upto:
-            bits = int(uniform_at(self._substream, known // 3) * _DRAW_RANGE)
-            first = (bits & _MASK) < thresholds[last]
-            second = (bits >> _BITS & _MASK) < thresholds[first]
-            last = int((bits >> 2 * _BITS) < thresholds[second])
-            right |= (first + 2 * second + 4 * last) << known
-            known += 3
-        self._last, self.num_drawn, self._bits = last, known, right
-
-
-TOKENS_PER_POSITION = 4
 _EMPTY_RESULT = SliceOutcome(None, None)
-
-
-class ScoreSource(Protocol):
-    """Scores and candidates of sampled drafts."""
-
-    def score(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int, name: str) -> float:
-        """The score of draft i after `prefix_len` tokens, of which the first `num_accepted` drafts are right."""
-        ...
-
-    def target_rank(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
-        """The rank of the target's token among the drafter's three candidates for draft i; 3: not among them."""
-        ...
-
-    def exit_layer(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
-        """The exit layer of draft i, if the drafter exits early."""
-        ...
-
-    def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int, name: str) -> tuple[float, ...]: ...
-
-    def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
-        """The deepest right candidate of the tree that the target's heads propose with token `prefix_len`; -1: none."""
-        ...
 
 
 class SampledEngine:
@@ -185,6 +99,7 @@ class SampledEngine:
             or work.branches
             or work.requested_scores
             or stop.score
+            or stop.tree
             or work.sampling
             or work.early_exit
             or self._needs_candidates
@@ -227,6 +142,8 @@ class SampledEngine:
             raise ValueError(
                 f"session {work.session!r} leaves layers early by a rule that this model of acceptance does not know"
             )
+        if work.stop_rule.tree:
+            return self._tree(work)
         if work.branches:
             return self._branches(work)
         draws, at, stop = self._draws_of(work.session), work.start + len(work.input_tokens), work.stop_rule
@@ -268,18 +185,15 @@ class SampledEngine:
         return tuple(TensorRef(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n)), (kept,) * n
 
     def _stop_index(self, draws: AcceptanceDraws, prefix_len: int, num_accepted: int, stop: DraftStopRule) -> int:
-        """The index of the first draft whose score is below the stop rule's threshold, else the cap."""
+        """The index of the first draft whose level is below the stop rule's threshold, else the cap."""
         if not stop.score:
             return stop.max_tokens
-        score = self._scores.score
-        return next(
-            (
-                i
-                for i in range(stop.max_tokens)
-                if score(draws, prefix_len, i, num_accepted, stop.score) < stop.threshold
-            ),
-            stop.max_tokens,
-        )
+        level = 1.0
+        for i in range(stop.max_tokens):
+            level = stop.level(level, self._scores.score(draws, prefix_len, i, num_accepted, stop.score))
+            if level < stop.threshold:
+                return i
+        return stop.max_tokens
 
     def _tokens_and_scores(
         self, work: DraftWork, draws: AcceptanceDraws, prefix_len: int, n: int, num_accepted: int
@@ -317,6 +231,26 @@ class SampledEngine:
         rows = sum(len(branch) for branch in work.branches)
         loads = self._load_counter.branch(work.session, work.start, rows, depths)
         return DraftOutcome(tokens, scores, tops, False, work.start, probs, kept, self._layer_shares(depths)), loads
+
+    def _tree(self, work: DraftWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
+        """A tree, which leaves the input tokens alone in the cache."""
+        end, stop = work.start + work.num_inputs, work.stop_rule
+        draws, sampled = self._draws_of(work.session), work.sampling is not None
+        growth = SampledTree(draws, end, stop, self._scores, self._thresholds, sampled).growth
+        kept = growth.kept()
+        tokens, parents = pick(growth.tokens, kept), kept_parents(growth.parents, kept)
+        refs, support = self._draft_probs(work, len(growth.tokens) + 1)
+        loads = tree_loads(self._layers, work.start, work.num_inputs, [len(own) for own in growth.levels[1:]])
+        return DraftOutcome(
+            tokens,
+            {name: (0.0,) * len(tokens) for name in work.requested_scores},
+            tuple((token,) for token in tokens),
+            False,
+            work.start + len(work.input_tokens),
+            tuple(refs[growth.parents[node] + 1] for node in kept) if refs else (),
+            support[: len(tokens)],
+            parents=parents,
+        ), (summed(loads),)
 
     def _verdict(self, seq: SequenceSlice) -> SliceOutcome:
         check = seq.num_drafts

@@ -4,10 +4,12 @@ drafted ahead.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from serving.core.draft_tree import first_path
 from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens
@@ -16,11 +18,19 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
+from serving.engines.torch.tree_draft import TreeBuilder, grow_tree
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, Outcome, Work, drafts_of
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import RecordedSession
+
+
+class GrownTree(NamedTuple):
+    """The drafter's tree at one position, and how many nodes it runs for each level after the first."""
+
+    drafted: DraftOutcome
+    levels: tuple[int, ...]
 
 
 class Continuation(NamedTuple):
@@ -106,6 +116,45 @@ class TeacherForcedModel:
             )
             found.append(self._continue(work, cache))
         return found
+
+    @torch.inference_mode()
+    def trees(
+        self,
+        token_ids: Sequence[int],
+        first: int,
+        rule: DraftStopRule,
+        stop_tokens: tuple[int, ...],
+        scorers: Scorers,
+        ahead: bool = False,
+    ) -> list[tuple[GrownTree, ...]]:
+        """The tree that grows by `rule` after token_ids[:p], for p = first..len(token_ids); with `ahead` also the one
+        that grows behind its first path and the model's own next token.
+        """
+        cache, found = SequenceCache(self._model, 0, self._num_layers), list[tuple[GrownTree, ...]]()
+        for at in range(first, len(token_ids) + 1):
+            work = DraftWork("", cache.length, tuple(token_ids[cache.length : at]), rule, stop_tokens)
+            tree = self._tree(work, cache, scorers)
+            found.append((tree, self._tree(self._behind(work, tree, cache), cache, scorers)) if ahead else (tree,))
+        return found
+
+    def _behind(self, work: DraftWork, tree: GrownTree, cache: SequenceCache) -> DraftWork:
+        """The work that grows the next tree."""
+        drafts = tree.drafted.tokens
+        path = tuple(drafts[node] for node in first_path(tree.drafted.parents, len(drafts)))
+        branch = (*path, self._next_token(path, cache))
+        return replace(work, start=cache.length, input_tokens=(), branches=(branch,))
+
+    def _tree(self, work: DraftWork, cache: SequenceCache, scorers: Scorers) -> GrownTree:
+        builder = TreeBuilder(work, self._tensor_store, scorers, work.start + work.num_inputs)
+        drafted, loads = grow_tree(builder, self._runner, cache)
+        return GrownTree(drafted, tuple(int(load.num_tokens) for load in loads[1:]))
+
+    def _next_token(self, path: Sequence[int], cache: SequenceCache) -> int:
+        """The model's greedy token after the cached text and a path, which is not kept."""
+        before = cache.length
+        hidden = self._runner.run(self._runner.embed(path), [RunnerInput(cache, len(path))], 0, self._num_layers)
+        cache.truncate(before, "recorded")
+        return int(self._runner.logits(hidden[-1:]).argmax())
 
     def _continue(self, work: DraftWork, cache: SequenceCache) -> Continuation:
         """Drafts as `serving.engines.torch.draft` does, and keeps the attention of every pass."""

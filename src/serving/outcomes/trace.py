@@ -15,13 +15,13 @@ from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.learned.artifact import ArtifactFormat
 from serving.learned.medusa import CandidateRanks
-from serving.messages import EarlyExitRule, GenerationRequest
+from serving.messages import DraftStopRule, EarlyExitRule, GenerationRequest, TreeRule
 from serving.outcomes.outcomes import describe_exit
 from serving.workload.prompt import Prompt
 
 NUM_TOP_CANDIDATES = 3
 HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR = "trace.json", "trace.safetensors", "tokenizer"
-FORMAT = ArtifactFormat("trace", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "record_outcomes", version=3)
+FORMAT = ArtifactFormat("trace", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "record_outcomes", version=4)
 _SCORE = "score."
 """Begins the names of the saved tables of `TraceTables.scores`."""
 _HEADER_FIELDS = (
@@ -33,8 +33,20 @@ _HEADER_FIELDS = (
     "made_from",
     "exit_rule",
     "medusa_tree",
+    "tree_rule",
+    "trees_ahead",
     "scorer_digests",
 )
+
+
+NO_NODE = -2
+"""The parent in the place of a node that a tree does not have."""
+
+
+def tree_shapes(rows: int, rule: DraftStopRule | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tables of trees that grow by this rule."""
+    nodes, levels = (rule.max_tokens, rule.tree.depth - 1) if rule and rule.tree else (0, 0)
+    return {"trees": (rows, 2, nodes, 2), "tree_levels": (rows, 2, levels)}
 
 
 def triangle_size(draft_len: int) -> int:
@@ -93,6 +105,12 @@ class TraceTables:
     draft i that was fed back to drafts 0..i. Planes: the mean over layers, and the last layer."""
     proposals: Any
     """(rows, tree size) the tree that the target's heads propose with the row's target; tree size 0: no heads."""
+    trees: Any
+    """(rows, 2, N, 2) token and parent of each node of the tree that the drafter grows here, and of the next one, which
+    it grows ahead, behind the first path of that tree and its own next token; the parent -2: no node. N is 0 without a
+    `tree_rule`; without `trees_ahead` the next ones have no nodes."""
+    tree_levels: Any
+    """(rows, 2, D) how many nodes the drafter runs for each level of these trees after the first."""
 
     @property
     def max_draft_len(self) -> int:
@@ -142,6 +160,10 @@ class OutcomeTrace:
     """The early-exit rule of the recorded drafts; None: they ran all layers."""
     medusa_tree: tuple[CandidateRanks, ...] = ()
     """The tree that the target's heads proposed with each of its tokens; (): it has no heads."""
+    tree_rule: DraftStopRule | None = None
+    """How the drafter's trees grew; None: none were recorded."""
+    trees_ahead: bool = False
+    """True if the trees were recorded that a drafter grows ahead."""
     scorer_digests: Mapping[str, str] = field(default_factory=dict)
     """The digests of the scorers of the recorded trained scores, by name."""
 
@@ -206,6 +228,7 @@ def save_trace(out: Path, trace: OutcomeTrace) -> None:
         del session["first_row"]
     header = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
     header["exit_rule"] = asdict(trace.exit_rule) if trace.exit_rule else None
+    header["tree_rule"] = asdict(trace.tree_rule) if trace.tree_rule else None
     token_ids = np.array([token for text in texts for token in text], np.int32)
     FORMAT.save(out, header, {"token_ids": token_ids, **table_arrays(trace.tables)})
 
@@ -219,11 +242,19 @@ def load_trace(path: Path) -> OutcomeTrace:
     with FORMAT.parsing(path):
         text = arrays.pop("token_ids").tolist()
         header["exit_rule"] = EarlyExitRule(**header["exit_rule"]) if header["exit_rule"] else None
+        header["tree_rule"] = _tree_rule(header["tree_rule"])
         header["medusa_tree"] = tuple(tuple(ranks) for ranks in header["medusa_tree"])
         header["stop_tokens"] = tuple(header["stop_tokens"])
         trace = OutcomeTrace(_sessions(header.pop("sessions"), text), _tables(arrays), **header)
         _check(trace, len(text))
         return trace
+
+
+def _tree_rule(node: dict[str, Any] | None) -> DraftStopRule | None:
+    if node is None:
+        return None
+    tree = {**node["tree"], "shape": tuple(map(tuple, node["tree"]["shape"]))}
+    return DraftStopRule(**{**node, "tree": TreeRule(**tree)})
 
 
 def join_traces(parts: Sequence[OutcomeTrace]) -> OutcomeTrace:
@@ -293,6 +324,7 @@ def _check(trace: OutcomeTrace, text: int) -> None:
         "exit_layers": (rows, length),
         "attention": (rows, NUM_PLANES, triangle_size(length)),
         "proposals": (rows, len(trace.medusa_tree)),
+        **tree_shapes(rows, trace.tree_rule),
         **{f"{_SCORE}{name}": (rows, length) for name in (*LOGIT_SCORES, *trace.scorer_digests)},
     }
     if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+from serving.core.draft_tree import first_path
 from serving.core.importance import importance_scores
 from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, advance, no_token_text
@@ -32,8 +33,8 @@ from serving.messages import (
     Verdict,
     Work,
 )
-from serving.outcomes.loads import load_counter
-from serving.outcomes.lookup import RecordedDraft, TraceLookup, TracePosition, check_prompt
+from serving.outcomes.loads import load_counter, tree_loads
+from serving.outcomes.lookup import RecordedDraft, RecordedTree, TraceLookup, TracePosition, check_prompt
 from serving.outcomes.trace import OutcomeTrace, RecordedSession
 
 _EMPTY_RESULT = SliceOutcome(None, None)
@@ -100,6 +101,8 @@ class TraceEngine:
         self._sessions, self._unrecorded, self._layers, self._exit_rule = sessions, unrecorded, layers, exit_rule
         self._lookup, self._load_counter = TraceLookup(trace.tables, scorers), load_counter(layers, exit_rule)
         self._drafter_positions: dict[str, TracePosition] = {}
+        self._tree_starts: dict[str, int] = {}
+        """Session -> the length of the text behind which its last tree grew."""
         self._cached_tokens: dict[tuple[str, int | None], int] = {}
         """Cached tokens of the target, by session and first layer."""
         self._serial = count(1)
@@ -125,12 +128,15 @@ class TraceEngine:
             )
         session, position = self._session(work.session), self._drafter_positions.get(work.session, (0, 0))
         position = _truncated(position, work.start, work.session)
+        if work.stop_rule.tree:
+            return self._tree(work, session, position)
         return self._branches(work, session, position) if work.branches else self._continue(work, session, position)
 
     def drop(self, session: str, first: int | None) -> None:
         """Forgets a cache."""
         if first is None:
             self._drafter_positions.pop(session, None)
+            self._tree_starts.pop(session, None)
             self._load_counter.drop(session)
         self._cached_tokens.pop((session, first), None)
 
@@ -170,6 +176,36 @@ class TraceEngine:
         return self._drafted(work, found.indices, scores, found.stopped, work.start + fed + back), self._draft_loads(
             work, found
         )
+
+    def _tree(
+        self, work: DraftWork, session: RecordedSession, position: TracePosition
+    ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
+        """The recorded tree, which leaves the input tokens alone in the cache."""
+        self._drafter_positions[work.session] = self._feed(session, position, work.input_tokens)
+        found = self._recorded_tree(work, session)
+        self._unrecorded.requested += work.num_inputs + len(found.tokens)
+        tops = tuple((token,) for token in found.tokens)
+        loads = tree_loads(self._layers, work.start, work.num_inputs, found.levels)
+        end = work.start + len(work.input_tokens)
+        return DraftOutcome(found.tokens, {}, tops, False, end, parents=found.parents), loads
+
+    def _recorded_tree(self, work: DraftWork, session: RecordedSession) -> RecordedTree:
+        """Behind a branch the tree is drafted ahead: the branch is the first path of the tree in flight, and a token.
+        The tree in flight is the last one that was drafted, or the one that was drafted ahead of it.
+        """
+        end = work.start + work.num_inputs
+        if not work.branches:
+            self._tree_starts[work.session] = end
+            return self._lookup.tree(session, end)
+        start = self._tree_starts[work.session]
+        behind = start + self._path_len(session, start) + 1
+        if behind != end:
+            self._tree_starts[work.session] = start = behind
+        return self._lookup.tree(session, start, ahead=True)
+
+    def _path_len(self, session: RecordedSession, prefix_len: int) -> int:
+        tree = self._lookup.tree(session, prefix_len)
+        return len(first_path(tree.parents, len(tree.tokens)))
 
     def _ends_answer(self, work: DraftWork, tokens: Sequence[int]) -> bool:
         return work.stop_text is not None and advance(work.stop_text, tokens, self._token_text)[1] is not None

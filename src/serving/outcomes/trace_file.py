@@ -17,7 +17,7 @@ from typing import Any
 
 from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR, load_trace, table_arrays
 
-KIND, VERSION = "tandem-trace", 1
+KIND, VERSION = "tandem-trace", 2
 ABOUT_FILE, TOKENS_FILE, ROWS_FILE = "about.json", "tokens.parquet", "rows.parquet"
 ORIGIN_FILE = "origin.json"
 """In an imported trace's folder: its licence and origin."""

@@ -8,12 +8,13 @@ from serving.core.decoding import Decoding
 from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, by_name
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
+from serving.messages import DraftStopRule
 from serving.policy.slots.dispatch import Dispatch
-from serving.policy.slots.draft import Draft, GoodputDraft, NoDraft
+from serving.policy.slots.draft import Draft, GoodputDraft, NoDraft, TreeDraft, drafts_trees
 from serving.policy.slots.early_exit import EarlyExit, NoEarlyExit
 from serving.policy.slots.kv_cache import BLOCK_TOKENS, KvCache
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import Lookahead
+from serving.policy.slots.lookahead import Lookahead, TreeLookahead
 from serving.policy.slots.offload import FullOffload, Offload
 from serving.policy.slots.payload import HiddenStatePayload, Payload
 from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, ColocatedPlacement, Placement
@@ -106,9 +107,8 @@ class Policy:
     def _rules(self) -> list[tuple[bool, str]]:
         """(broken, why); braces name a slot, with its choice."""
         hops = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
-        drafts, scope, tree = self.draft.source == "model", self.offload.scope, isinstance(self.verify, TreeVerify)
+        drafts, scope = self.draft.source == "model", self.offload.scope
         on_device, hidden = any(hop.node == DEVICE_TIER for hop in hops), isinstance(self.payload, HiddenStatePayload)
-        heads = self.draft.source == "medusa"
         return [
             (
                 not hops and scope != "none",
@@ -158,8 +158,7 @@ class Policy:
                 "{draft} weighs drafts against the target's passes on the same chip, and {placement} has the target "
                 "elsewhere; choose policy/draft=window",
             ),
-            (heads and not tree, "{draft} makes trees; {verify} judges chains; choose policy/verify=tree"),
-            (tree and not heads, "{draft} makes chains; {verify} judges trees, which policy/draft=medusa makes"),
+            *self._rules_of_trees(),
             (on_device and not hidden, "{placement} sends hidden states alone; choose policy/payload=hidden_states"),
             (
                 hidden and bool(hops) and not on_device,
@@ -168,28 +167,66 @@ class Policy:
             ),
         ]
 
+    def _rules_of_trees(self) -> list[tuple[bool, str]]:
+        """As `_rules`: what drafts that are trees cannot do."""
+        trees, grown = drafts_trees(self.draft), isinstance(self.draft, TreeDraft)
+        judged = isinstance(self.verify, TreeVerify)
+        return [
+            (trees and not judged, "{draft} makes trees; {verify} judges chains; choose policy/verify=tree"),
+            (
+                judged and not trees,
+                "{draft} makes chains; {verify} judges trees, which policy/draft=tree, tree_lookup or medusa makes",
+            ),
+            (
+                grown and self.early_exit.layer_exit is not None,
+                "{early_exit} ends a token's pass before the last layer, and {draft} runs all nodes of a level in one "
+                "forward; choose policy/early_exit=none or tail",
+            ),
+            (
+                grown and self.lookahead.max_steps > 0 and not isinstance(self.lookahead, TreeLookahead),
+                "{lookahead} drafts behind chains, and {draft} makes trees; choose policy/lookahead=tree or none",
+            ),
+            (
+                isinstance(self.lookahead, TreeLookahead) and not grown,
+                "{lookahead} grows trees, and {draft} drafts none; choose policy/draft=tree, or another lookahead",
+            ),
+            (
+                grown and self.offload.scope == "some",
+                "{offload} decides by the scores of a chain, and {draft} makes trees; choose policy/offload=always",
+            ),
+        ]
+
     def _rules_of_cloud_drafts(self) -> list[tuple[bool, str]]:
         """As `_rules`: what a server that drafts itself cannot do."""
-        here = self.is_colocated
+        if not self.is_colocated:
+            return []
         return [
             (
-                here and self.draft.source == "none",
+                self.draft.source == "none",
                 "{placement} drafts in the cloud, and {draft} drafts nothing; choose policy/placement=cloud, or what "
                 "drafts",
             ),
             (
-                here and self.lookahead.max_steps > 0,
+                self.offload.scope != "all",
+                "{placement} has every draft verified on the spot, and {offload} has not; choose policy/offload=always",
+            ),
+            (
+                self.early_exit.has_sequence_exit,
+                "{early_exit} leaves the tail to the device, and {placement} has no drafter there; choose "
+                "policy/early_exit=none or layer_wise",
+            ),
+            (
+                self.lookahead.max_steps > 0,
                 "{lookahead} drafts while a verdict is awaited, and under {placement} the chip verifies then; choose "
                 "policy/lookahead=none",
             ),
             (
-                here and self.link_loss.action == "local",
+                self.link_loss.action == "local",
                 "{link_loss} needs a drafter on the device, and {placement} keeps it in the cloud; choose "
                 "policy/link_loss=wait or fail",
             ),
             (
-                here
-                and (self.dispatch.needs_load_reports or self.prefill.monitors_link or self.lookahead.monitors_link),
+                self.dispatch.needs_load_reports or self.prefill.monitors_link or self.lookahead.monitors_link,
                 "under {placement} nodes send no measurements, which {dispatch}, {prefill} or {lookahead} reads; "
                 "choose policy/dispatch=round_robin or random, policy/prefill=whole and policy/lookahead=none",
             ),
@@ -213,13 +250,18 @@ class Policy:
     @cached_property
     def on_device(self) -> "Policy":
         """What users' devices do: all of it, or nothing but ask where the cloud drafts."""
-        if not self.is_colocated:
+        if not isinstance(self.placement, ColocatedPlacement):
             return self
-        (hop,) = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
         return replace(
             self, draft=NoDraft(), offload=FullOffload(), early_exit=NoEarlyExit(), verify=Lossless(),
-            prefill=WholePrefill(), placement=CloudPlacement(hop.node), batch_drafts=False,
+            prefill=WholePrefill(), placement=CloudPlacement(self.placement.tier), batch_drafts=False,
         )  # fmt: skip
+
+    @property
+    def lookahead_tree(self) -> DraftStopRule | None:
+        """How the tree grows that is drafted ahead; None: none is."""
+        ahead = isinstance(self.lookahead, TreeLookahead) and isinstance(self.draft, TreeDraft)
+        return self.draft.stop_rule if ahead and isinstance(self.draft, TreeDraft) else None
 
     @cached_property
     def requested_scores(self) -> tuple[str, ...]:
@@ -235,7 +277,7 @@ class Policy:
     @property
     def monitors_link(self) -> bool:
         """True if a slot needs measurements of the link and the cloud."""
-        return self.prefill.monitors_link or self.lookahead.monitors_link or isinstance(self.draft, GoodputDraft)
+        return self.prefill.monitors_link or self.lookahead.monitors_link
 
     @property
     def engine_requirements(self) -> EngineRequirements:

@@ -7,17 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Topology
-from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
-from serving.drivers.observer import NodeObserver, Observer
-from serving.drivers.simulator import Simulator
-from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress, silent
-from serving.runtimes.clients import WorkloadClients
-from serving.runtimes.failures import LinkOutageInjector, NodeFailureInjector
 
 if TYPE_CHECKING:
     from serving.deployment.queries import LoadedModels, Query
+    from serving.drivers.observer import Observer
+    from serving.metrics.recorder import SessionRecord
     from serving.runtimes.runtime import RunResult
 
 
@@ -34,7 +29,7 @@ class Emulated:
         """This runtime runs every setup."""
 
     def serve(
-        self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
+        self, setup: Setup, accelerator: str, progress: Progress, observers: "Sequence[Observer]" = ()
     ) -> "RunResult":
         from serving.deployment.model_loading import load_models, make_queries
         from serving.runtimes.runtime import RunResult
@@ -58,12 +53,20 @@ def simulate(
     models: "LoadedModels",
     queries: "Sequence[Query]",
     progress: Progress = silent,
-    observers: Sequence[Observer] = (),
+    observers: "Sequence[Observer]" = (),
     shared_chip: bool = False,
     detail: bool = True,
     reuse_prefixes: bool = False,
-) -> dict[str, SessionRecord]:
+) -> "dict[str, SessionRecord]":
     """The records by session, on virtual time. Raises UnfinishedSessionsError if a session never ended."""
+    from serving.deployment.topology import Topology
+    from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
+    from serving.drivers.observer import NodeObserver
+    from serving.drivers.simulator import Simulator
+    from serving.metrics.recorder import Recorder
+    from serving.runtimes.clients import WorkloadClients
+    from serving.runtimes.failures import LinkOutageInjector, NodeFailureInjector
+
     topology = Topology(setup, models.cloud_layers, tokenizer=models.tokenizer)
     clients, recorder = WorkloadClients(queries, topology.devices, progress), Recorder(topology.devices, detail)
     names = (*topology.workers, *topology.devices)

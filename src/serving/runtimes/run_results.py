@@ -103,7 +103,7 @@ def _request_row(
     stalled = (
         stall_times(record.timeline, INF if record.ended_s is None else record.ended_s) if record.timeline else None
     )
-    own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
+    own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted", "cloud_accepted"))
     return {
         "request": record.session,
         "prompt_id": prompt.id,
@@ -285,7 +285,8 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
         found["device"] = "; ".join(sources)
     if setup.uses_target:
         tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
-        every = [fleet.latency(setup.pair.cloud.timed_architecture).source for tier in tiers for fleet in tier.fleets]
+        models = [model for model in (setup.pair.cloud.timed_architecture, setup.cloud_drafter) if model]
+        every = [fleet.latency(model).source for model in models for tier in tiers for fleet in tier.fleets]
         found["cloud"] = "; ".join(dict.fromkeys(every))
     return found
 

@@ -4,22 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.drivers.observer import Observer
-from serving.metrics.recorder import SessionRecord
 from serving.progress import Progress
 
 if TYPE_CHECKING:
+    from serving.deployment.queries import Query
+    from serving.drivers.observer import Observer
     from serving.engines.tokenizer import Tokenizer
+    from serving.metrics.recorder import SessionRecord
 
 
 @dataclass(frozen=True)
 class RunResult:
     """The queries of a run and their records by session."""
 
-    queries: Sequence[Query]
-    records: Mapping[str, SessionRecord]
+    queries: "Sequence[Query]"
+    records: "Mapping[str, SessionRecord]"
     tokenizer: "Tokenizer"
     target_layers: int
     """Layers of the large model where it ran."""
@@ -55,5 +55,5 @@ class Runtime(Protocol):
         ...
 
     def serve(
-        self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
+        self, setup: Setup, accelerator: str, progress: Progress, observers: "Sequence[Observer]" = ()
     ) -> RunResult: ...

@@ -187,13 +187,13 @@ class FrameDecoder:
 
 def _tensor_refs(seq: SequenceSlice) -> list[TensorRef]:
     """A slice's tensors in the order in which they travel."""
-    return [*([seq.hidden_states] if seq.hidden_states else []), *seq.draft_probs]
+    return [*([seq.hidden_states] if seq.hidden_states else []), *seq.distinct_draft_probs]
 
 
 def _with_refs(seq: SequenceSlice, refs: list[TensorRef]) -> SequenceSlice:
-    if seq.hidden_states:
-        return replace(seq, hidden_states=refs[0], draft_probs=tuple(refs[1:]))
-    return replace(seq, draft_probs=tuple(refs))
+    hidden, probs = (refs[0], refs[1:]) if seq.hidden_states else (None, refs)
+    named = {old.id: new for old, new in zip(seq.distinct_draft_probs, probs, strict=True)}
+    return replace(seq, hidden_states=hidden, draft_probs=tuple(named[ref.id] for ref in seq.draft_probs))
 
 
 @lru_cache(maxsize=16)

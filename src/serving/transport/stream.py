@@ -190,7 +190,7 @@ class MessageSender:
         store = self._tensor_store
         if store is None or not isinstance(message, Request):
             return []
-        hidden, probs = message.slice.hidden_states, message.slice.draft_probs
+        hidden, probs = message.slice.hidden_states, message.slice.distinct_draft_probs
         found = [store.take(hidden)] if hidden else []
         return [tensors.pack(tensor) for tensor in (*found, *map(store.get, probs))]
 

@@ -123,8 +123,8 @@ class LookupDrafter:
     def _accepted(self, answer: Answer, gamma: int) -> Iterator[int]:
         text = [*answer.prompt, *answer.tokens]
         for place in range(len(answer.tokens)):
-            drafts = self.draft.continuation(text[: len(answer.prompt) + place], min(gamma, self.draft.k))
-            yield shared_len(drafts, answer.tokens[place:])
+            found = self.draft.matches(text[: len(answer.prompt) + place], min(gamma, self.draft.k))
+            yield shared_len(next(found, ()), answer.tokens[place:])
 
 
 def accepted_drafts(predicted: Sequence[int], tokens: Sequence[int], gamma: int) -> tuple[int, ...]:

@@ -4,8 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
-
 from serving.core.decoding import Decoding
 from serving.progress import Progress
 from serving.workload.datasets.tiny import TinyTasks
@@ -29,6 +27,8 @@ class Split(NamedTuple, Generic[T]):
 
 def random_split(items: Sequence[T], shares: SplitShares, seed: int) -> Split[list[T]]:
     """Random train/validation/test split. Validation and test have at least one item; training may be empty."""
+    import numpy as np
+
     order = np.random.default_rng(seed).permutation(len(items)).tolist()
     num_test, num_validation = (max(1, round(share * len(order))) for share in (shares[2], shares[1]))
     ends = max(0, len(order) - num_test - num_validation), max(0, len(order) - num_test)

@@ -1,6 +1,7 @@
 """How long a stage will take: from earlier builds, else from its sizes."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +77,39 @@ def test_checkpoints_of_files_count_by_their_configuration(tmp_path: Path):
 
 def test_the_fastest_measurement_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for measured, kept in ((2e9, 2e9), (1e9, 2e9), (3e9, 3e9)):
-        monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda measured=measured: measured)
-        assert estimates.measured_flops_per_s(tmp_path) == kept
+        measure_as(measured, tmp_path, monkeypatch)
+        assert estimates.expected_flops_per_s(tmp_path) == kept
         os.utime(tmp_path / estimates.SPEED_FILE, (0, 0))
 
 
 def test_a_measurement_counts_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda: 2e9)
-    estimates.measured_flops_per_s(tmp_path)
-    monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda: 3e9)
-    assert estimates.measured_flops_per_s(tmp_path) == 2e9
+    measure_as(2e9, tmp_path, monkeypatch)
+    measure_as(3e9, tmp_path, monkeypatch)
+    assert estimates.expected_flops_per_s(tmp_path) == 2e9
 
 
-def test_the_machine_is_not_measured_where_an_earlier_build_tells(tmp_path: Path):
+def test_before_the_first_build_each_core_counts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5})
+    assert estimates.expected_flops_per_s(tmp_path) == 3 * estimates.CORE_FLOPS_PER_S
+
+
+def test_a_process_without_numpy_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+    estimates.measure_speed(tmp_path)
+    assert not (tmp_path / estimates.SPEED_FILE).exists()
+
+
+def measure_as(flops_per_s: float, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    monkeypatch.setitem(sys.modules, "numpy", np)
+    monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda: flops_per_s)
+    estimates.measure_speed(root)
+
+
+def test_the_speed_is_not_asked_for_where_an_earlier_build_tells(tmp_path: Path):
     def measure() -> float:
-        raise AssertionError("measured for nothing")
+        raise AssertionError("asked for nothing")
 
     assert estimate(model(steps=100), [built(model(steps=100), 50.0, tmp_path / "a")], measure).seconds == 50.0
 

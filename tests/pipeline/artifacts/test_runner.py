@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from safetensors import SafetensorError
 
+from pipeline.artifacts import estimates
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
@@ -161,6 +162,13 @@ def test_a_cached_goal_does_not_rebuild_its_ancestors(tmp_path: Path) -> None:
     (tmp_path / "model").rename(tmp_path / "gone")
     runner(tmp_path, recorder).ensure_built(graph())
     assert recorder.calls == ["corpus", "model", "report"]
+
+
+def test_a_build_measures_the_machine_for_later_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "_measure_flops_per_s", lambda: 7e9)
+    monkeypatch.setitem(sys.modules, "numpy", ModuleType("numpy"))
+    runner(tmp_path, Recorder()).ensure_built(graph())
+    assert estimates.expected_flops_per_s(tmp_path) == 7e9
 
 
 def test_only_changed_stages_and_their_descendants_run(tmp_path: Path) -> None:

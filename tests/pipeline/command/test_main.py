@@ -1,6 +1,7 @@
 """Command lines: their plans, and the errors of invalid ones before any work."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -101,8 +102,9 @@ def test_a_command_without_a_policy_lists_the_policies(say: Say, argv: tuple[str
     lines = say(*argv).refusal.splitlines()
     assert lines[0].endswith("Choose one with +policy=NAME:")
     assert [line.split()[0] for line in lines[1:]] == [
-        "citer", "cloud_centric", "cloud_speculative", "co_llm", "edge_centric", "edgefm", "gpipe", "hat", "heft",
-        "hybrid", "hyperion", "sled", "synera", "u_medusa", "u_sarathi", "u_shape", "wisp", "wisp_deadline",
+        "citer", "cloud_centric", "cloud_speculative", "co_llm", "delay_adaptive", "edge_centric", "edgefm", "gpipe",
+        "hat", "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "u_medusa", "u_sarathi", "u_shape", "wisp",
+        "wisp_deadline",
     ]  # fmt: skip
 
 
@@ -110,6 +112,13 @@ def test_a_plan_shows_which_stages_would_run_and_why(say: Say) -> None:
     said = say("+policy=synera", *TOY)
     assert planned(said) == ["corpus", "cloud_model", "device_model", "thresholds", "serve"]
     assert said.out.count("  new") == 5
+
+
+def test_a_plan_of_one_job_writes_no_notes_of_hydras(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("hydra.core.utils._save_config", lambda config, name, folder: written.append(name))
+    assert say("+policy=synera", *TOY).code == 0
+    assert (written, os.listdir("outputs")) == ([], [".composed"])
 
 
 def test_an_experiment_takes_a_policy_on_the_command_line(say: Say, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 from pipeline.config import arguments
 
 POLICIES = [
-    "citer", "cloud_centric", "cloud_speculative", "co_llm", "edge_centric", "edgefm", "gpipe", "hat", "heft", "hybrid",
-    "hyperion", "sled", "synera", "u_medusa", "u_sarathi", "u_shape", "wisp", "wisp_deadline",
+    "citer", "cloud_centric", "cloud_speculative", "co_llm", "delay_adaptive", "edge_centric", "edgefm", "gpipe", "hat",
+    "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "u_medusa", "u_sarathi", "u_shape", "wisp",
+    "wisp_deadline",
 ]  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import register_resolvers, resolve, written_overrides
+from pipeline.config.compose import written_overrides
+from pipeline.config.resolve import register_resolvers, resolve
 from pipeline.errors import ConfigError
 
 
@@ -66,7 +67,7 @@ def test_resolve_does_not_change_its_argument() -> None:
 def test_worker_processes_of_a_launcher_resolve_the_number_of_the_commands_process() -> None:
     """Else each would make a folder of its own for the jobs of one sweep."""
     program = (
-        "import os, subprocess, sys; from omegaconf import OmegaConf; from pipeline.config.compose import "
+        "import os, subprocess, sys; from omegaconf import OmegaConf; from pipeline.config.resolve import "
         "register_resolvers; register_resolvers(); print(OmegaConf.create({'a': '${process:}'}).a, flush=True); "
         "sys.argv[1:] and subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
     )

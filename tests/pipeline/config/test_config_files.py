@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource as HydrasSource
 from omegaconf import OmegaConf
 
 from pipeline.config.arguments import conf_dir
+from pipeline.config.compose import prepare_hydra
 from pipeline.config.config_files import FileConfigSource
 
 TEXT = "# @package _global_\na: 1e-3\nb: 0x10\nc: 12:30\nd: on\ne: 2026-11-23\nf: ${a}\ng: [.5, null, ~]\n"
@@ -29,8 +31,33 @@ def test_scalars_have_the_types_that_omegaconf_gives_them(tmp_path: Path) -> Non
 def test_a_change_of_what_was_loaded_does_not_reach_the_next_reader(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(TEXT)
     source = FileConfigSource("main", str(tmp_path))
-    source.load_config("x").config["a"] = 5
-    assert source.load_config("x").config["a"] == 1e-3
+    for value in (5, 6, 7):
+        config = source.load_config("x").config
+        assert config["a"] == 1e-3
+        config["a"] = value
+
+
+def test_the_only_reader_of_a_file_is_given_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.yaml").write_text(TEXT)
+    copied: list[object] = []
+    monkeypatch.setattr("pipeline.config.config_files.deepcopy", lambda node: copied.append(node) or node)
+    source = FileConfigSource("main", str(tmp_path))
+    source.load_config("x")
+    assert not copied
+    source.load_config("x")
+    assert len(copied) == 1
+
+
+@pytest.mark.parametrize(("size", "b"), [("small", 3), ("'${db}'", 2)])
+def test_a_list_of_defaults_may_refer_to_another_choice(tmp_path: Path, size: str, b: int) -> None:
+    files = {"config": f"defaults: [{{db: big}}, {{size: {size}}}]", "db/big": "a: 1", "size/big": "b: 2",
+             "size/small": "b: 3"}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text + "\n")
+    prepare_hydra()
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("config") == {"db": {"a": 1}, "size": {"b": b}}
 
 
 def test_a_changed_file_is_parsed_again(tmp_path: Path) -> None:

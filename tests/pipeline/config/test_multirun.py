@@ -1,5 +1,6 @@
 """Fixed overrides beside a swept group belong to the jobs."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from omegaconf import DictConfig
 
+from pipeline.config.collector import collector_paused
 from pipeline.config.multirun import composed_once, defer_to_jobs
 
 
@@ -60,11 +62,12 @@ def test_a_sweep_composes_each_job_once(monkeypatch: pytest.MonkeyPatch) -> None
         DictConfig({}),
         [["seed=0"], ["seed=1"], ["seed=0"]],
     )
-    with composed_once(["-m", "seed=0,1,0"]):
+    with collector_paused(), composed_once(["-m", "seed=0,1,0"]):
         checked = [loader.load_sweep_config(master, job) for job in jobs[:2]]
         launched = [loader.load_sweep_config(master, job) for job in jobs[:2]]
         assert [job is other for job, other in zip(checked, launched, strict=True)] == [True, True]
         assert composed == jobs[:2]
+        assert gc.isenabled()  # what a sweep composes is collected
         loader.load_sweep_config(master, jobs[2])
         assert composed == jobs  # what was launched once is composed anew
     assert ConfigLoaderImpl.load_sweep_config is compose

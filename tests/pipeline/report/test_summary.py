@@ -84,7 +84,7 @@ def test_offloaded_shares_are_those_of_the_two_requests(summary):
     assert summary["offloading/chunk_share"] == pytest.approx(1 / 5)
     assert summary["offloading/token_share"] == pytest.approx(3 / 8)
     assert summary.below("offloading/tokens_by_origin/") == {
-        "device": 5, "offline": 0, "accepted": 2, "corrected": 1, "bonus": 0, "cloud": 0
+        "device": 5, "offline": 0, "accepted": 2, "cloud_accepted": 0, "corrected": 1, "bonus": 0, "cloud": 0
     }  # fmt: skip
 
 

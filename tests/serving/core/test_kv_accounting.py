@@ -48,6 +48,23 @@ def test_accepted_drafts_of_a_tree_are_compacted_after_the_committed_tokens() ->
     assert ledger.valid_len(rows(), WHOLE) == 13
 
 
+def test_a_kept_draft_that_is_not_in_the_tree_is_a_missing_cache() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    run(ledger, rows(n=13, check=8))
+    assert ledger.valid_len(rows(start=7, keep=(0, 7)), WHOLE) == 7
+    assert ledger.valid_len(rows(start=7, keep=(0, 8)), WHOLE) < 7
+
+
+def test_a_tree_is_kept_once() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    run(ledger, rows(n=13, check=8))
+    again = rows(start=7, n=9, check=8, keep=(0, 7))
+    assert ledger.ends_with_tree(again, WHOLE)
+    run(ledger, again)
+    assert not ledger.ends_with_tree(again, WHOLE)
+    assert ledger.valid_len(again, WHOLE) >= 7
+
+
 def test_spans_of_one_session_have_caches_of_their_own() -> None:
     ledger = KVAccounting(INF, keep_caches=True)
     front = Span(0, 4, embedding=True)

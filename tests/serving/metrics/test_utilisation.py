@@ -1,6 +1,7 @@
 """Utilisation, memory and stall times of nodes and devices: by hand, and stall times against a time grid."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,13 +11,23 @@ from serving.deployment.topology import Topology
 from serving.hardware.fleet import GB
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
 from serving.hardware.testbed import Tier
-from serving.messages import DropCache, ForwardWork, MessageReceived, Release, SequenceSlice, Span
+from serving.messages import (
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
+    DropCache,
+    ForwardWork,
+    MessageReceived,
+    Release,
+    SequenceSlice,
+    Span,
+)
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import StallTimes, UtilisationObserver, covered_s, stall_times
 from serving.policy.partition.baselines import GPipeSplit
 from serving.policy.partition.division import ModelPartition
 from serving.policy.slots.dispatch import HypSched
-from serving.policy.slots.placement import TieredPlacement
+from serving.policy.slots.placement import ColocatedPlacement, TieredPlacement
 from tests.support.conf_files import architecture, fleet, link
 from tests.support.fake_setup import pair, setup
 
@@ -30,6 +41,10 @@ def cast() -> Topology:
     bed = Bed(device=fleet("jetson_agx_orin_32gb"), tiers=TIERS)
     override = {"placement": TieredPlacement(division), "dispatch": HypSched()}
     return Topology(setup("cloud_centric", bed, 1, override=override, pair=pair(cloud="llama3_8b")), 32)
+
+
+def tiers() -> Bed:
+    return Bed(device=fleet("jetson_agx_orin_32gb"), tiers={"far": Tier(fleet("rtx_a6000"))})
 
 
 def ran(seen: UtilisationObserver, node: str, session: str, start: int, n: int, begin_s: float, end_s: float) -> None:
@@ -64,6 +79,22 @@ def test_memory_is_weights_and_the_fullest_caches(cast: Topology) -> None:
     assert seen.by_tier(cast, [record("a", 0, 3)])["far"]["memory_share"] == pytest.approx(wanted)
     first = LLAMA.part(16, embedding=True, lm_head=False).weights_nbytes("fp16") / (16 * GB)
     assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory_share"] == pytest.approx(first)
+
+
+def test_a_drafter_beside_the_target_counts_with_its_weights_and_caches() -> None:
+    topology = Topology(setup("sled", tiers(), 1, override={"placement": ColocatedPlacement("far")}), 32)
+    seen = UtilisationObserver()
+    ran(seen, "far-0", "a", 0, 100, 0, 1)
+    outcome = DraftOutcome((1, 2), {}, ((1,), (2,)), False, 90)
+    seen.work_done("far-0", DraftWork("a", 0, (7,) * 89, DraftStopRule(2)), outcome, 1, 2)
+    seen.event_handled("far-0", MessageReceived(Release("a")), 2, (DropCache("a", 0), DropCache("a", None)))
+    seen.work_done("far-0", DraftWork("b", 0, (7,) * 10, DraftStopRule(2)), replace(outcome, cached_len=11), 3, 4)
+    held = [
+        model.weights_nbytes("fp16") + tokens * model.kv_nbytes_per_token("fp16")
+        for model, tokens in ((architecture("llama2_13b"), 100), (architecture("tinyllama_1_1b"), 90))
+    ]
+    share = seen.by_tier(topology, [record("a", 0, 3)])["far"]["memory_share"]
+    assert share == pytest.approx(sum(held) / (48 * GB))
 
 
 def test_dropped_caches_and_those_of_a_restarted_node_are_not_held(cast: Topology) -> None:

@@ -10,7 +10,6 @@ from serving.messages import (
     DraftWork,
     SessionCancelled,
     StartWork,
-    WorkFailed,
     WorkFinished,
 )
 from serving.metrics.recorder import Recorder
@@ -20,7 +19,7 @@ from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.placement import UShapedPlacement
 from tests.support.fake_pair import own_text
 from tests.support.policies import policy
-from tests.support.simulated_nodes import World, world
+from tests.support.simulated_nodes import World, failing, world
 
 HOW: dict[str, Any] = {"devices": 1, "at_once": 3, "calls_each": 6, "prompt": 20, "limit": 30}
 
@@ -118,16 +117,24 @@ def test_a_cancelled_session_leaves_the_others_of_its_batch_alone(make: Any, at:
             assert w.text(call.session) == own_text(call.prompt, call.max_new_tokens, call.stop_tokens)
 
 
-def test_a_failed_batch_fails_all_its_sessions() -> None:
-    w = world(sled(), devices=1, at_once=2, calls_each=2)
-    w.simulator.run(0.04)
-    device = w.devices["device-0"]
-    assert device.compute_queue is not None
-    start = next(c for c in reversed(w.log.commands(StartWork)) if c.job == device.compute_queue.running)
-    assert isinstance(start.work, DraftBatch)
-    device.handle(WorkFailed(start.job), 0.05)
-    assert not device.active
-    assert device.compute_queue.running is None
+@pytest.mark.parametrize("make", [hat, sled])
+def test_a_failed_batch_is_drafted_one_by_one_and_fails_the_bad_session_alone(make: Any) -> None:
+    w = failing(world(make(), **HOW), "device-0", "s0.1").run()
+    endings = w.endings()
+    assert endings.pop("s0.1") == "failed"
+    assert set(endings.values()) == {"complete"}
+    for call in w.calls:
+        assert call.session == "s0.1" or w.text(call.session) == own_text(call.prompt, call.max_new_tokens)
+    assert batches(w)
+    assert not any(pair.caches for pair in w.chips.values())
+
+
+def test_every_session_of_a_failed_batch_may_fail_alone() -> None:
+    w = failing(world(sled(), **HOW), "device-0", *(f"s0.{i}" for i in range(6))).run()
+    assert set(w.endings().values()) == {"failed"}
+    queue = w.devices["device-0"].compute_queue
+    assert queue is not None
+    assert (queue.running, queue.quarantined) == (None, set())
 
 
 def test_a_batchs_time_is_shared_by_tokens() -> None:

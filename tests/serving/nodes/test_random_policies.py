@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from serving.messages import (
     MessageReceived,
     PeerLost,
     PeerRestored,
+    RequestArrived,
     SamplingParams,
     SendMessage,
     SessionCancelled,
@@ -23,12 +25,21 @@ from serving.messages import (
 from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import InitialDraft, LookupDraft, MedusaDraft, NoDraft, WindowDraft
+from serving.policy.slots.delay_draft import DelayAdaptiveDraft, UCBSpecStop
+from serving.policy.slots.draft import (
+    GoodputDraft,
+    InitialDraft,
+    LookupDraft,
+    MedusaDraft,
+    NoDraft,
+    TreeDraft,
+    WindowDraft,
+)
 from serving.policy.slots.early_exit import NoEarlyExit, ProgressiveExit, SequencewiseExit
 from serving.policy.slots.importance_offload import ConfidenceOffload, SyneraOffload
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import HATLookahead, NoLookahead, SyneraLookahead
+from serving.policy.slots.lookahead import HATLookahead, NoLookahead, SyneraLookahead, TreeLookahead
 from serving.policy.slots.offload import AlwaysOffload, FullOffload, NeverOffload, RandomOffload
 from serving.policy.slots.payload import FullDistributionPayload as Distributions
 from serving.policy.slots.payload import HiddenStatePayload, TokenPayload
@@ -49,6 +60,8 @@ SLOTS: dict[str, list[Any]] = {
         WindowDraft(12, "confidence", 0.6),
         InitialDraft(3),
         NoDraft(),
+        DelayAdaptiveDraft(6),
+        UCBSpecStop(5),
     ],
     "offload": [
         AlwaysOffload(),
@@ -123,7 +136,7 @@ TREES = SPLIT | {
 COLOCATED = SLOTS | {
     "draft": [
         WindowDraft(4), WindowDraft(8, "margin", 0.5, keep_last=False), WindowDraft(12, "confidence", 0.6),
-        LookupDraft(4), MedusaDraft(MEDUSA),
+        LookupDraft(4), MedusaDraft(MEDUSA), GoodputDraft(6), DelayAdaptiveDraft(6), UCBSpecStop(5), TreeDraft(6, 3, 2),
     ],
     "offload": [AlwaysOffload()],
     "lookahead": [NoLookahead()],
@@ -135,8 +148,20 @@ COLOCATED = SLOTS | {
     "batch_drafts": [True, False],
 }  # fmt: skip
 """Slot choices for a server that drafts."""
-FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES, "colocated": COLOCATED}
-SEEDS = {"whole": 100, "split": 25, "trees": 25, "colocated": 25}
+GROWN = SLOTS | {
+    "draft": [
+        TreeDraft(6, 3, 2), TreeDraft(12, 4, 3), TreeDraft(3, 3, 1), LookupDraft(4, continuations=3),
+        TreeDraft(shape=((0,), (1,), (0, 0), (0, 1), (0, 0, 0))),
+    ],
+    "offload": [AlwaysOffload()],
+    "lookahead": [NoLookahead(), TreeLookahead()],
+    "early_exit": [NoEarlyExit()],
+    "verify": [TreeVerify()],
+    "kv_cache": [PrefixCaching(), NoPrefixCaching(), PrefixCaching(200.0)],  # two of the longest sequences with trees
+}  # fmt: skip
+"""Slot choices for drafts that are trees."""
+FAMILIES = {"grown": GROWN, "whole": SLOTS, "split": SPLIT, "trees": TREES, "colocated": COLOCATED}
+SEEDS = {"grown": 50, "whole": 100, "split": 25, "trees": 25, "colocated": 25}
 """How many of each hundred seeds are run."""
 
 
@@ -148,7 +173,9 @@ def random_policy(r: random.Random, family: str) -> Policy | None:
         return None
 
 
-def random_conditions(r: random.Random, family: str) -> dict[str, Any]:
+def random_conditions(r: random.Random, family: str, p: Policy) -> dict[str, Any]:
+    """The fake pair samples with a draft model's distributions alone."""
+    draws = family != "trees" and (family not in ("colocated", "grown") or p.draft.source == "model")
     return {
         "devices": r.choice((1, 3)),
         "calls_each": r.choice((1, 2)),
@@ -157,9 +184,9 @@ def random_conditions(r: random.Random, family: str) -> dict[str, Any]:
         "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
         "seed": r.randrange(1000),
         "ends": r.choice(((), tuple(range(0, 997, 40)))),
-        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if family not in ("trees", "colocated") else None,
+        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if draws else None,
         "timeout_s": r.choice((INF, 5.0)),
-        "at_once": r.choice((1, 3)) if family in ("split", "trees") else 1,
+        "at_once": r.choice((1, 3)) if family in ("split", "trees", "grown") else 1,
     }
 
 
@@ -232,7 +259,6 @@ def assert_no_state_left(w: World) -> None:
     servers = [node for node in w.workers.values() if isinstance(node, Speculator)]
     for server in servers:
         assert not server.answers
-        assert not server.partial_prompts
         assert not server.device.active
         assert not server.device.idle_sessions
     devices = [*w.devices.values(), *(server.device for server in servers)]
@@ -257,7 +283,7 @@ def test_any_policy_serves_any_workload(family: str, first: int) -> None:
         if (p := random_policy(r, family)) is None:
             continue
         served += 1
-        w = world(p, **random_conditions(r, family))
+        w = world(p, **random_conditions(r, family, p))
         w.simulator.run(until=300)
         check_answers(w, p, undisturbed=True)
         assert w.replays(), seed
@@ -272,11 +298,40 @@ def test_any_policy_survives_losses_and_cancels(family: str, first: int) -> None
         r = random.Random(seed)
         if (p := random_policy(r, family)) is None:
             continue
-        w = world(p, **random_conditions(r, family) | {"timeout_s": 5.0})
+        w = world(p, **random_conditions(r, family, p) | {"timeout_s": 5.0})
         for _ in range(r.randint(1, 3)):
             inject_failure(w, r)
         w.simulator.run(until=300)
         check_answers(w, p, undisturbed=False)
+
+
+@pytest.mark.parametrize("first", range(4000, 4400, 100))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_policy_continues_a_conversation(family: str, first: int) -> None:
+    """A second turn reuses the caches that the first one left, or drops what is not its own."""
+    served = 0
+    for seed in range(first, first + SEEDS[family]):
+        r = random.Random(seed)
+        if (p := random_policy(r, family)) is None:
+            continue
+        served += 1
+        w = world(p, **random_conditions(r, family, p), keep_cache=True)
+        w.simulator.run(until=r.choice((0.1, 0.3, 300)))
+        said = {call.session: w.text(call.session) for call in w.calls}
+        for call in w.calls:
+            if call.session not in w.endings():
+                w.simulator.post(w.simulator.now, f"device-{call.session[1]}", SessionCancelled(call.session))
+        w.simulator.run(until=w.simulator.now + 1)
+        w.log.entries.clear()
+        w.calls = [
+            replace(call, prompt=(*call.prompt, *said[call.session][: r.randrange(10)], *range(r.randrange(1, 4))))
+            for call in w.calls
+        ]
+        for call in w.calls:
+            w.simulator.post(w.simulator.now, f"device-{call.session[1]}", RequestArrived(call))
+        w.simulator.run(until=600)
+        check_answers(w, p, undisturbed=True)
+    assert served > SEEDS[family] / 5
 
 
 def delivered_once(w: World) -> bool:
@@ -299,7 +354,7 @@ def test_any_policy_survives_unreliable_links(family: str, first: int) -> None:
         if (p := random_policy(r, family)) is None:
             continue
         drive = functools.partial(UnreliableSimulator, r=r, family=family)
-        w = world(p, **random_conditions(r, family) | {"timeout_s": 1.0, "drive": drive})
+        w = world(p, **random_conditions(r, family, p) | {"timeout_s": 1.0, "drive": drive})
         restarted = sum(inject_failure(w, r) for _ in range(r.randint(0, 2)))
         w.simulator.run(until=3000)
         for call in w.calls:

@@ -135,6 +135,76 @@ def test_without_prefix_caching_parts_are_stored_and_the_request_runs_whole() ->
     assert said(list(w.handle(ask("b", start=6, n=4), 2.0)), CacheMiss) == [CacheMiss("b", 0, "cloud")]
 
 
+TREE = (-1, -1, 0, 2)
+
+
+def ask_tree(
+    start: int, tokens: tuple[int, ...], round_: int, kept: tuple[int, ...] | None = None, drafts: int = 4
+) -> MessageReceived:
+    """A request whose last tokens are the drafts of a tree; `kept` are those of the tree before."""
+    seq = SequenceSlice("a", start, len(tokens), tokens, drafts, "greedy", parents=TREE[:drafts], kept_tree_nodes=kept)
+    return MessageReceived(Request(round_, seq, ROUTE, 0, ("cloud",), "device of a"))
+
+
+def sequence(commands: list[Any]) -> SequenceSlice:
+    (start,) = [command for command in commands if isinstance(command, StartWork)]
+    (found,) = start.work.slices
+    assert isinstance(found, SequenceSlice)
+    return found
+
+
+def without_caches() -> Worker:
+    """A worker that computes each request anew, and has verified a tree behind the tokens 1, 2, 3."""
+    w = worker(kv_cache=NoPrefixCaching())
+    w.handle(ask_tree(0, (1, 2, 3, 10, 11, 12, 13), 0), 0.0)
+    assert sequence(decide(w)).tokens == (1, 2, 3, 10, 11, 12, 13)
+    finish(w, Verdict(2, 50, kept_tree_nodes=(0, 2)))
+    return w
+
+
+def test_without_prefix_caching_a_duplicate_applies_a_tree_once() -> None:
+    w = without_caches()
+    again = ask_tree(5, (50, 20), 1, kept=(0, 2), drafts=1)
+    w.handle(again, 1.0)
+    w.handle(again, 1.0)
+    for _ in range(2):
+        found = sequence(decide(w))
+        assert (found.start, found.tokens) == (0, (1, 2, 3, 10, 12, 50, 20))
+        finish(w, Verdict(0, 51, kept_tree_nodes=()))
+
+
+@pytest.mark.parametrize("kept", [(0, 4), (0, 2, 3), (7, 2)])
+def test_without_prefix_caching_drafts_that_are_not_stored_are_a_cache_miss(kept: tuple[int, ...]) -> None:
+    w = without_caches()
+    out = list(w.handle(ask_tree(5, (50, 20, 21, 22, 23), 1, kept=kept), 1.0))
+    assert said(out, CacheMiss) == [CacheMiss("a", 1, "cloud")]
+    assert not w.queue
+
+
+def test_a_duplicate_of_a_request_that_keeps_drafts_of_a_tree_does_not_keep_them_twice() -> None:
+    w = worker()
+    w.handle(ask_tree(0, (1, 2, 3, 10, 11, 12, 13), 0), 0.0)
+    decide(w)
+    finish(w, Verdict(2, 50, kept_tree_nodes=(0, 2)))
+    again = ask_tree(5, (50, 20, 21, 22, 23), 1, kept=(0, 2))
+    w.handle(again, 1.0)
+    w.handle(again, 1.0)
+    first = sequence(decide(w, 1.0))
+    finish(w, Verdict(0, 51, kept_tree_nodes=()), now=2.0)
+    second = sequence(decide(w, 2.0))
+    assert (first.kept_tree_nodes, second.kept_tree_nodes) == ((0, 2), None)
+    assert (first.start, first.tokens) == (second.start, second.tokens)
+
+
+def test_a_draft_that_is_kept_and_was_never_sent_is_a_cache_miss() -> None:
+    w = worker()
+    w.handle(ask_tree(0, (1, 2, 3, 10, 11, 12, 13), 0), 0.0)
+    decide(w)
+    finish(w, Verdict(2, 50, kept_tree_nodes=(0, 2)))
+    w.handle(ask_tree(5, (50, 20, 21, 22, 23), 1, kept=(0, 4)), 1.0)
+    assert said(decide(w, 1.0), CacheMiss) == [CacheMiss("a", 1, "cloud")]
+
+
 def test_a_release_during_a_batch_takes_effect_after_it() -> None:
     w = worker()
     w.handle(ask("a"), 0.0)

@@ -45,6 +45,8 @@ def trace(
         depths if exits else np.full_like(depths, 4),
         np.stack([attention, 1 - attention], 1),
         np.zeros((len(targets), 0), np.int32),
+        np.zeros((len(targets), 2, 0, 2), np.int32),
+        np.zeros((len(targets), 2, 0), np.int32),
     )
     rule = EarlyExitRule("margin", 0.7, 0.25) if exits else None
     return OutcomeTrace(tuple(recorded), tables, None, 0, 4, 8, (1,), {"pair": "a made-up pair"}, rule)

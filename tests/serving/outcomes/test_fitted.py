@@ -13,8 +13,8 @@ from serving.core.session import Session
 from serving.hardware.exit_depths import ExitDepths, with_head_loads
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule
 from serving.outcomes import fit, fitted
+from serving.outcomes.acceptance_draws import MatchProbabilities
 from serving.outcomes.fitted import AnswerLengths, FittedAcceptance
-from serving.outcomes.sampled_engine import MatchProbabilities
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, ProgressiveExit
 from serving.runtimes.emulated import simulate

@@ -21,9 +21,9 @@ from serving.messages import (
     SequenceSlice,
     Span,
 )
+from serving.outcomes.acceptance_draws import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.constant import ConstantAcceptance
 from serving.outcomes.outcomes import OutcomeEngines
-from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, SequencewiseExit
 from serving.policy.slots.payload import FullDistributionPayload, TokenPayload
@@ -166,6 +166,16 @@ def test_a_stop_rule_ends_the_draft() -> None:
         outcome, loads = models.device.execute(work)
         assert (len(outcome.tokens), len(loads), outcome.cached_len) == (n, passes, 9 + passes)  # type: ignore[union-attr]
         assert outcome.scores == {"confidence": (0.4,) * n, "importance": (0.4,) * n}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("below", "keep", "n"), [(0.5, True, 4), (0.5, False, 3), (0.9, True, 1), (0.1, True, 8)])
+def test_a_stop_rule_may_compare_the_product_of_scores(below: float, keep: bool, n: int) -> None:
+    """Of scores of 0.8: 0.8, 0.64, 0.512, 0.41."""
+    queries, models = opened(acceptance_rate=0.8)
+    rule = DraftStopRule(8, "confidence", below, keep, product=True)
+    outcome, _ = models.device.execute(DraftWork("r00000", 0, queries[0].request.prompt, rule))
+    assert len(outcome.tokens) == n  # type: ignore[union-attr]
+    assert outcome.stopped == (n < 8)  # type: ignore[union-attr]
 
 
 def test_sampled_drafts_carry_their_distributions() -> None:

@@ -74,7 +74,7 @@ def test_what_is_imported_is_what_was_exported(recorded: Path, exported: Path, t
 
 def test_a_file_says_what_it_is(exported: Path) -> None:
     about = read_about(exported)
-    assert (about["kind"], about["version"], about["license"], about["sessions"]) == ("tandem-trace", 1, "CC0-1.0", 60)
+    assert (about["kind"], about["version"], about["license"], about["sessions"]) == ("tandem-trace", 2, "CC0-1.0", 60)
 
 
 def test_a_licence_and_an_origin_are_wanted() -> None:
@@ -88,7 +88,7 @@ def undigested(members: dict[str, bytes]) -> None:
 
 SHAPES = {name: list(table.shape[1:]) for name, table in table_arrays(trace(exits=True).tables).items()}
 REFUSED: dict[str, tuple[Callable[[dict[str, bytes]], Any], str]] = {
-    "another version": (about_with(version=2), "is of version 2, and this code reads 1"),
+    "another version": (about_with(version=1), "is of version 1, and this code reads 2"),
     "another kind": (about_with(kind="holiday photos"), "its kind is 'holiday photos'"),
     "no number of sessions": (about_with(sessions="many"), "sessions is 'many'"),
     "no list of members": (about_with(members=3), "members is 3"),

@@ -10,6 +10,7 @@ from serving.messages import EarlyExitRule, GenerationRequest, Hop, Span
 from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.draft import NoDraft, WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit, ProgressiveExit, SequencewiseExit
+from serving.policy.slots.importance_offload import SyneraOffload
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import SyneraLookahead
@@ -67,6 +68,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "sled",
         {"placement": ColocatedPlacement(), "lookahead": SyneraLookahead(THRESHOLDS)},
         "policy/lookahead=SyneraLookahead drafts while a verdict is awaited, and under .* the chip verifies then",
+    ),
+    "a server that keeps drafts without verification": (
+        "sled",
+        {"placement": ColocatedPlacement(), "offload": SyneraOffload(0.5, THRESHOLDS)},
+        "policy/placement=ColocatedPlacement has every draft verified on the spot, and policy/offload=SyneraOffload",
+    ),
+    "a server that verifies nothing": (
+        "sled",
+        {"placement": ColocatedPlacement(), "offload": NeverOffload()},
+        "policy/placement=ColocatedPlacement has every draft verified on the spot, and policy/offload=NeverOffload",
+    ),
+    "a server that leaves the tail to the device": (
+        "sled",
+        {"placement": ColocatedPlacement(), "early_exit": SequencewiseExit(0.8)},
+        "policy/early_exit=SequencewiseExit leaves the tail to the device, and .* has no drafter there",
     ),
     "a server that drafts, offline": (
         "sled",

@@ -66,10 +66,8 @@ def test_requests_that_never_end_are_named() -> None:
             if node != "cloud-0":
                 super().post(at, node, event, phase)
 
-    import serving.runtimes.emulated
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving.runtimes.emulated, "Simulator", Deaf)
+        patch.setattr("serving.drivers.simulator.Simulator", Deaf)
         with pytest.raises(UnfinishedSessionsError, match="4 sessions wait: r00000, r00001, r00002, r00003"):
             serve("cloud_centric", n=4)
 

@@ -57,13 +57,17 @@ def rows_of_jobs(exhibit: Exhibit, jobs: Sequence[ComparisonRow], base: Mapping[
 
 
 def _rows_of_tables(template: RowTemplate, jobs: Sequence[ComparisonRow], base: Mapping[str, str]) -> list[ExhibitRow]:
-    """The rows of the tables that the jobs' goals wrote, pooled over the jobs."""
+    """The rows of the tables that the jobs' goals wrote, pooled over the jobs; without any, one that says why."""
     found: dict[tuple[str, str], list[Mapping[str, Cell]]] = {}
     for job in jobs:
+        if job.problem is not None or not job.result.artifact:
+            continue
         replicate = row_key(template, choices_of(job.result.overrides, base)).replicate
-        for row in read_rows(Path(job.result.artifact or ""), replicate) if job.problem is None else ():
+        for row in read_rows(Path(job.result.artifact), replicate):
             found.setdefault((row.group, row.label), []).append(row.measured)
     problem = _problem(jobs)
+    if not found:
+        return [ExhibitRow("", "no table", problem=problem or "no job left an artifact")] if jobs else []
     return [ExhibitRow(*place, _pooled_cells(tables), problem=problem) for place, tables in found.items()]
 
 

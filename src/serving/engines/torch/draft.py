@@ -61,6 +61,27 @@ def read_off(hidden: torch.Tensor, runner: ModelRunner) -> list[StepOutput]:
     return [StepOutput(logits[i : i + 1], normed[i : i + 1], 1.0) for i in range(len(hidden))]
 
 
+def score_names(work: DraftWork) -> tuple[str, ...]:
+    """The scores of each token that a draft needs, without importance."""
+    wanted = [name for name in work.requested_scores if name not in IMPORTANCE_SCORES]
+    return tuple(dict.fromkeys((*wanted, *((work.stop_rule.score,) if work.stop_rule.score else ()))))
+
+
+def token_scores(work: DraftWork, step: StepOutput, scorers: Scorers) -> tuple[LogitStats, dict[str, float]]:
+    """Statistics of the output for one token, and the scores that the work needs."""
+    names = score_names(work)
+    stats = compute_logit_stats(step.logits, required_scores(names, scorers))
+    scores = {name: values[0] for name, values in stats.scores.items()}
+    for name in names:
+        if name in step.given_scores:
+            scores[name] = step.given_scores[name]
+        elif scorer := scorers.get(name):
+            of_hidden = scorer.feature_kind == "hidden"
+            features = step.hidden_state[0].float().cpu().numpy() if of_hidden else [scores[e] for e in LOGIT_SCORES]
+            scores[name] = scorer.probability(features)
+    return stats, scores
+
+
 class DraftBuilder:
     """Collects the tokens, scores and distributions of one `DraftWork`."""
 
@@ -73,24 +94,21 @@ class DraftBuilder:
     ) -> None:
         self.work, self._tensor_store, self._scorers, self._token_text = work, tensor_store, scorers, token_text
         self.requested_scores = tuple(name for name in work.requested_scores if name not in IMPORTANCE_SCORES)
-        self._score_names = tuple(
-            dict.fromkeys((*self.requested_scores, *((work.stop_rule.score,) if work.stop_rule.score else ())))
-        )
-        check_scores(self._score_names, scorers)
-        self._logit_scores = required_scores(self._score_names, scorers)
+        check_scores(score_names(work), scorers)
         self.tokens: list[int] = []
         self.top_candidates: list[tuple[int, ...]] = []
         self.scores: dict[str, list[float]] = {name: [] for name in self.requested_scores}
         self.draft_probs: list[TensorRef] = []
         self.probs_support: list[int] = []
         self.exit_depths: list[float] = []
-        self.stopped = False
+        self.stopped, self._level = False, 1.0
 
     def add_token(self, step: StepOutput, position: int) -> bool:
         """Chooses the token at `position`. True if the draft goes on."""
-        stop, stats = self.work.stop_rule, compute_logit_stats(step.logits, self._logit_scores)
-        scores = self._token_scores(stats, step)
-        self.stopped = bool(stop.score) and scores[stop.score] < stop.threshold
+        stop, (stats, scores) = self.work.stop_rule, token_scores(self.work, step, self._scorers)
+        if stop.score:
+            self._level = stop.level(self._level, scores[stop.score])
+            self.stopped = self._level < stop.threshold
         if self.stopped and not stop.keep_last and len(self.tokens) >= stop.min_tokens:
             return False
         token = self._choose_token(step.logits, stats.tokens[0], position)
@@ -105,19 +123,6 @@ class DraftBuilder:
     def _ends_stop_string(self) -> bool:
         stop = self.work.stop_text
         return stop is not None and advance(stop, self.tokens, self._token_text)[1] is not None
-
-    def _token_scores(self, stats: LogitStats, step: StepOutput) -> dict[str, float]:
-        scores = {name: values[0] for name, values in stats.scores.items()}
-        for name in self._score_names:
-            if name in step.given_scores:
-                scores[name] = step.given_scores[name]
-            elif scorer := self._scorers.get(name):
-                of_hidden = scorer.feature_kind == "hidden"
-                features = (
-                    step.hidden_state[0].float().cpu().numpy() if of_hidden else [scores[e] for e in LOGIT_SCORES]
-                )
-                scores[name] = scorer.probability(features)
-        return scores
 
     def _choose_token(self, logits: torch.Tensor, argmax_token: int, position: int) -> int:
         sampling, full = self.work.sampling, self.work.full_draft_probs

@@ -1,4 +1,7 @@
-"""A batch of drafts in one packed forward of the draft model, in which each session has its own cache."""
+"""A batch of drafts in one packed forward of the draft model, in which each session has its own cache.
+
+Trees take one more forward for each further level.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +13,7 @@ from serving.engines.torch.draft import DraftBuilder, StepOutput, chain_parents,
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
+from serving.engines.torch.tree_draft import TreeBuilder, grow_levels, tree_inputs
 from serving.hardware.latency import ForwardLoad, batch_load
 from serving.messages import DraftBatch, DraftBatchOutcome, DraftOutcome, DraftStopRule, DraftWork
 
@@ -38,7 +42,7 @@ def generate_batch(
     scorers: Scorers,
     token_text: TokenText = no_token_text,
 ) -> tuple[DraftBatchOutcome, tuple[ForwardLoad, ...]]:
-    """Runs the inputs of all works in one forward, and chooses the next token of each.
+    """Runs the inputs of all works in one forward, and chooses the next token of each; trees grow in further forwards.
 
     Raises ValueError for works that one forward cannot do, and for a work that drafts without input tokens.
     """
@@ -46,14 +50,34 @@ def generate_batch(
     members = [_member(work, runner, caches) for work in batch.works]
     loads = _loads(members, len(runner.model.layers))
     steps = iter(_run(members, runner))
-    outcomes = tuple(_outcome(member, steps, tensor_store, scorers, token_text) for member in members)
-    return DraftBatchOutcome(outcomes), loads
+    found: list[DraftOutcome | TreeBuilder] = []
+    for member in members:
+        if member.work.stop_rule.tree:
+            tree = TreeBuilder(member.work, tensor_store, scorers, member.positions[0])
+            tree.add_level([next(steps)])
+            found.append(tree)
+        else:
+            found.append(_outcome(member, steps, tensor_store, scorers, token_text))
+    trees = [(one, member.cache) for one, member in zip(found, members, strict=True) if isinstance(one, TreeBuilder)]
+    loads += tuple(grow_levels(trees, runner))
+    return DraftBatchOutcome(tuple(map(_grown, members, found))), loads
+
+
+def _grown(member: _Member, found: DraftOutcome | TreeBuilder) -> DraftOutcome:
+    """The outcome; a tree leaves only the input tokens in the cache."""
+    if not isinstance(found, TreeBuilder):
+        return found
+    member.cache.truncate(member.work.start + len(member.work.input_tokens), member.work.session)
+    return found.build(member.cache.length)
 
 
 def _member(work: DraftWork, runner: ModelRunner, caches: KVCacheManager) -> _Member:
     if any(name.startswith(IMPORTANCE) for name in work.requested_scores):
         raise ValueError(f"session {work.session!r} asks for importance, which a batch of drafts does not collect")
     cache = caches.open(work.session, None, len(runner.model.layers), work.start)
+    if work.stop_rule.tree:
+        tokens = tree_inputs(work)
+        return _Member(work, cache, tokens, None, (len(tokens) - 1,), (cache.length + len(tokens),))
     if work.branches:
         if not all(work.branches):
             raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a token")

@@ -85,7 +85,8 @@ class DraftPool:
 
         Raises ValueError for a second draft of a session, and for an unknown score.
         """
-        if work.early_exit or work.branches or not (work.stop_rule.max_tokens and work.input_tokens):
+        stop = work.stop_rule
+        if work.early_exit or work.branches or stop.tree or not (stop.max_tokens and work.input_tokens):
             return None
         if any(run.work.session == work.session for run in self._runs):
             raise ValueError(

@@ -173,10 +173,9 @@ def verdict(
     """What the target makes of a slice's drafts; `logits` (drafts + 1, vocabulary) follow the token before them."""
     drafts = seq.tokens[len(seq.tokens) - seq.num_drafts :]
     if seq.rule == "sample":
-        if seq.sampling is None or seq.parents is not None:
-            lacks = "without saying how tokens are drawn" if seq.sampling is None else "for a tree; it accepts chains"
-            raise ValueError(f"session {seq.session!r} asks for the rule 'sample' {lacks}")
+        if seq.sampling is None:
+            raise ValueError(f"session {seq.session!r} asks for the rule 'sample' without saying how tokens are drawn")
         draft_probs = [tensor_store.get(ref) for ref in seq.draft_probs]
         first = seq.start + seq.num_tokens - seq.num_drafts
-        return sampling.verify_sampled(logits.cpu(), drafts, draft_probs, seq.sampling, seq.session, first)
+        return sampling.verify_sampled(logits.cpu(), drafts, draft_probs, seq.sampling, seq.session, first, seq.parents)
     return sampling.verify_greedy(argmax_tokens, drafts, seq.parents)

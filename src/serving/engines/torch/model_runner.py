@@ -69,7 +69,7 @@ class RunnerInput:
     cache: SequenceCache
     num_tokens: int
     parents: tuple[int, ...] | None = None
-    """For a tree: each token's parent, -1 for none. None: a chain."""
+    """For a tree: each token's parent, -1 for none. It may begin with nodes that are cached. None: a chain."""
     num_cached: int | None = None
     """Tokens that these layers have cached, if fewer than `cache.length`; None: that many."""
     importance: ImportanceCollector | None = None
@@ -78,6 +78,11 @@ class RunnerInput:
     @property
     def start(self) -> int:
         return self.cache.length if self.num_cached is None else self.num_cached
+
+    @property
+    def tree_start(self) -> int:
+        """The position from which the tree grows: that of its first node."""
+        return self.start if self.parents is None else self.start + self.num_tokens - len(self.parents)
 
 
 class ModelRunner:
@@ -149,7 +154,8 @@ class ModelRunner:
 
     def _mask(self, entry: RunnerInput, num_cached: int, window: int | None) -> torch.Tensor | None:
         if entry.parents is not None:
-            return self._masks.tree(num_cached, entry.parents, depths(entry.parents), window)
+            whole = self._masks.tree(entry.tree_start, entry.parents, depths(entry.parents), window)
+            return whole[-entry.num_tokens :]
         plain = num_cached == 0 and (window is None or entry.num_tokens <= window)
         return None if plain else self._masks.causal(num_cached, entry.num_tokens, window)
 
@@ -169,4 +175,4 @@ def _positions(entry: RunnerInput) -> list[int]:
     past = entry.start
     if entry.parents is None:
         return list(range(past, past + entry.num_tokens))
-    return [past + depth for depth in depths(entry.parents)]
+    return [entry.tree_start + depth for depth in depths(entry.parents)[-entry.num_tokens :]]

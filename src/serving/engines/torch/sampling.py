@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serving.core.draft_tree import accept_greedily
+from serving.core.draft_tree import accept_greedily, children_of
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import LOGIT_SCORES, Scorers
 from serving.hardware.payload_size import draft_probs_nbytes, prob_entry_nbytes
@@ -153,14 +153,17 @@ def verify_sampled(
     sampling: SamplingParams,
     session: str,
     first_position: int,
+    parents: DraftParents = None,
 ) -> Verdict:
     """Lossless speculative sampling: the text is distributed as if the target had drawn it alone.
 
     Fast Inference from Transformers via Speculative Decoding (Leviathan et al., 2023), algorithm 1. A token x drawn
     from the draft's q is accepted with probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw
-    from max(0, p - q).
+    from max(0, p - q). In a tree, the next sibling is tried against what is left: p is max(0, p - q), normalised, and
+    q lacks the rejected token, since siblings are drawn without replacement (SpecInfer, Miao et al., 2024, section
+    4.3).
 
-    Shapes: `logits` (drafts + 1, vocabulary), `draft_probs` one per draft, encoded by
+    Shapes: `logits` (drafts + 1, vocabulary), `draft_probs` one per draft, that of its parent's children, encoded by
     `encode_probs`, or none at all: drafts that nothing was drawn for have probability 1. `first_position` is the first
     draft's position in the sequence, which keys the random numbers. Raises ValueError if a distribution is missing.
     """
@@ -171,12 +174,37 @@ def verify_sampled(
         )
     width = max([logits.shape[1], *(len(one) for one in draft_probs if not support_size(one))])
     target, stream = pad_vocab(distribution(logits, sampling), width), key(sampling.seed, session)
-    for i, token in enumerate(drafts):
-        draft = decode_probs(draft_probs[i], width) if draft_probs else _certain(token, width)
-        if uniform(stream, first_position + i, "accept") * float(draft[token]) >= float(target[i, token]):
-            correction = residual(target[i], draft)
-            return Verdict(i, sample_token(correction, uniform(stream, first_position + i, "residual")))
-    return Verdict(len(drafts), sample_token(target[-1], uniform(stream, first_position + len(drafts), "residual")))
+    children = children_of(range(-1, len(drafts) - 1) if parents is None else parents)
+    path: list[int] = []
+    while True:
+        node, position = path[-1] if path else -1, first_position + len(path)
+        own = children.get(node, [])
+        draws = [decode_probs(draft_probs[i], width) if draft_probs else _certain(drafts[i], width) for i in own]
+        chances = [uniform(stream, position, f"accept {i}" if i else "accept") for i in range(len(own))]
+        accepted, rest = _first_accepted(target[node + 1], [drafts[i] for i in own], draws, chances)
+        if accepted is None:
+            token = sample_token(rest, uniform(stream, position, "residual"))
+            return Verdict(len(path), token, None if parents is None else tuple(path))
+        path.append(own[accepted])
+
+
+def _first_accepted(
+    target: torch.Tensor, siblings: Sequence[int], draws: Sequence[torch.Tensor], chances: Sequence[float]
+) -> tuple[int | None, torch.Tensor]:
+    """Which of several siblings is accepted, and the weights of the target's own token if none is.
+
+    `draws` are the distributions that they were drawn from, as if each were the first; all have shape (vocabulary,).
+    """
+    rest, mass = target, 1.0
+    for i, (token, draft) in enumerate(zip(siblings, draws, strict=True)):
+        if i:
+            draft = draft.index_fill(0, torch.tensor(siblings[:i]), 0.0)
+            draft = draft * (mass / float(draft.sum()))
+        if chances[i] * float(draft[token]) < float(rest[token]):
+            return i, rest
+        rest = residual(rest, draft)
+        mass = float(rest.sum())
+    return None, rest
 
 
 def _certain(token: int, width: int) -> torch.Tensor:

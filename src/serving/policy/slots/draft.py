@@ -1,14 +1,17 @@
 """Slot `draft`: what drafts, and how far before the next request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import islice
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+from serving.core.draft_round import RoundLearner
 from serving.core.scores import Scorer
 from serving.core.session import Session
+from serving.core.tree_growth import check_shape
 from serving.learned.medusa import MedusaHeads
-from serving.messages import DraftOutcome, DraftStopRule, TokenIds
+from serving.messages import DraftOutcome, DraftParents, DraftStopRule, TokenIds, TreeRule
 
 DraftSource = Literal["model", "medusa", "lookup", "none"]
 DEFAULT_ACCEPTANCE = 0.5
@@ -57,6 +60,15 @@ class TextDraft(Protocol):
 
     def proposal(self, session: Session) -> DraftOutcome | None:
         """The next draft; None where the text suggests none."""
+        ...
+
+
+@runtime_checkable
+class LearningDraft(Protocol):
+    """A draft whose length follows from the rounds so far. A choice is shared; what is learned is the device's."""
+
+    def new_learner(self) -> RoundLearner:
+        """What one device learns with."""
         ...
 
 
@@ -111,9 +123,9 @@ class GoodputDraft:
     """As many tokens, up to `k`, as promise most accepted tokens a second at the load of now; none where drafting would
     slow the batch (Liu et al., Optimizing Speculative Decoding for Serving Large Language Models Using Goodput, 2024).
 
-    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs, by the lines that
-    the device's monitor fits; it yields (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all
-    sessions so far. Until both times are measured, `k`.
+    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs; it yields
+    (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all sessions so far. Where a round's time
+    is not known, and until `k` drafts have been judged, `k`.
     """
 
     k: int
@@ -139,15 +151,14 @@ class GoodputDraft:
     def best_length(self, session: Session) -> int:
         """The number of drafts of most tokens a second: 0 to `k`."""
         monitor = session.monitor
-        step_s, target = monitor.draft_step_s.value, monitor.local_hop_time
-        if step_s is None or not target.has_data:
+        if monitor.round_s is None or monitor.drafts_reached < self.k:
             return self.k
         a = (monitor.drafts_accepted + self.acceptance) / (monitor.drafts_reached + 1)
         best, most = 0, 0.0
         tokens, share = 0.0, 1.0
         for n in range(self.k + 1):
             tokens, share = tokens + share, share * a
-            seconds = n * step_s + target.predict(monitor.num_sessions * (n + 1))
+            seconds = monitor.round_s(n)
             if tokens > most * seconds:
                 best, most = n, tokens / seconds
         return best
@@ -211,6 +222,68 @@ class RejectionAwareDraft:
 
     def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:
         return min(scores.get(self.scorer.name) or (1.0,)) < self.effective_threshold
+
+
+@dataclass(frozen=True)
+class TreeDraft:
+    """A tree of up to `nodes` tokens, grown where the draft model's path probability is highest (EAGLE-2, Li et al.,
+    2024, section 4), or a fixed tree (Sequoia, Chen et al., 2024).
+
+    Args:
+        nodes: tokens of a tree; the target verifies all of them in one pass.
+        depth: levels, each one forward of the draft model.
+        branching: children of a node, and nodes of a level that get children.
+        scorer: a branch ends where it predicts a rejection (WISP, section 4.1); None: nowhere.
+        threshold: a probability of acceptance; None: the scorer's own.
+        shape: a fixed tree in place of the likeliest nodes: each node's path of ranks among its siblings.
+    """
+
+    nodes: int = 16
+    depth: int = 5
+    branching: int = 4
+    scorer: RejectionScorer | None = None
+    threshold: float | None = None
+    shape: tuple[tuple[int, ...], ...] = ()
+    source: ClassVar[Literal["model"]] = "model"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    keep_last: ClassVar[bool] = False
+    medusa: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "depth", "branching"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy.draft.{name} is {getattr(self, name)}; a tree has at least 1")
+        if self.nodes < self.depth:
+            raise ValueError(
+                f"policy.draft.nodes is {self.nodes}, and depth {self.depth}; a tree of {self.nodes} nodes reaches no "
+                f"level beyond {self.nodes}: allow more nodes, or fewer levels"
+            )
+        if self.threshold is not None and self.scorer is None:
+            raise ValueError("policy.draft.threshold needs a scorer, whose probabilities it is compared with")
+        check_shape(self.shape, "policy.draft.shape")
+
+    @property
+    def acceptance(self) -> float:
+        """Expected share of the tree's nodes that are accepted."""
+        deepest = max(map(len, self.shape), default=self.depth)
+        return DEFAULT_ACCEPTANCE * deepest / (len(self.shape) or self.nodes)
+
+    @cached_property
+    def stop_rule(self) -> DraftStopRule:
+        """How a tree grows."""
+        depth = max(map(len, self.shape), default=self.depth)
+        tree = TreeRule(depth, self.branching, self.shape)
+        nodes = len(self.shape) or self.nodes
+        if self.scorer is None:
+            return DraftStopRule(nodes, tree=tree)
+        threshold = self.scorer.threshold if self.threshold is None else self.threshold
+        return DraftStopRule(nodes, self.scorer.name, threshold, False, 1, tree)
+
+    def next_stop(self, session: Session) -> DraftStopRule | None:
+        return None if session.draft else self.stop_rule
+
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+        return False
 
 
 @dataclass(frozen=True)
@@ -280,11 +353,15 @@ class LookupDraft(_WithoutModel):
 
     The last `longest` tokens are looked for in the text before them, then fewer, down to `shortest`; the latest place
     counts. Without one nothing is drafted, and the target writes a token.
+
+    Args:
+        continuations: how many different continuations are drafted, as a tree; 1: a chain.
     """
 
     k: int
     longest: int = 3
     shortest: int = 1
+    continuations: int = 1
     source: ClassVar[Literal["lookup"]] = "lookup"
     acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
     medusa: ClassVar[None] = None
@@ -297,17 +374,54 @@ class LookupDraft(_WithoutModel):
                 f"policy.draft: shortest={self.shortest} and longest={self.longest} tokens are looked for; give "
                 "1 or more, the shortest at most the longest"
             )
+        if self.continuations < 1:
+            raise ValueError(f"policy.draft.continuations is {self.continuations}; draft at least 1")
 
     def proposal(self, session: Session) -> DraftOutcome | None:
-        found = self.continuation(session.tokens, min(self.k, session.remaining_tokens))
-        top_candidates = tuple((token,) for token in found)
-        return DraftOutcome(found, {}, top_candidates, False, session.draft_cached_len) if found else None
+        room = min(self.k, session.remaining_tokens)
+        found = tuple(islice(self.matches(session.tokens, room), self.continuations))
+        tokens, parents = merged(found) if self.continuations > 1 else (found[0] if found else (), None)
+        top_candidates = tuple((token,) for token in tokens)
+        if not tokens:
+            return None
+        return DraftOutcome(tokens, {}, top_candidates, False, session.draft_cached_len, parents=parents)
 
-    def continuation(self, text: Sequence[int], room: int) -> TokenIds:
-        """Up to `room` tokens that once followed the end of `text`; empty if nothing like it came before."""
+    def matches(self, text: Sequence[int], room: int) -> Iterator[TokenIds]:
+        """Up to `room` tokens that once followed the end of `text`, each continuation once, the longest match first."""
+        seen: set[TokenIds] = set()
         for length in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
             wanted = text[-length:]
             for end in range(len(text) - 1, length - 1, -1):
                 if text[end - 1] == wanted[-1] and text[end - length : end] == wanted:
-                    return tuple(text[end : end + room])
-        return ()
+                    found = tuple(text[end : end + room])
+                    if found not in seen:
+                        seen.add(found)
+                        yield found
+
+
+def merged(chains: Sequence[TokenIds]) -> tuple[TokenIds, DraftParents]:
+    """The tree of several chains: common beginnings stand there once."""
+    tokens, parents, places = list[int](), list[int](), dict[TokenIds, int]()
+    for chain in chains:
+        for length in range(1, len(chain) + 1):
+            if chain[:length] not in places:
+                parents.append(places.get(chain[: length - 1], -1))
+                places[chain[:length]] = len(tokens)
+                tokens.append(chain[length - 1])
+    return tuple(tokens), tuple(parents)
+
+
+def max_tree_nodes(draft: Draft) -> int:
+    """The most nodes of a draft that is a tree, which may reach beyond the answer's end; 0: drafts are chains, or heads
+    that are still to be trained.
+    """
+    if isinstance(draft, TreeDraft):
+        return draft.stop_rule.max_tokens
+    if isinstance(draft, LookupDraft) and draft.continuations > 1:
+        return draft.k * draft.continuations
+    return len(draft.medusa.tree) if isinstance(draft.medusa, MedusaHeads) else 0
+
+
+def drafts_trees(draft: Draft) -> bool:
+    """True if its drafts are trees; False: chains."""
+    return isinstance(draft, TreeDraft | MedusaDraft) or max_tree_nodes(draft) > 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Literal, Protocol
 
+from serving.core.draft_tree import first_path
 from serving.core.session import Session
 from serving.learned.thresholds import Thresholds
 
@@ -90,6 +91,26 @@ class SyneraLookahead:
         others = [token for token in session.top_candidates[at] if token != session.in_flight_drafts[at]]
         pick = 0 if self.replacement == "likeliest" else int(session.uniform("alternative") * len(others))
         return ((at, others[pick]),) if others else ()
+
+
+@dataclass(frozen=True)
+class TreeLookahead:
+    """Grows the next tree behind the first path of the tree that is being verified and the draft model's next token
+    (SpecEdge, Park et al., 2025, proactive edge drafting). The tree grows by the rule of policy/draft=tree.
+
+    SpecEdge starts behind the likeliest leaf; a tree's first path is the draft model's greedy text.
+    """
+
+    max_steps: ClassVar[int] = 1
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    monitors_link: ClassVar[bool] = False
+
+    def num_steps(self, session: Session) -> int:  # noqa: ARG002
+        return 1
+
+    def assumed_verdicts(self, session: Session) -> tuple[tuple[int, int | None], ...]:
+        path = first_path(session.draft_parents, len(session.in_flight_drafts or ()))
+        return ((len(path), None),) if path else ()
 
 
 @dataclass(frozen=True)

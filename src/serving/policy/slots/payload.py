@@ -81,4 +81,4 @@ class HiddenStatePayload:
 
 
 def _distribution_nbytes(seq: SequenceSlice) -> int:
-    return sum(probs.nbytes for probs in seq.draft_probs) if seq.draft_probs else 0
+    return sum(probs.nbytes for probs in seq.distinct_draft_probs) if seq.draft_probs else 0

@@ -13,11 +13,6 @@ class Verify(Protocol):
         """True if drafts are sent. If not, the target writes a token in their place."""
         ...
 
-    @property
-    def greedy_only(self) -> bool:
-        """True if it supports greedy decoding only."""
-        ...
-
     def rule(self, session: Session) -> AcceptanceRule: ...
 
 
@@ -27,7 +22,6 @@ class Lossless:
     (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023)."""
 
     sends_drafts: ClassVar[bool] = True
-    greedy_only: ClassVar[bool] = False
 
     def rule(self, session: Session) -> AcceptanceRule:
         return "sample" if session.request.sampling else "greedy"
@@ -38,7 +32,6 @@ class Replace:
     """Drafts stay on the device: if one is offloaded, the target writes its token (Hybrid, token routing)."""
 
     sends_drafts: ClassVar[bool] = False
-    greedy_only: ClassVar[bool] = False
 
     def rule(self, session: Session) -> AcceptanceRule:
         return "sample" if session.request.sampling else "greedy"
@@ -46,10 +39,11 @@ class Replace:
 
 @dataclass(frozen=True)
 class TreeVerify:
-    """Accepts the longest path of a tree of drafts that the target would write greedily (Medusa; HAT, section 4.1)."""
+    """Accepts a path of a tree of drafts: the longest one that the target would write greedily (Medusa; HAT, section
+    4.1), or by recursive rejection where it samples (SpecInfer, Miao et al., 2024, section 4.3).
+    """
 
     sends_drafts: ClassVar[bool] = True
-    greedy_only: ClassVar[bool] = True
 
-    def rule(self, session: Session) -> AcceptanceRule:  # noqa: ARG002
-        return "greedy"
+    def rule(self, session: Session) -> AcceptanceRule:
+        return "sample" if session.request.sampling else "greedy"

@@ -1,4 +1,6 @@
-"""What stands beside what in the exhibits of conf/: no conclusion from TBT alone, no quality without ROUGE-1."""
+"""What stands beside what in the exhibits of conf/: no conclusion from TBT alone, no quality without ROUGE-1, and a
+paper's rule as printed beside our reading of it.
+"""
 
 import re
 from pathlib import Path
@@ -18,6 +20,16 @@ EXHIBITS = {
 TBT, SERVICE, COST = "latency/tbt_s/mean", "latency/service_s_per_token/mean", "cost/usd_per_million_tokens"
 QUALITY, ROUGE_1 = "quality", "quality/rouge_1"
 CLOUD_COST = re.compile(r"cost/(verified|generated)_s$")
+PRINTED = {
+    "synera/table4.yaml": {"+variant/synera/method": {"synera_percentile", "edgefm_whole_answer"}},
+    "synera/fig14.yaml": {"policy.offload.calibration": {"percentile"}},
+    "hat/_delay_by_rate.yaml": {"+variant/hat/method": {"hat_printed_chunks"}},
+    "hat/device_time.yaml": {"+variant/hat/method": {"hat_printed_chunks"}},
+    "hat/table5.yaml": {"+variant/hat/ablation": {"pc_printed", "sd_pc_pd_printed"}},
+}
+"""Experiment -> what it sweeps -> the rules as printed: Synera's percentile of importance, EdgeFM-LLM's perplexity of
+the whole answer, HAT's Eq. 3 without a least chunk. WISP's printed scheduler is `+policy=wisp` itself.
+"""
 
 
 def metrics(exhibit):
@@ -46,3 +58,10 @@ def test_synera_s_cost_stands_in_its_exhibits_with_both_times_of_a_token(name):
     found = metrics(EXHIBITS[name])
     assert {metric.replace("_s", "_service_s") for metric in found if CLOUD_COST.match(metric)} <= found
     assert COST in found
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_rules_as_printed_have_rows_of_their_own(name):
+    swept = yaml.safe_load(FILES[name].read_text(encoding="utf-8"))["hydra"]["sweeper"]["params"]
+    for choice, printed in PRINTED[name].items():
+        assert printed <= set(str(swept[choice]).split(","))

@@ -7,7 +7,8 @@ from hydra.types import RunMode
 from pipeline import api
 from pipeline.config.arguments import conf_dir
 from pipeline.config.build import ConfigSchema, construct
-from pipeline.config.compose import prepare_hydra, resolve
+from pipeline.config.compose import prepare_hydra
+from pipeline.config.resolve import resolve
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.sweep import prepare_exhibit
 

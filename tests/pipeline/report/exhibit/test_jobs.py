@@ -69,6 +69,18 @@ def test_the_rows_of_the_jobs_tables_are_pooled_over_their_seeds(tmp_path):
     assert (line.measured["count"].value, line.measured["how"]) == (5, "by hand")
 
 
+@pytest.mark.parametrize("status", ["failed", "complete"])
+def test_a_sweep_without_any_table_says_why(tmp_path, monkeypatch, status):
+    """A job without an artifact reads no rows.json of the folder that the command ran in."""
+    (tmp_path / "rows.json").write_text(json.dumps({"all": {"top_1": 0.5}}))
+    monkeypatch.chdir(tmp_path)
+    JobResult(status, 0, "sled", ("seed=0",), "d", None, error="no disk", metrics={}).write(tmp_path / "sweep" / "0")
+    exhibit = Exhibit("t", (ExhibitColumn("top_1"),), rows=RowTemplate(pool_over="seed", from_table=True))
+    (line,) = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
+    assert not line.measured
+    assert line.problem == {"failed": "job 0 failed: no disk", "complete": "no job left an artifact"}[status]
+
+
 def test_rows_of_a_table_have_the_tables_labels():
     with pytest.raises(ValueError, match=r"leave them out"):
         RowTemplate("{policy}", from_table=True)

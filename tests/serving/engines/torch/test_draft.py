@@ -1,6 +1,8 @@
 """Draft work against `transformers`, stop rules, probes and branches."""
 
 import copy
+from dataclasses import replace
+from math import prod
 
 import pytest
 import torch
@@ -46,6 +48,21 @@ def test_a_draft_after_a_rollback_is_the_models_continuation(engine, llama):
     _draft(engine, stop_rule=DraftStopRule(20))
     drafted = _draft(engine, start=len(PROMPT), input_tokens=(44, 3), stop_rule=DraftStopRule(10))
     assert drafted.tokens == _greedy(llama, (*PROMPT, 44, 3), 10)
+
+
+def test_the_product_of_scores_ends_a_draft_as_in_pieces(engine):
+    """A piece is compared with what the pieces before it leave of the threshold."""
+    whole = _draft(engine, stop_rule=DraftStopRule(8), requested_scores=("confidence",))
+    paths = [prod(whole.scores["confidence"][: i + 1]) for i in range(8)]
+    threshold = (paths[3] + paths[4]) / 2
+    product = DraftStopRule(8, "confidence", threshold, product=True)
+    drafted = _draft(engine, session="b", stop_rule=product)
+    assert (drafted.tokens, drafted.stopped) == (whole.tokens[:5], True)
+    left = replace(product, threshold=threshold / paths[1], keep_last=False)
+    piece = _draft(
+        engine, session="c", input_tokens=(*PROMPT, *whole.tokens[:2]), stop_rule=left, requested_scores=("confidence",)
+    )
+    assert (piece.tokens, piece.stopped) == (whole.tokens[2:4], True)
 
 
 def test_a_draft_of_no_tokens_only_fills_the_cache(engine):

@@ -113,12 +113,6 @@ def test_a_tree_that_follows_a_prompt_in_chunks_gets_the_same_verdict(engine, wr
     assert _verdicts(engine, last) == [Verdict(2, written[2], (1, 2))]
 
 
-def test_a_sampled_tree_is_refused_by_the_rule_that_accepts_chains(engine):
-    seq = SequenceSlice("s", 0, 10, (*PROMPT, 1), 1, "sample", SamplingParams(1.0, 0, 1.0, 0), parents=(-1,))
-    with pytest.raises(ValueError, match="'sample' for a tree"):
-        _verdicts(engine, seq)
-
-
 def test_sampled_decoding_draws_from_the_target(engine, llama):
     sampling = SamplingParams(1.0, 1, 1.0, seed=1)  # only the likeliest token is left
     with torch.inference_mode():

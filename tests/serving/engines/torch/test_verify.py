@@ -106,6 +106,70 @@ def test_drafts_without_distributions_leave_the_targets_distribution():
     assert 0.01 < _p_value(counts) < 0.999
 
 
+TREE = (-1, -1, 0, 0, 1, 2)
+"""Two siblings, three children of theirs, a grandchild."""
+
+
+def _write_trees(verifier, rounds=ROUNDS, certain=False):
+    """As `_write`, with trees whose siblings are drawn without replacement."""
+    target, drafter = _tables()
+    sent = [encode_probs(row) for row in distribution(drafter, SAMPLING)]
+    counts = torch.zeros(CONTEXTS, VOCABULARY)
+    for round_ in range(rounds):
+        session, drafts = f"s{round_}", []
+        contexts = [round_ % CONTEXTS]
+        for i, parent in enumerate(TREE):
+            weights = drafter[contexts[parent + 1]].softmax(-1) if certain else sent[contexts[parent + 1]].clone()
+            weights[[drafts[j] for j in range(i) if TREE[j] == parent]] = 0
+            luck = uniform(key(SAMPLING.seed, session), i, "draft")
+            drafts.append(int(weights.argmax()) if certain else sample_token(weights, luck))
+            contexts.append(drafts[-1] % CONTEXTS)
+        odds = [] if certain else [sent[contexts[parent + 1]] for parent in TREE]
+        verdict = verifier(target[contexts], drafts, odds, SAMPLING, session, 0, TREE)
+        path = verdict.kept_tree_nodes
+        written = [*(drafts[node] for node in path), verdict.next_token]
+        for node, token in zip((-1, *path), written, strict=True):
+            counts[contexts[node + 1], token] += 1
+    return counts
+
+
+def _each_against_the_target(logits, drafts, odds, sampling, session, first, parents):
+    """Every sibling judged as if it were the first, and the correction drawn from the target: not lossless."""
+    target, stream = distribution(logits, sampling), key(sampling.seed, session)
+    path = []
+    while True:
+        node, position = path[-1] if path else -1, first + len(path)
+        for i, child in enumerate(j for j, parent in enumerate(parents) if parent == node):
+            token, draft = drafts[child], decode_probs(odds[child], target.shape[1])
+            if uniform(stream, position, f"accept {i}") * float(draft[token]) < float(target[node + 1, token]):
+                path.append(child)
+                break
+        else:
+            token = sample_token(target[node + 1], uniform(stream, position, "residual"))
+            return Verdict(len(path), token, tuple(path))
+
+
+def test_sampled_trees_write_the_targets_distribution():
+    counts = _write_trees(verify_sampled)
+    assert ROUNDS * 1.7 < counts.sum() < ROUNDS * 4
+    assert 0.01 < _p_value(counts) < 0.999
+
+
+def test_trees_without_distributions_leave_the_targets_distribution():
+    counts = _write_trees(verify_sampled, 2 * ROUNDS, certain=True)
+    assert counts.sum() > 2 * ROUNDS * 1.1
+    assert 0.01 < _p_value(counts) < 0.999
+
+
+def test_the_distribution_test_rejects_a_verifier_of_trees_that_forgets_rejected_siblings():
+    assert _p_value(_write_trees(_each_against_the_target)) < 1e-6
+
+
+def test_a_tree_accepts_more_than_its_first_path():
+    chain = _write(verify_sampled).sum()
+    assert _write_trees(verify_sampled).sum() > 1.05 * chain
+
+
 def test_distributions_are_given_for_all_drafts_or_none():
     with pytest.raises(ValueError, match="sent 2 drafts with 1 distributions"):
         verify_sampled(torch.zeros(3, 4), (2, 1), [encode_probs(torch.ones(4) / 4)], SAMPLING, "s", 0)

@@ -5,6 +5,7 @@ const ORIGINS = {
   device: "written by the device",
   offline: "written by the device, the cloud being out of reach",
   accepted: "written by the device, checked by the cloud",
+  cloud_accepted: "drafted by the cloud, and checked there",
   corrected: "written by the cloud in place of the device's draft",
   bonus: "written by the cloud behind the device's drafts",
   cloud: "written by the cloud",
