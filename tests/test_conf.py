@@ -71,12 +71,79 @@ def test_every_choice_of_every_group_composes(turn: int) -> None:
     assert composed(*words)["stages"]["serve"]["setup"]["policy"]
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group in OVERRIDES for name in choices(group)])
-def test_every_group_of_overrides_composes(group: str, name: str) -> None:
-    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "# @package _global_"
-    assert lines[1].startswith("# ")
-    assert composed(f"+{group}={name}")["stages"]["serve"]
+OVERRIDE_FILES = [(group, name) for group in OVERRIDES for name in choices(group)]
+
+
+def read(group: str, name: str) -> dict[str, Any]:
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8")) or {}
+
+
+def chosen(node: dict[str, Any]) -> dict[str, str]:
+    """Group -> choice, of a file's defaults."""
+    entries = [
+        entry if isinstance(entry, dict) else {entry: ""} for entry in node.get("defaults", ()) if entry != "_self_"
+    ]
+    return {key.removeprefix("override ").strip("/"): choice for entry in entries for key, choice in entry.items()}
+
+
+def only_chooses(node: dict[str, Any]) -> bool:
+    """True if a file replaces choices of groups and does nothing else."""
+    keys = [key for entry in node.get("defaults", ()) if entry != "_self_" for key in entry]
+    return not node.keys() - {"defaults"} and all(key.startswith("override /") and "@" not in key for key in keys)
+
+
+def written_places(node: Any, path: str = "") -> set[str]:
+    """The groups and options that a file sets, as paths."""
+    if not isinstance(node, dict) or not node:
+        return {path}
+    own = {f"/{group}" for group in chosen(node)} if not path else set()
+    return own.union(*(written_places(node[key], f"{path}/{key}") for key in node if path or key != "defaults"))
+
+
+def meet(some: set[str], others: set[str]) -> bool:
+    """True if a path of the one is, or lies below, a path of the other."""
+    return any(f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/") for a in some for b in others)
+
+
+def composed_together() -> list[dict[str, str]]:
+    """Group -> choice, of those whose files set different places."""
+    turns: list[tuple[dict[str, str], set[str]]] = []
+    for group, name in OVERRIDE_FILES:
+        node = read(group, name)
+        if only_chooses(node):
+            continue
+        places = written_places(node)
+        for words, taken in turns:
+            if group not in words and not meet(places, taken):
+                words[group] = name
+                taken |= places
+                break
+        else:
+            turns.append(({group: name}, places))
+    return [words for words, _ in turns]
+
+
+def test_every_group_of_overrides_says_what_it_is_and_chooses_what_there_is() -> None:
+    """What goes together is the policy's matter, so that files which only choose need no composition."""
+    wrong = []
+    for group, name in OVERRIDE_FILES:
+        first, second = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
+        if first != "# @package _global_" or not second.startswith("# "):
+            wrong.append(f"{group}/{name}.yaml begins with {first!r}, {second!r}")
+        node = read(group, name)
+        for other, choice in chosen(node).items() if only_chooses(node) else ():
+            if other not in {"policy", *GROUPS, "runtime/outcomes"} or choice not in choices(other):
+                wrong.append(f"{group}/{name}.yaml chooses {other}={choice}, which is not there")
+    assert not wrong
+
+
+TURNS = composed_together()
+
+
+@pytest.mark.parametrize("turn", range(len(TURNS)))
+def test_every_group_of_overrides_composes(turn: int) -> None:
+    """Those at a time that set different places."""
+    assert composed(*(f"+{group}={name}" for group, name in TURNS[turn].items()))["stages"]["serve"]
 
 
 @pytest.mark.parametrize("name", choices("page"))
