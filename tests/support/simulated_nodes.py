@@ -8,8 +8,7 @@ from serving.core.stop_strings import TokenText, no_token_text
 from serving.deployment.wiring import Driver
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.hardware.estimator import Estimator
-from serving.hardware.latency import LayerScale, LinearLatency
+from serving.hardware.latency import LinearLatency
 from serving.messages import (
     INF,
     Command,
@@ -22,14 +21,16 @@ from serving.messages import (
     SamplingParams,
 )
 from serving.nodes.device import Device, LocalTarget
+from serving.nodes.round_timing import ChipProfile
 from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
 from tests.support.fake_pair import LAYERS, ROW_NBYTES, FailingPair, FakePair
 
-TARGET = Estimator(LinearLatency(2e-4, 0.0, 0.0, 0.015, LAYERS, "the fake pair"), LayerScale(LAYERS, LAYERS))
-DRAFTER = Estimator(LinearLatency(2e-4, 0.0, 0.0, 0.01, 1, "the fake pair"))
+PROFILE = ChipProfile(
+    LinearLatency(2e-4, 0.0, 0.0, 0.015, LAYERS, "the fake pair"), LinearLatency(2e-4, 0.0, 0.0, 0.01, 1, "the same")
+)
 """How long a `FakePair` takes."""
 
 
@@ -133,7 +134,7 @@ def world(
     def cloud_node(tier: str) -> Node:
         if not p.is_colocated:
             return Worker(tier, p, tiers, capacity_tokens=capacity_tokens)
-        target = LocalTarget(p.scheduler, capacity_tokens, TARGET, drafts_first=True, drafter=DRAFTER)
+        target = LocalTarget(p.scheduler, capacity_tokens, drafts_first=True, profile=PROFILE)
         return Speculator(tier, p, hops[0].span, seed, target, token_text=token_text)
 
     make: dict[str, Callable[[], Node]] = {tier: lambda tier=tier: cloud_node(tier) for tier in tiers}  # type: ignore[misc]

@@ -133,9 +133,9 @@ class DeviceMonitor:
     """Batch time of the hop on the device itself."""
     chip_free_s: float = 0.0
     """When the chip last finished a job."""
-    round_s: Callable[[int], float] | None = None
-    """Where the target runs on the same chip: seconds of a round of so many drafts of each session that runs, with the
-    pass that verifies them; None: not known.
+    round_s: Callable[[int, float], float] | None = None
+    """Where the target runs on the same chip: a session's share, in seconds, of a round of so many drafts of every
+    session and the pass that verifies them, which yields so many tokens each; None: not known.
     """
     drafts_accepted: int = 0
     drafts_reached: int = 0

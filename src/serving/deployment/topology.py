@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from serving.core.keyed_random import key
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
-from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
+from serving.hardware.estimator import Estimator
 from serving.hardware.fleet import Fleet, fits_memory
-from serving.hardware.latency import IDENTITY_SCALE, LatencyModel, LayerScale, layer_scale
+from serving.hardware.latency import LatencyModel, LayerScale, layer_scale
 from serving.hardware.payload_size import hidden_nbytes
 from serving.hardware.testbed import CLOUD, Tier, cache_tokens
 from serving.hardware.timed_executor import ModelSplit
@@ -21,6 +21,7 @@ from serving.network.link import Link
 from serving.network.outages import OutageInterval
 from serving.nodes.device import Device, LocalTarget
 from serving.nodes.hop_path import TierNodes
+from serving.nodes.round_timing import ChipProfile
 from serving.nodes.speculator import Speculator
 from serving.nodes.worker import Worker
 from serving.policy.slots.placement import DEVICE_TIER
@@ -161,11 +162,19 @@ class Topology:
     def _create_speculator(self, name: str) -> Speculator:
         (hop,), policy = self.hops, self.setup.policy
         target = LocalTarget(
-            policy.scheduler, self._cache_tokens(name), self.estimator(name), True, self._drafter_estimator(name)
+            policy.scheduler, self._cache_tokens(name), self.estimator(name), True, self._chip_profile(name)
         )
         return Speculator(
             name, policy, hop.span, self.setup.seed, target, self.session_lease_s, token_text=self._token_text
         )
+
+    def _chip_profile(self, name: str) -> ChipProfile | None:
+        """What the target and the draft model take on a cloud node's chip; None if no draft model runs there."""
+        drafter, scheduler = self.setup.cloud_drafter, self.setup.policy.scheduler
+        if drafter is None:
+            return None
+        most, chunk = getattr(scheduler, "max_num_seqs", INF), getattr(scheduler, "chunk_tokens", None)
+        return ChipProfile(self.cloud_latency(name), self.cloud_fleets[name].latency(drafter), most, chunk or INF)
 
     def _create_worker(self, name: str) -> Worker:
         return Worker(
@@ -228,11 +237,6 @@ class Topology:
     def estimator(self, node: str) -> Estimator:
         """The estimator of a cloud node's batch times, for its scheduler."""
         return Estimator.of(self.cloud_latency(node), self.scale)
-
-    def _drafter_estimator(self, node: str) -> Estimator:
-        """The estimator of the draft model's forwards on a cloud node; of nothing if none drafts there."""
-        drafter = self.setup.cloud_drafter
-        return Estimator.of(self.cloud_fleets[node].latency(drafter), IDENTITY_SCALE) if drafter else ZERO_ESTIMATOR
 
     def cloud_latency(self, node: str) -> LatencyModel:
         return self._cloud_latencies[node]

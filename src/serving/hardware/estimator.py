@@ -1,6 +1,5 @@
 """Predicts a batch's time before it runs, for schedulers: WISP's verification-time estimator (section 4.4)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving.core.queued_request import QueuedRequest
@@ -10,11 +9,10 @@ from serving.hardware.latency import (
     LatencyModel,
     LayerScale,
     LinearLatency,
-    batch_load,
     forward_load,
 )
 from serving.hardware.roofline import RooflineLatency, linear_fit
-from serving.messages import DraftWork, ForwardWork, Span
+from serving.messages import ForwardWork, Span
 
 
 @dataclass(frozen=True)
@@ -60,21 +58,6 @@ class Estimator:
     def batch_s(self, work: ForwardWork) -> float:
         """Predicted seconds of a batch as it runs, for comparison with its actual time."""
         return self._seconds(forward_load(work)._replace(layers=self.scale.layers_for(work.span)))
-
-    def drafts_s(self, works: Sequence[DraftWork]) -> float:
-        """Predicted seconds of a draft model's forward that writes one token for each of these."""
-        return self._whole_s(batch_load(0, [(work.start, work.num_inputs) for work in works], len(works)))
-
-    def pass_of_s(self, sessions: int, cached: float, new: int) -> float:
-        """Predicted seconds of a forward of the whole model: `new` tokens of each session behind `cached` ones, all of
-        them through the head.
-        """
-        rows = sessions * new
-        load = ForwardLoad(0, rows, (cached + new) * rows, cached * sessions, rows, extra_sessions=max(0, sessions - 1))
-        return self._whole_s(load)
-
-    def _whole_s(self, load: ForwardLoad) -> float:
-        return self._seconds(load._replace(layers=self.latency.layers)) if self.latency else 0.0
 
     def _seconds(self, load: ForwardLoad) -> float:
         """Seconds of a load that counts timed layers."""

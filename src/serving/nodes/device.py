@@ -47,7 +47,7 @@ from serving.messages import (
 )
 from serving.nodes.hop_path import HopPath, NodeSelector, TierNodes
 from serving.nodes.requester import Requester
-from serving.nodes.round_timing import RoundTiming
+from serving.nodes.round_timing import ChipProfile, RoundTiming
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import GoodputDraft, LearningDraft
@@ -64,14 +64,14 @@ class LocalTarget:
 
     drafts_first    no batch of the target is formed while a draft runs or waits, so that the sessions' drafts are
                     verified together, as by servers that draft; else the target goes first
-    drafter         estimates the draft model's forwards, for a draft slot that weighs them against the target's
+    profile         what both models take on this chip, for a draft slot that weighs the one against the other
     """
 
     scheduler: Scheduler
     capacity_tokens: float = INF
     estimator: Estimator = ZERO_ESTIMATOR
     drafts_first: bool = False
-    drafter: Estimator = ZERO_ESTIMATOR
+    profile: ChipProfile | None = None
 
 
 _ON_USERS_DEVICE = LocalTarget(ContinuousBatch())
@@ -130,8 +130,8 @@ class Device:
         self.drafts_first = local_target.drafts_first
         self.round_timing: RoundTiming | None = None
         """Where the draft slot weighs drafts against the passes of the target on this chip."""
-        if isinstance(policy.draft, GoodputDraft) and local_target.estimator.latency and local_target.drafter.latency:
-            self.round_timing = RoundTiming(local_target.estimator, local_target.drafter, policy.batch_drafts)
+        if isinstance(policy.draft, GoodputDraft) and local_target.profile:
+            self.round_timing = RoundTiming(local_target.profile, policy.batch_drafts)
             self.monitor.round_s = self.round_timing.round_s
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
@@ -189,7 +189,7 @@ class Device:
         start = queue.running
         if start is None or start.job != event.job or isinstance(event, WorkFailed):
             return
-        timing.record(start.work, now - queue.started_s)
+        timing.record(start.work, event.outcome, now - queue.started_s)
         if isinstance(start.work, ForwardWork):
             timing.update([len(each.session.tokens) for each in self.active.values()])
 

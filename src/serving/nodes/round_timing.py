@@ -1,52 +1,94 @@
 """Predicts a round of drafting and verifying on a chip that does both, at the load of now (`policy/draft=goodput`)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from serving.core.link_monitor import MovingAverage
-from serving.hardware.estimator import Estimator
-from serving.messages import ForwardWork, Work, draft_works
+from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load, forward_load
+from serving.messages import INF, DraftWork, ForwardWork, Outcome, Work, draft_works
+
+_KEPT = 0.98
+"""The share of the past that a pass leaves in the count of prompts and answers."""
+
+
+@dataclass(frozen=True)
+class ChipProfile:
+    """What both models take on the chip, as profiled before (Liu et al. 2024, section 4), and what a pass may hold."""
+
+    target: LatencyModel
+    drafter: LatencyModel
+    max_sessions: float = INF
+    max_tokens: float = INF
 
 
 class RoundTiming:
-    """The estimators' predictions for the sessions that run, times what recent jobs took over what was predicted.
+    """The profile's prediction for the sessions that run, times what recent jobs took over what was predicted.
 
-    So it holds on a chip whose speed is not quite that of the coefficients, such as this machine's.
+    So it holds on a chip whose speed is not quite the profile's, such as this machine's. A pass also computes prompts,
+    as many tokens of them for each token of an answer as of late; where a pass may not hold all of it, it holds fewer
+    sessions.
 
     Args:
         batch_drafts: True if one forward drafts a token of every session; False: one forward each.
     """
 
-    def __init__(self, target: Estimator, drafter: Estimator, batch_drafts: bool) -> None:
-        self._target, self._drafter, self._batch_drafts = target, drafter, batch_drafts
+    def __init__(self, profile: ChipProfile, batch_drafts: bool) -> None:
+        self._profile, self._batch_drafts = profile, batch_drafts
         self._target_error, self._drafter_error = MovingAverage(1.0), MovingAverage(1.0)
         self._sessions, self._cached_tokens = 0, 0.0
-        self._rounds_s: list[float] = []
-        """By number of drafts, as far as asked for since the last update."""
+        self._prompt_tokens = self._answer_tokens = 0.0
+        """That passes computed and wrote, of late."""
+        self._rounds_s: dict[tuple[int, float], float] = {}
+        """What was asked for since the last update."""
 
-    def record(self, work: Work, elapsed_s: float) -> None:
+    def record(self, work: Work, outcome: Outcome, elapsed_s: float) -> None:
         """A job has taken so long."""
-        if isinstance(work, ForwardWork):
-            expected_s, error = self._target.batch_s(work), self._target_error
+        if isinstance(work, ForwardWork) and isinstance(outcome, tuple):
+            load, latency, error = forward_load(work), self._profile.target, self._target_error
+            self._count_tokens(work, sum([1 + each.verdict.accepted for each in outcome if each.verdict]))
         else:
-            expected_s, error = self._drafter.drafts_s(draft_works(work)), self._drafter_error
+            load, latency, error = _drafting_load(draft_works(work)), self._profile.drafter, self._drafter_error
+        expected_s = latency.seconds(load._replace(layers=latency.layers))
         if expected_s > 0:
             error.update(elapsed_s / expected_s)
 
+    def _count_tokens(self, work: ForwardWork, answer_tokens: int) -> None:
+        prompt_tokens = sum([seq.num_tokens - (seq.num_drafts + 1 if seq.rule else 0) for seq in work.slices])
+        self._prompt_tokens = _KEPT * self._prompt_tokens + prompt_tokens
+        self._answer_tokens = _KEPT * self._answer_tokens + answer_tokens
+
     def update(self, lengths: Collection[int]) -> None:
         """The sessions that run have so many tokens."""
-        self._sessions, self._rounds_s = len(lengths), []
+        self._sessions = len(lengths)
         self._cached_tokens = sum(lengths) / max(1, len(lengths))
+        self._rounds_s.clear()
 
-    def round_s(self, num_drafts: int) -> float:
-        """Seconds in which every session drafts `num_drafts` tokens, and one pass verifies them."""
-        while len(self._rounds_s) <= num_drafts:
-            self._rounds_s.append(self._predict(len(self._rounds_s)))
-        return self._rounds_s[num_drafts]
+    def round_s(self, num_drafts: int, tokens: float) -> float:
+        """A session's share of a round in which every session drafts `num_drafts` tokens and gets `tokens`: seconds."""
+        known = self._rounds_s.get((num_drafts, tokens))
+        if known is None:
+            known = self._rounds_s[num_drafts, tokens] = self._predict(num_drafts, tokens)
+        return known
 
-    def _predict(self, num_drafts: int) -> float:
-        sessions, cached = self._sessions, self._cached_tokens
-        together, forwards = (sessions, 1) if self._batch_drafts else (1, sessions)
-        step_s = forwards * self._drafter.pass_of_s(together, cached, 1) * (self._drafter_error.value or 0.0)
-        return num_drafts * step_s + self._target.pass_of_s(sessions, cached, num_drafts + 1) * (
-            self._target_error.value or 0.0
+    def _predict(self, num_drafts: int, tokens: float) -> float:
+        profile, each = self._profile, num_drafts + 1
+        prompt = tokens * self._prompt_tokens / self._answer_tokens if self._answer_tokens else 0.0
+        sessions = max(1.0, min(self._sessions, profile.max_sessions, profile.max_tokens / (each + prompt)))
+        pass_s = self._pass_s(profile.target, sessions, each, prompt) * (self._target_error.value or 1.0)
+        together, forwards = (sessions, 1.0) if self._batch_drafts else (1.0, sessions)
+        step_s = forwards * self._pass_s(profile.drafter, together, 1, 0.0) * (self._drafter_error.value or 1.0)
+        return (num_drafts * step_s + pass_s) / sessions
+
+    def _pass_s(self, latency: LatencyModel, sessions: float, each: int, prompt: float) -> float:
+        """A forward of `each` tokens and `prompt` tokens of prompts for each of these sessions."""
+        cached, tokens, verified = self._cached_tokens, sessions * (each + prompt), sessions * each
+        interactions = tokens * cached + verified * each
+        further = max(0, round(sessions) - 1)
+        return latency.seconds(
+            ForwardLoad(latency.layers, tokens, interactions, sessions * cached, verified, extra_sessions=further)
         )
+
+
+def _drafting_load(works: Sequence[DraftWork]) -> ForwardLoad:
+    """One forward that writes a token of each."""
+    return batch_load(0, [(work.start, work.num_inputs) for work in works], len(works))

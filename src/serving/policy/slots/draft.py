@@ -123,9 +123,9 @@ class GoodputDraft:
     """As many tokens, up to `k`, as promise most accepted tokens a second at the load of now; none where drafting would
     slow the batch (Liu et al., Optimizing Speculative Decoding for Serving Large Language Models Using Goodput, 2024).
 
-    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs; it yields
-    (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all sessions so far. Where a round's time
-    is not known, and until `k` drafts have been judged, `k`.
+    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs, and prompts; it
+    yields (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all sessions so far. Where a
+    round's time is not known, and until `k` drafts have been judged, `k`.
     """
 
     k: int
@@ -158,7 +158,7 @@ class GoodputDraft:
         tokens, share = 0.0, 1.0
         for n in range(self.k + 1):
             tokens, share = tokens + share, share * a
-            seconds = monitor.round_s(n)
+            seconds = monitor.round_s(n, tokens)
             if tokens > most * seconds:
                 best, most = n, tokens / seconds
         return best

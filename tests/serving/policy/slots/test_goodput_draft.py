@@ -4,30 +4,29 @@ import pytest
 
 from serving.core.link_monitor import DeviceMonitor
 from serving.core.session import Session
-from serving.hardware.estimator import Estimator
 from serving.hardware.latency import LinearLatency
 from serving.messages import GenerationRequest
-from serving.nodes.round_timing import RoundTiming
+from serving.nodes.round_timing import ChipProfile, RoundTiming
 from serving.policy.slots.draft import GoodputDraft
 
 DRAFT = GoodputDraft(8)
 
 
-def linear(row_s: float, base_s: float) -> Estimator:
-    return Estimator(LinearLatency(row_s, 0.0, 0.0, base_s, 10, "by hand"))
+def linear(row_s: float, base_s: float) -> LinearLatency:
+    return LinearLatency(row_s, 0.0, 0.0, base_s, 10, "by hand")
 
 
 def session(
-    num_sessions: int, drafter: Estimator, accepted: int = 70, row_s: float = 5.6e-4, limit: int = 100
+    num_sessions: int, drafter: LinearLatency, accepted: int = 70, row_s: float = 5.6e-4, limit: int = 100
 ) -> Session:
     """One of so many sessions on a chip whose passes take 50 ms and `row_s` a row. Of 100 drafts so many are right."""
-    timing = RoundTiming(linear(row_s, 0.05), drafter, batch_drafts=True)
+    timing = RoundTiming(ChipProfile(linear(row_s, 0.05), drafter), batch_drafts=True)
     timing.update([20] * num_sessions)
     monitor = DeviceMonitor(drafts_accepted=accepted, drafts_reached=100, round_s=timing.round_s)
     return Session(GenerationRequest("a", (1, 2), limit), 0, monitor)
 
 
-def slow(base_s: float = 3e-3) -> Estimator:
+def slow(base_s: float = 3e-3) -> LinearLatency:
     return linear(0.0, base_s)
 
 
