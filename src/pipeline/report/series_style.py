@@ -8,6 +8,7 @@ from zlib import crc32
 COLOURS = (
     "#3366cc", "#d9572b", "#2f9e6e", "#8b5cc7", "#c79a1b", "#5f6b7a", "#c2417c", "#1fa3b8", "#7a4a2a", "#8fb339",
     "#1b2a6b", "#e58fb1", "#7fb2f0", "#0f5c45", "#a31621", "#e8a46b", "#4b2e83", "#8a8418", "#a8a8a8", "#000000",
+    "#00c2a8", "#c9a6f2", "#5a1f3d", "#b8d8a0",
 )  # fmt: skip
 POLICIES = (
     "synera", "cloud_centric", "edge_centric", "hat", "wisp", "u_shape", "citer", "hyperion", "sled", "u_medusa",
