@@ -180,7 +180,7 @@ class LengthBandit:
         for sums in (self.rounds, self.tokens, self.seconds):
             sums[:] = [keep * value for value in sums]
         step_s = done.draft_s / n
-        for length in range(1 if self.prefixes else n, n + 1):
+        for length in range(1 if self.prefixes else n, min(n, self.k) + 1):  # a branch drafted ahead may be longer
             self.rounds[length] += 1
             self.tokens[length] += min(done.accepted, length) + 1
             self.seconds[length] += done.draft_s + done.away_s - (n - length) * step_s

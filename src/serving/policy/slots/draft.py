@@ -266,18 +266,22 @@ class TreeDraft:
     def acceptance(self) -> float:
         """Expected share of the tree's nodes that are accepted."""
         deepest = max(map(len, self.shape), default=self.depth)
-        return DEFAULT_ACCEPTANCE * deepest / (len(self.shape) or self.nodes)
+        return DEFAULT_ACCEPTANCE * deepest / self.max_nodes
+
+    @property
+    def max_nodes(self) -> int:
+        """Tokens of a whole tree."""
+        return len(self.shape) or self.nodes
 
     @cached_property
     def stop_rule(self) -> DraftStopRule:
         """How a tree grows."""
         depth = max(map(len, self.shape), default=self.depth)
         tree = TreeRule(depth, self.branching, self.shape)
-        nodes = len(self.shape) or self.nodes
         if self.scorer is None:
-            return DraftStopRule(nodes, tree=tree)
+            return DraftStopRule(self.max_nodes, tree=tree)
         threshold = self.scorer.threshold if self.threshold is None else self.threshold
-        return DraftStopRule(nodes, self.scorer.name, threshold, False, 1, tree)
+        return DraftStopRule(self.max_nodes, self.scorer.name, threshold, False, 1, tree)
 
     def next_stop(self, session: Session) -> DraftStopRule | None:
         return None if session.draft else self.stop_rule
@@ -416,7 +420,7 @@ def max_tree_nodes(draft: Draft) -> int:
     that are still to be trained.
     """
     if isinstance(draft, TreeDraft):
-        return draft.stop_rule.max_tokens
+        return draft.max_nodes
     if isinstance(draft, LookupDraft) and draft.continuations > 1:
         return draft.k * draft.continuations
     return len(draft.medusa.tree) if isinstance(draft.medusa, MedusaHeads) else 0
