@@ -46,8 +46,8 @@ def test_a_stage_that_is_not_in_the_run_cannot_be_forced(tmp_path: Path) -> None
     [
         (
             ("+policy=synera", "policy/verify=tree"),
-            "policy/draft=window makes chains; policy/verify=tree judges trees, which policy/draft=tree, tree_lookup or "
-            "medusa makes",
+            "policy/draft=window makes chains; policy/verify=tree judges trees, which policy/draft=tree, tree_lookup "
+            "or medusa makes",
         ),
         (
             ("+policy=sled", "policy/offload=full"),
