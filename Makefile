@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PORT   ?= 5000
 ARGS   ?= +policy=synera hardware=jetson_orin
+# Bytecode is written, whatever the environment says: tests start many processes, which import the same files.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -15,14 +17,16 @@ run: compiled   ## set up and run the main job: ARGS="+policy=synera hardware=je
 test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	@echo "mypy runs beside the tests, and prints after them"; \
+	$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & mypy=$$!; trap "kill $$mypy" INT TERM; \
+	$(PYTEST) -m "not slow" -n 2 --dist loadgroup; tests=$$?; \
+	wait $$mypy; types=$$?; echo "mypy:"; cat $(VENV)/mypy.txt; exit $$((tests | types))
 
-test-all: $(VENV)/.installed-dev   ## the tests that take minutes too, and those of nodes with the compiled core
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+test-all: $(VENV)/.installed-all   ## the tests that take minutes too, clusters, and nodes with the compiled core
+	$(PYTEST) -n 2 --dist loadgroup
 	$(BIN)/python -m native
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/native/test_compiled_core.py
-	TANDEM_FROZEN=0 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/serving tests/test_same_decisions.py -m "not slow"
+	$(PYTEST) -n 2 --dist loadgroup tests/native/test_compiled_core.py
+	TANDEM_FROZEN=0 $(PYTEST) -n 2 --dist loadgroup tests/serving tests/test_same_decisions.py -m "not slow"
 
 bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 	$(BIN)/python -m benchmarks
@@ -55,6 +59,10 @@ $(VENV)/.installed-compiled: $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-all: $(VENV)/.installed-dev
+	$(PIP) -e ".[dev,ray,slurm]"
 	@touch $@
 
 .PHONY: help run compiled test test-all bench soak smollm2 ui clean

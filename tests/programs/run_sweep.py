@@ -1,7 +1,10 @@
-"""`run_sweep.py ARTIFACT -m ...`: a Hydra application whose jobs report; policy=bad fails, killed says nothing, and at
-policy=interrupted a person presses Ctrl-C.
+"""`run_sweep.py FILE`: multiruns of a Hydra application whose jobs report, in one process, whose imports they share;
+policy=bad fails, killed says nothing, and at policy=interrupted a person presses Ctrl-C.
+
+FILE holds a JSON list of (artifact, words of the command line); each ends with a line `ended CODE` of its own.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,9 +19,9 @@ from pipeline.report import job as report
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
 
-ARTIFACT = Path(sys.argv.pop(1))
 CONFIG = {
     "policy": "synera",
+    "artifact": "???",
     "outputs": "outputs",
     "tracking": {"_target_": "pipeline.report.mlflow_store.Tracking", "outputs": "${outputs}"},
     "hydra": {
@@ -44,11 +47,22 @@ def main(cfg: DictConfig) -> None:
         report.report_failure(ValueError("there is no such thing"), context)
     elif cfg.policy != "killed":
         with open(os.devnull, "w") as nowhere:
-            report.report_job(ARTIFACT, context, nowhere)
+            report.report_job(Path(cfg.artifact), context, nowhere)
 
 
-if __name__ == "__main__":
+def run(artifact: str, words: list[str]) -> int:
+    sys.argv = ["run_sweep.py", *words, f"artifact={artifact}"]
     try:
         main()
     except KeyboardInterrupt:
         report_interrupted_sweep()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    for command in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        code = run(*command)
+        for stream in (sys.stdout, sys.stderr):
+            print(f"ended {code}", file=stream, flush=True)

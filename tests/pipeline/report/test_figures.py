@@ -89,6 +89,12 @@ def drawn_figures(monkeypatch):
     return found
 
 
+@pytest.fixture
+def png_alone(monkeypatch):
+    """Writes no PDF and SVG files, which take longer and show the same."""
+    monkeypatch.setattr(figures, "_METADATA", {"png": {}})
+
+
 def assert_readable(figure, n, path):
     """No two series look alike; the legend is in the picture, beside panels and title, as PNG and as PDF and SVG."""
     assert path.read_bytes().startswith(PNG)
@@ -124,6 +130,7 @@ def overlap(one, other):
     return one.x0 < other.x1 and other.x0 < one.x1 and one.y0 < other.y1 and other.y0 < one.y1
 
 
+@pytest.mark.usefixtures("png_alone")
 @pytest.mark.parametrize("n", [1, 8, 20, 40])
 @pytest.mark.parametrize("networks", [("",), (", lte", ", wifi of the whole campus in the afternoon")])
 def test_series_are_told_apart_and_the_legend_lies_in_the_picture_beside_the_data(n, networks, drawn_figures, tmp_path):
@@ -133,6 +140,7 @@ def test_series_are_told_apart_and_the_legend_lies_in_the_picture_beside_the_dat
     assert_readable(figure, n, path)
 
 
+@pytest.mark.usefixtures("png_alone")
 def test_a_legend_of_labels_wider_than_the_picture_lies_in_it(drawn_figures, tmp_path):
     groups = [(f"{policy} {'with a very long name ' * 12}", policy) for policy in policies(3)]
     path = figures.draw_tradeoff(list(tradeoff_points(groups)), tmp_path / "tradeoff.png")

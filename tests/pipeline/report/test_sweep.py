@@ -1,9 +1,12 @@
-"""A multirun in a process of its own: the jobs meet in files, one table ends it."""
+"""Multiruns in a process of their own: the jobs meet in files, one table ends each."""
 
 import io
 import json
+import re
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,43 +19,78 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import SweepNote
 from tests.pipeline.report.serve_artifact import drawn
 
+pytestmark = pytest.mark.xdist_group("sweeps")
 SWEEP_PROGRAM = Path(__file__).parents[2] / "programs" / "run_sweep.py"
+EXHIBIT = (
+    "+exhibit={title: Table 4, columns: [{name: quality}], rows: {label: '{policy}'}, reported: {sled: {quality: 0.5}},"
+    "figure: {x: '{row}', y: quality}, claims: [{statement: both are equal, row: sled, "
+    "baseline: synera, metric: quality, relation: equal, margin: 0.1}]}"
+)
+SWEEPS = {
+    "some failed": ("policy=synera,bad,killed,sled",),
+    "exhibit": ("policy=synera,sled", EXHIBIT),
+    "invalid exhibit": ("policy=synera,sled", EXHIBIT.replace("row: sled", "row: sleed")),
+    "interrupted": ("policy=synera,interrupted,sled",),
+}
 
 
-def run(artifact: Path, outputs: Path, policies: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        str(SWEEP_PROGRAM),
-        str(artifact),
-        "-m",
-        f"policy={policies}",
-        f"outputs={outputs}",
-        *words,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+@dataclass(frozen=True)
+class Done:
+    """A sweep that has ended, and what it printed."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def run_id(self) -> str:
+        return str(json.loads((self.folder / "sweep" / "sweep.json").read_text())["run_id"])
+
+    @property
+    def tracking(self) -> Tracking:
+        return Tracking(outputs=str(self.folder))
 
 
-def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(tracking, tmp_path):
-    done = run(drawn(tmp_path / "serve"), tmp_path, "synera,bad,killed,sled")
-    assert done.returncode == sweep.JOB_FAILED, done.stderr
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
-    assert "2 of 4 jobs complete" in lines
-    assert any(line.startswith("1    bad     failed: there is no such thing") for line in lines)
-    assert any(line.startswith("2    killed  no result: the job was killed") for line in lines)
-    assert lines[-1].startswith("MLflow: ")
-    assert (tmp_path / "sweep" / "comparison.csv").exists()
-    check_runs(tracking, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"], lines[-1])
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory, fresh: tuple[Path, list[tuple[str, str]]]) -> dict[str, Done]:
+    """All of `SWEEPS`, in one process."""
+    base = tmp_path_factory.mktemp("sweeps")
+    folders, commands = [base / name for name in SWEEPS], []
+    for folder, words in zip(folders, SWEEPS.values(), strict=True):
+        folder.mkdir()
+        shutil.copy(fresh[0], folder / "mlflow.db")
+        commands.append((str(drawn(folder / "serve")), ["-m", *words, f"outputs='{folder}'"]))
+    (base / "commands.json").write_text(json.dumps(commands))
+    command = [sys.executable, str(SWEEP_PROGRAM), str(base / "commands.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    out, err = (re.split(r"^ended (\d+)\n", text, flags=re.MULTILINE) for text in (done.stdout, done.stderr))
+    codes = map(int, out[1::2])
+    return dict(zip(SWEEPS, map(Done, folders, codes, out[::2], err[::2]), strict=True))
 
 
-def test_an_interrupted_sweep_compares_what_is_there_and_ends_its_run(tracking, tmp_path):
-    done = run(drawn(tmp_path / "serve"), tmp_path, "synera,interrupted,sled")
-    lines = done.stdout.splitlines()
-    assert "1 of 2 jobs complete" in lines
-    assert lines[-1] == "interrupted: 1 jobs are complete. The same command goes on: what was built is kept."
-    client, _ = tracking.connect()
-    parent = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"]
-    assert client.get_run(parent).info.status == "KILLED"
+def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(sweeps):
+    done = sweeps["some failed"]
+    assert done.code == sweep.JOB_FAILED, done.err
+    assert done.err == ""
+    assert "2 of 4 jobs complete" in done.lines
+    assert any(line.startswith("1    bad     failed: there is no such thing") for line in done.lines)
+    assert any(line.startswith("2    killed  no result: the job was killed") for line in done.lines)
+    assert done.lines[-1].startswith("MLflow: ")
+    assert (done.folder / "sweep" / "comparison.csv").exists()
+    check_runs(done.tracking, done.run_id, done.lines[-1])
+
+
+def test_an_interrupted_sweep_compares_what_is_there_and_ends_its_run(sweeps):
+    done = sweeps["interrupted"]
+    assert "1 of 2 jobs complete" in done.lines
+    assert done.lines[-1] == "interrupted: 1 jobs are complete. The same command goes on: what was built is kept."
+    client, _ = done.tracking.connect()
+    assert client.get_run(done.run_id).info.status == "KILLED"
 
 
 def test_a_sweep_whose_jobs_left_nothing_fails(tmp_path, capsys):
@@ -63,32 +101,24 @@ def test_a_sweep_whose_jobs_left_nothing_fails(tmp_path, capsys):
     assert f"no job of this sweep left anything in {tmp_path}" in capsys.readouterr().err
 
 
-EXHIBIT = (
-    "+exhibit={title: Table 4, columns: [{name: quality}], rows: {label: '{policy}'}, reported: {sled: {quality: 0.5}},"
-    "figure: {x: '{row}', y: quality}, claims: [{statement: both are equal, row: sled, "
-    "baseline: synera, metric: quality, relation: equal, margin: 0.1}]}"
-)
-
-
-def test_a_sweep_logs_its_exhibit_in_its_own_run(tracking, tmp_path):
-    done = run(drawn(tmp_path / "serve"), tmp_path, "synera,sled", EXHIBIT)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "holds  both are equal: +0 [+0, +0]" in done.stdout
-    client, _ = tracking.connect()
-    run_id = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"]
+def test_a_sweep_logs_its_exhibit_in_its_own_run(sweeps):
+    done = sweeps["exhibit"]
+    assert done.code == 0, done.err
+    assert done.err == ""
+    assert "holds  both are equal: +0 [+0, +0]" in done.out
+    client, _ = done.tracking.connect()
     assert {f"exhibit.{kind}" for kind in ("txt", "json", "csv", "png")} <= {
-        item.path for item in client.list_artifacts(run_id)
+        item.path for item in client.list_artifacts(done.run_id)
     }
-    metrics = client.get_run(run_id).data.metrics
+    metrics = client.get_run(done.run_id).data.metrics
     assert (metrics["exhibit/sled/quality"], metrics["exhibit/claims holds"]) == (15 / 24, 1.0)
 
 
-def test_a_sweep_with_an_invalid_exhibit_runs_no_job(tmp_path):
-    done = run(tmp_path, tmp_path, "synera,sled", EXHIBIT.replace("row: sled", "row: sleed"))
-    assert done.returncode == BAD_INPUT
-    assert done.stderr.startswith("error: exhibit.claims, 'both are equal': no job is the row 'sleed'.")
-    assert not (tmp_path / "sweep").exists()
+def test_a_sweep_with_an_invalid_exhibit_runs_no_job(sweeps):
+    done = sweeps["invalid exhibit"]
+    assert done.code == BAD_INPUT
+    assert done.err.startswith("error: exhibit.claims, 'both are equal': no job is the row 'sleed'.")
+    assert not (done.folder / "sweep").exists()
 
 
 def check_runs(tracking: Tracking, parent: str, last: str) -> None:

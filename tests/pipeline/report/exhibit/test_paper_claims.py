@@ -37,62 +37,82 @@ def sides(claim):
     return claim["row"], claim.get("baseline")
 
 
+def wrong(problems):
+    """The problems of all exhibits, each after its exhibit's name; `problems(name)` yields those of one."""
+    return [f"{name}: {problem}" for name in EXHIBITS for problem in problems(name)]
+
+
 @pytest.mark.parametrize("paper", LEAST_CLAIMS)
 def test_a_papers_exhibits_declare_its_claims(paper):
     found = [claim for name, claims in REPORTED.items() if name.startswith(f"{paper}/") for claim in claims]
     assert len({claim["statement"] for claim in found}) >= LEAST_CLAIMS[paper]
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
-def test_two_or_three_assumptions_decide_an_exhibits_claims(name):
+def test_two_or_three_assumptions_decide_an_exhibits_claims():
     """docs/claims.md joins the texts with semicolons and ends with a period."""
-    found = EXHIBITS[name].get("assumptions", [])
-    assert not REPORTED[name] or 2 <= len(found) <= 3
-    assert not [text for text in found if text.endswith(".")]
+
+    def problems(name):
+        found = EXHIBITS[name].get("assumptions", [])
+        if REPORTED[name] and not 2 <= len(found) <= 3:
+            yield f"{len(found)} assumptions"
+        yield from (f"ends with a period: {text}" for text in found if text.endswith("."))
+
+    assert not wrong(problems)
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
-def test_a_statement_stands_on_its_own_and_says_whether_the_paper_makes_it(name):
-    for claim in declared(name):
-        statement = claim["statement"]
-        assert statement.startswith(OWN) is not bool(claim.get("reported")), statement
-        text = statement.removeprefix(OWN)
-        assert not re.match(r"(and|its|it|also|both) ", text, re.IGNORECASE), statement
-        assert len(text.split()) > 3, statement
+def test_a_statement_stands_on_its_own_and_says_whether_the_paper_makes_it():
+    def problems(name):
+        for claim in declared(name):
+            statement = claim["statement"]
+            text = statement.removeprefix(OWN)
+            if statement.startswith(OWN) is bool(claim.get("reported")):
+                yield f"ours and reported, or neither: {statement}"
+            if re.match(r"(and|its|it|also|both) ", text, re.IGNORECASE) or len(text.split()) <= 3:
+                yield f"no sentence of its own: {statement}"
+
+    assert not wrong(problems)
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
-def test_equal_statements_are_one_claim_in_several_groups(name):
+def test_equal_statements_are_one_claim_in_several_groups():
     """A row of docs/claims.md is a statement; its groups are about the same rows and the same words of the paper."""
-    about = {}
-    for claim in declared(name):
-        own = (claim["row"], claim.get("baseline"), claim["metric"], claim.get("reported"))
-        assert about.setdefault(claim["statement"], own) == own
-    places = Counter((claim["statement"], claim.get("group")) for claim in declared(name))
-    assert max(places.values(), default=1) == 1
+
+    def problems(name):
+        about = {}
+        for claim in declared(name):
+            own = (claim["row"], claim.get("baseline"), claim["metric"], claim.get("reported"))
+            if about.setdefault(claim["statement"], own) != own:
+                yield f"about {own} and {about[claim['statement']]}: {claim['statement']}"
+        places = Counter((claim["statement"], claim.get("group")) for claim in declared(name))
+        yield from (f"{times} times: {place}" for place, times in places.items() if times > 1)
+
+    assert not wrong(problems)
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
-def test_service_time_is_claimed_where_the_paper_claims_tbt(name):
-    compared = {sides(claim) for claim in declared(name) if claim["metric"] == SERVICE}
-    if any(column["name"] == SERVICE for column in EXHIBITS[name].get("columns", ())):
-        assert {sides(claim) for claim in REPORTED[name] if claim["metric"] == TBT} <= compared
+def test_service_time_is_claimed_where_the_paper_claims_tbt():
+    def problems(name):
+        if any(column["name"] == SERVICE for column in EXHIBITS[name].get("columns", ())):
+            compared = {sides(claim) for claim in declared(name) if claim["metric"] == SERVICE}
+            yield from {sides(claim) for claim in REPORTED[name] if claim["metric"] == TBT} - compared
+
+    assert not wrong(problems)
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
-def test_a_ratio_is_met_within_a_quarter_of_its_effect(name):
+def test_a_ratio_is_met_within_a_quarter_of_its_effect():
     """The effect of a ratio is what it differs from 1 by; a range that the paper reports is its own margin."""
-    columns = {column["name"]: column for column in EXHIBITS[name].get("columns", ())}
-    for claim in REPORTED[name]:
-        column = columns.get(claim["metric"], {})
-        if claim["relation"] == "equal" and column.get("relative") and not RANGE.search(claim["statement"]):
-            neutral = 0 if column["relative"].get("comparison") == "difference" else column.get("scale", 1)
-            effect = max(abs(claim["value"] - neutral), abs(claim["value"]))
-            assert claim["margin"] <= effect / 4 * 1.06 + 0.01 * neutral, claim
+
+    def problems(name):
+        columns = {column["name"]: column for column in EXHIBITS[name].get("columns", ())}
+        for claim in REPORTED[name]:
+            column = columns.get(claim["metric"], {})
+            if claim["relation"] == "equal" and column.get("relative") and not RANGE.search(claim["statement"]):
+                neutral = 0 if column["relative"].get("comparison") == "difference" else column.get("scale", 1)
+                effect = max(abs(claim["value"] - neutral), abs(claim["value"]))
+                if claim["margin"] > effect / 4 * 1.06 + 0.01 * neutral:
+                    yield f"margin {claim['margin']} of an effect of {effect}: {claim['statement']}"
+
+    assert not wrong(problems)
 
 
-@pytest.mark.parametrize("name", SWEPT_SEEDS)
-def test_a_sweep_pools_three_seeds(name):
-    pooled, seeds = SWEPT_SEEDS[name]
-    assert pooled.endswith("seed")
-    assert len(seeds) >= 3
+def test_a_sweep_pools_three_seeds():
+    assert not {name: seeds for name, (pooled, seeds) in SWEPT_SEEDS.items() if len(seeds) < 3}
+    assert all(pooled.endswith("seed") for pooled, _ in SWEPT_SEEDS.values())
