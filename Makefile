@@ -17,10 +17,8 @@ run: compiled   ## set up and run the main job: ARGS="+policy=synera hardware=je
 test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@echo "mypy runs beside the tests, and prints after them"; \
-	$(BIN)/mypy > $(VENV)/mypy.txt 2>&1 & mypy=$$!; trap "kill $$mypy" INT TERM; \
-	$(PYTEST) -m "not slow" -n 2 --dist loadgroup; tests=$$?; \
-	wait $$mypy; types=$$?; echo "mypy:"; cat $(VENV)/mypy.txt; exit $$((tests | types))
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-all: $(VENV)/.installed-all   ## the tests that take minutes too, clusters, and nodes with the compiled core
 	$(PYTEST) -n 2 --dist loadgroup
