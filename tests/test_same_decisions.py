@@ -174,13 +174,16 @@ PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tok
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 REPRESENTATIVES = {
-    "cloud_centric", "sled", "synera", "wisp", "hat", "u_medusa", "citer", "hyperion", "synera+tiers", "hat+pipeline",
-    "hat+batches", "sled+lookup", "sled+tree", "cloud_speculative", "cloud_speculative+together", "delay_adaptive",
+    "cloud_centric", "sled", "synera", "wisp", "hat", "citer", "hyperion", "sled+tree", "cloud_speculative",
+    "delay_adaptive",
 }  # fmt: skip
 """Played on the wall clock and over gRPC at each change; the others where slow tests run."""
+SAMPLED_REPRESENTATIVES = {"sled", "sled+tree", "synera", "hat"}
+"""Sampled, too, at each change."""
 ON_VIRTUAL_TIME = REPRESENTATIVES | {
     "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
-    "synera+rejection_predictor", "wisp+tiers", "hat+tree", "wisp+tree", "cloud_speculative+tree",
+    "synera+rejection_predictor", "synera+tiers", "wisp+tiers", "u_medusa", "hat+pipeline", "hat+batches",
+    "sled+lookup", "cloud_speculative+together", "hat+tree", "wisp+tree", "cloud_speculative+tree",
     "delay_adaptive+together", "delay_adaptive+ucb_specstop",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""
@@ -193,7 +196,8 @@ LONGEST_DRAFT = 8
 def cases(representatives: set[str]) -> list[Any]:
     """(policy, temperature); all cases of a policy run in one process, which plays its reference once."""
     named = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if name in POLICIES]
-    return [pytest.param(*case, marks=marks(case[0], case[0] not in representatives)) for case in named]
+    quick = {(name, 0.0) for name in representatives} | {(name, 0.8) for name in SAMPLED_REPRESENTATIVES}
+    return [pytest.param(*case, marks=marks(case[0], case not in quick)) for case in named]
 
 
 def marks(policy: str, slow: bool = False) -> list[pytest.MarkDecorator]:

@@ -79,13 +79,12 @@ def test_a_sweep_over_policies(say: Say, word: str) -> None:
     assert not list(Path("outputs").glob("sweeps/*"))
 
 
-@pytest.mark.parametrize("word", ["policy/lookahead=none", "policy.draft.k=3"])
-def test_a_slot_or_value_beside_swept_policies_reaches_every_job(say: Say, word: str) -> None:
-    full = (*TOY, "report=full")
-    alone = [say(f"policy={name}", word, *full).out for name in ("sled", "synera")]
-    assert alone[1] != say("policy=synera", *full).out
-    assert say("-m", "+policy=sled,synera", word, *full).out == "".join(alone)
-    assert say(word, "-m", "policy=sled,synera", *full).out == "".join(alone)
+def test_slots_and_values_beside_swept_policies_reach_every_job(say: Say) -> None:
+    full, slot, value = (*TOY, "report=full"), "policy/lookahead=none", "policy.draft.k=3"
+    alone = [say(f"policy={name}", slot, value, *full).out for name in ("sled", "synera")]
+    assert len({alone[1], *(say("policy=synera", *words, *full).out for words in ((), (slot,), (value,)))}) == 4
+    assert say("-m", "+policy=sled,synera", slot, value, *full).out == "".join(alone)
+    assert say(slot, value, "-m", "policy=sled,synera", *full).out == "".join(alone)
 
 
 def test_flags_and_overrides_stand_in_any_order(say: Say, tmp_path: Path) -> None:
