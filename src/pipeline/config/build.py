@@ -9,7 +9,7 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -34,9 +34,12 @@ class TargetParameter:
 
 @dataclass(frozen=True)
 class PendingArtifact:
-    """Stands for an artifact while a plan is made; its `folder` may not exist yet."""
+    """Stands for an artifact while a plan is made; its `folder` may not exist yet. `options` are those of its stage,
+    empty where they are not known.
+    """
 
     folder: Path = Path("not-built")
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __fspath__(self) -> str:
         return str(self.folder)
@@ -178,11 +181,23 @@ def construct(data: Any, artifact: Callable[[str], Path | PendingArtifact] | Non
         return built
     target = load(data[TARGET], where)
     if not isinstance(target, type) and any(isinstance(value, PendingArtifact) for value in built.values()):
-        return PendingArtifact()
+        target = planned_function(data[TARGET]) or _pending
     try:
         return target(**built)
     except ValueError as problem:
         raise ConfigError(str(problem)) from problem
+
+
+def planned_function(path: str) -> Callable[..., Any] | None:
+    """`planned_NAME` beside the function `NAME`, which gives what a plan knows before the artifacts of its options are
+    made; None if its module has none.
+    """
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), f"planned_{name}", None)
+
+
+def _pending(**_: object) -> PendingArtifact:
+    return PendingArtifact()
 
 
 @cache

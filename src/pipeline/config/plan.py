@@ -90,7 +90,8 @@ class _Planner:
             raise ConfigError(f"stages.{name}: {problem}") from problem
 
     def _pending(self, needed: str) -> PendingArtifact:
-        return PendingArtifact(self.folder(self.stages[needed]))
+        stage = self.stages[needed]
+        return PendingArtifact(self.folder(stage), stage.args)
 
 
 def _check_arguments(path: str, args: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
 from serving.deployment.queries import Query
 from serving.messages import INF, EarlyExitRule, GenerationRequest
 from serving.outcomes.acceptance_draws import TOKENS_PER_POSITION, AcceptanceDraws, MatchProbabilities, ScoreSource
-from serving.outcomes.outcomes import OutcomeEngines, check_exit
+from serving.outcomes.outcomes import OutcomeEngines, check_exit, check_has_text
 from serving.outcomes.replayed import check_medusa_tree
 from serving.outcomes.sampled_engine import SampledEngine
 from serving.policy.policy import Policy
@@ -51,8 +51,13 @@ class ConstantAcceptance:
             numbered_queries(requests, decoding, seed, [(self.prompt_tokens, one.max_new_tokens) for one in requests])
         )
 
+    def check(self, policy: Policy) -> None:
+        """Raises ValueError for drafts that are read off the text."""
+        check_has_text(policy, "runtime/outcomes=constant")
+
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines that draw outcomes. Raises ValueError for a policy whose drafts exit early."""
+        """Engines that draw outcomes. Raises ValueError for drafts that exit early, or are read off the text."""
+        self.check(policy)
         check_exit(None, policy, "runtime/outcomes=constant")
         check_medusa_tree((), policy.draft.medusa)
         rate = self.acceptance_rate

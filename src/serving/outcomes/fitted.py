@@ -19,7 +19,7 @@ from serving.messages import EarlyExitRule
 from serving.outcomes.acceptance_draws import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.constant import numbered_queries, sampled_engines
 from serving.outcomes.lookup import attention_rows
-from serving.outcomes.outcomes import OutcomeEngines, check_exit
+from serving.outcomes.outcomes import OutcomeEngines, PlannedOutcomes, check_exit, check_has_text
 from serving.outcomes.replayed import check_medusa_tree, check_scorers
 from serving.outcomes.trace import triangle_size
 from serving.policy.policy import Policy
@@ -191,6 +191,8 @@ class FittedAcceptance:
     """Replaces the recorded lengths of answers."""
     scorer_digests: Mapping[str, str] = field(default_factory=dict)
     """The digests of the scorers of the recorded trained scores, by name."""
+    shifted_to: float | None = None
+    """The acceptance that the model was shifted to (`serving.outcomes.shifted`); None: it is as it was fitted."""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -202,17 +204,25 @@ class FittedAcceptance:
     @property
     def described(self) -> str:
         rate = self.fit_quality["rate"]["trace"]
+        shift = "" if self.shifted_to is None else f", shifted to {self.shifted_to:g}"
         return (
             f"no models and no text: drafts are right as in a trace of {self.made_from.get('pair', 'a pair')} "
-            f"(acceptance {rate:.3f}), a Markov chain of order 1 with resampled scores"
+            f"(acceptance {rate:.3f}{shift}), a Markov chain of order 1 with resampled scores"
         )
 
     def make_queries(self, requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int) -> list[Query]:
         """The requests, each with the lengths of a randomly chosen recorded session."""
         return list(numbered_queries(requests, decoding, seed, [self._request_lengths(one, seed) for one in requests]))
 
+    def check(self, policy: Policy) -> None:
+        """Raises ValueError for drafts that are read off the text."""
+        check_has_text(policy, "runtime/outcomes=fitted")
+
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines that draw outcomes. Raises ValueError for another early-exit rule, other heads or another scorer."""
+        """Engines that draw outcomes. Raises ValueError for another early-exit rule, other heads, another scorer, and
+        drafts that are read off the text.
+        """
+        self.check(policy)
         check_exit(self.exit_rule, policy, "the trace that acceptance was fitted to")
         check_medusa_tree(self.medusa_tree, policy.draft.medusa)
         check_scorers(self.scorer_digests, policy)
@@ -276,6 +286,11 @@ def load(
         full_length_answers=full_length_answers,
         answer_lengths=answer_lengths,
     )
+
+
+def planned_load(**_: object) -> PlannedOutcomes:
+    """What a plan knows of the model, before it is fitted."""
+    return PlannedOutcomes("runtime/outcomes=fitted", draws_trees=True, is_text=False)
 
 
 def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from serving.core.decoding import Decoding
 from serving.deployment.queries import LoadedModels, Query
 from serving.messages import EarlyExitRule
 from serving.policy.policy import Policy
+from serving.policy.slots.draft import TreeDraft
 from serving.workload.workload import WorkloadRequest
 
 
@@ -36,6 +37,49 @@ class OutcomeSource(Protocol):
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
         """Engines for these requests. Raises ValueError for requests or a policy that it does not support."""
         ...
+
+
+@runtime_checkable
+class PolicyChecking(Protocol):
+    """A source of outcomes that knows before any work which policies it cannot serve."""
+
+    def check(self, policy: Policy) -> None:
+        """Raises ValueError for a policy whose outcomes it has not."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlannedOutcomes:
+    """Stands for a source whose artifact is still to be made, while a plan is made.
+
+    Args:
+        name: of the choice, as a command line has it.
+        draws_trees: True if it knows trees of the policy's draft model.
+        is_text: True if its tokens are text.
+    """
+
+    name: str
+    draws_trees: bool
+    is_text: bool
+
+    def check(self, policy: Policy) -> None:
+        """Raises ValueError for a policy whose trees, or whose text, the source will not have."""
+        if isinstance(policy.draft, TreeDraft) and not self.draws_trees:
+            raise ValueError(
+                f"policy {policy.name} grows trees of up to {policy.draft.nodes} nodes, and {self.name} records none; "
+                "choose runtime/outcomes=tree_trace or own_trace, which record them, or fitted, which draws them"
+            )
+        if not self.is_text:
+            check_has_text(policy, self.name)
+
+
+def check_has_text(policy: Policy, name: str) -> None:
+    """Raises ValueError for drafts that are read off the text, where tokens are numbers that never repeat."""
+    if policy.draft.source == "lookup":
+        raise ValueError(
+            f"policy {policy.name} drafts what once followed the text's last tokens, and {name} has no text; choose "
+            "runtime/outcomes=trace or own_trace, or policy/draft=window or tree"
+        )
 
 
 def describe_exit(exit_rule: EarlyExitRule | None) -> str:

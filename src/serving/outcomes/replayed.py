@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from serving.core.decoding import Decoding
 from serving.core.scores import reading_hidden_states
 from serving.deployment.queries import Query
 from serving.learned.medusa import CandidateRanks, MedusaHeads
 from serving.messages import INF, GenerationRequest
-from serving.outcomes.outcomes import OutcomeEngines, check_exit
+from serving.outcomes.outcomes import OutcomeEngines, PlannedOutcomes, check_exit
 from serving.outcomes.trace import TOKENIZER_DIR, OutcomeTrace, load_trace
 from serving.outcomes.trace_engine import TraceEngine, UnrecordedCounts
 from serving.policy.policy import Policy
@@ -19,6 +19,13 @@ from serving.workload.workload import WorkloadRequest
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
+
+
+class Recording(Protocol):
+    """A trace that is still to be recorded; `options` are those of the stage that does it, empty where not known."""
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,10 @@ class TraceOutcomes:
         """The requests with recorded prompts; the token limit is the lower of the request's and the record's."""
         check_greedy(decoding)
         return [self._make_query(one, seed) for one in requests]
+
+    def check(self, policy: Policy) -> None:
+        """Raises ValueError for a drafter's trees that were not recorded, or grew by another rule."""
+        check_trees(self.trace, policy)
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
         """Engines that read the trace. Raises ValueError for prompts that were not recorded, another early-exit rule,
@@ -95,6 +106,14 @@ def load(path: Path) -> TraceOutcomes:
     from serving.engines.tokenizer import Tokenizer
 
     return TraceOutcomes(load_trace(path), Tokenizer(path / TOKENIZER_DIR))
+
+
+def planned_load(path: Recording) -> PlannedOutcomes:
+    """What a plan knows of the trace, before it is recorded."""
+    policy = path.options.get("policy") or {}
+    grown = (path.options.get("tree"), policy.get("draft"))
+    trees = any("nodes" in draft for draft in grown if draft)
+    return PlannedOutcomes("runtime/outcomes=trace", draws_trees=trees or not path.options, is_text=True)
 
 
 def check_greedy(decoding: Decoding) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from serving.deployment.setup import Setup
 from serving.drivers.observer import Observer
-from serving.outcomes.outcomes import OutcomeSource
+from serving.outcomes.outcomes import OutcomeSource, PolicyChecking
 from serving.progress import Progress
 from serving.runtimes.emulated import simulate
 from serving.runtimes.runtime import RunResult
@@ -26,7 +26,9 @@ class Simulated:
         return f"{self.outcomes.described}; time comes from the chips and link above"
 
     def check(self, setup: Setup) -> None:
-        """This runtime runs every setup."""
+        """Raises ValueError for a policy whose drafts the source of outcomes does not know."""
+        if isinstance(self.outcomes, PolicyChecking):
+            self.outcomes.check(setup.policy)
 
     def serve(
         self,
