@@ -103,11 +103,15 @@ class ScorePools:
     """Names of the further columns: scores computed by trained networks."""
 
     def with_scores(self, scorers: Scorers) -> "ScorePools":
-        """The pools with a further column for each trained score that follows from the others."""
+        """The pools with a further column for each trained score that follows from the others, if they have none."""
         import numpy as np
 
         rows = self.rows
-        computed = {name: scorer for name, scorer in scorers.items() if scorer.feature_kind == "scores"}
+        computed = {
+            name: scorer
+            for name, scorer in scorers.items()
+            if scorer.feature_kind == "scores" and name not in self.trained_scores
+        }
         for scorer in computed.values():
             found = [
                 scorer.probabilities(np.array([row[: len(LOGIT_SCORES)] for row in kind])).tolist() for kind in rows

@@ -40,42 +40,47 @@ class SampledTree:
     def _add_level(self, frontier: Sequence[int]) -> None:
         found: list[Candidates] = []
         ended: list[bool] = []
+        position, growth = self._prefix_len + len(self.growth.levels), self.growth
+        wrong: tuple[Candidates, bool] | None = None
         for node in frontier:
-            low = bool(self._stop.score) and self._score(node, self._stop.score) < self._stop.threshold
-            dropped = low and not self._stop.keep_last and not (node == ROOT and self._stop.min_tokens)
-            found.append([] if dropped else self._candidates(node, self._target_rank(node)))
+            if node in self._right:
+                candidates, low = self._right_node(position, growth.num_children(node), node == ROOT)
+            else:  # all of a level are alike, but for how many children they have
+                if wrong is None or len(wrong[0]) < growth.num_children(node):
+                    wrong = self._wrong_node(position, growth.num_children(node))
+                candidates, low = wrong
+            found.append(candidates)
             ended.append(low)
-        first = len(self.growth.tokens)
-        self.growth.extend(found, ended)
-        for node in range(first, len(self.growth.tokens)):
-            if self.growth.tokens[node] % TOKENS_PER_POSITION == 0:
+        first = len(growth.tokens)
+        growth.extend(found, ended)
+        for node in range(first, len(growth.tokens)):
+            if growth.tokens[node] % TOKENS_PER_POSITION == 0:
                 self._right.add(node)
 
-    def _candidates(self, node: int, target_rank: int) -> Candidates:
-        position = self._prefix_len + self._depth(node)
-        token = TOKENS_PER_POSITION * position
-        probabilities = rank_probabilities(
-            self._score(node, "confidence"), self._score(node, "margin"), self.growth.num_children(node)
-        )
-        return [(token if rank == target_rank else token + 1, p) for rank, p in enumerate(probabilities)]
+    def _right_node(self, position: int, num_children: int, is_root: bool) -> tuple[Candidates, bool]:
+        """The children of the right node, and True if its draft ends by its score."""
+        run = self._draws.num_accepted(position, 1, self._thresholds)
+        score, draws, stop = self._scores.score, self._draws, self._stop
+        low = bool(stop.score) and score(draws, position, 0, run, stop.score) < stop.threshold
+        if low and not stop.keep_last and not (is_root and stop.min_tokens):
+            return [], low
+        confidence, margin = (score(draws, position, 0, run, name) for name in ("confidence", "margin"))
+        rank = self._scores.target_rank(draws, position, 0, run)
+        return _candidates(position, rank, rank_probabilities(confidence, margin, num_children)), low
 
-    def _target_rank(self, node: int) -> int:
-        if node not in self._right:
-            return _NO_RANK
-        position = self._prefix_len + self._depth(node)
-        return self._scores.target_rank(self._draws, position, 0, self._num_accepted(position))
+    def _wrong_node(self, position: int, num_children: int) -> tuple[Candidates, bool]:
+        """As `_right_node`, for each node below a wrong one or that is wrong."""
+        score, draws, stop = self._scores.score, self._draws, self._stop
+        low = bool(stop.score) and score(draws, position - 1, 1, 0, stop.score) < stop.threshold
+        if low and not stop.keep_last:
+            return [], low
+        confidence, margin = (score(draws, position - 1, 1, 0, name) for name in ("confidence", "margin"))
+        return _candidates(position, _NO_RANK, rank_probabilities(confidence, margin, num_children)), low
 
-    def _score(self, node: int, name: str) -> float:
-        position = self._prefix_len + self._depth(node)
-        if node in self._right:
-            return self._scores.score(self._draws, position, 0, self._num_accepted(position), name)
-        return self._scores.score(self._draws, position - 1, 1, 0, name)
 
-    def _num_accepted(self, position: int) -> int:
-        return self._draws.num_accepted(position, 1, self._thresholds)
-
-    def _depth(self, node: int) -> int:
-        return len(self.growth.path(node))
+def _candidates(position: int, target_rank: int, probabilities: Sequence[float]) -> Candidates:
+    token = TOKENS_PER_POSITION * position
+    return [(token if rank == target_rank else token + 1, p) for rank, p in enumerate(probabilities)]
 
 
 def rank_probabilities(confidence: float, margin: float, count: int) -> list[float]:

@@ -1,0 +1,55 @@
+"""A place of the map: round trip, acceptance, device and number of devices; and the grid of all places."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import isfinite
+
+AXES = ("round_trip_ms", "acceptance", "num_devices")
+"""The axes of numbers, along which borders are found."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of the map; `device` names a chip of the contest."""
+
+    round_trip_ms: float
+    acceptance: float
+    device: str
+    num_devices: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.device}, {self.num_devices} devices, {self.round_trip_ms:g} ms, acceptance {self.acceptance:g}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of these values with the devices of the contest. Raises ValueError for values that are out of
+    range, not increasing or none.
+    """
+
+    round_trips_ms: tuple[float, ...]
+    acceptances: tuple[float, ...]
+    num_devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, values in vars(self).items():
+            if not values or any(a >= b for a, b in pairwise(values)):
+                raise ValueError(f"grid.{name} is {list(values)}; give one value at least, each above the one before")
+        if not (isfinite(self.round_trips_ms[-1]) and self.round_trips_ms[0] >= 0):
+            raise ValueError(f"grid.round_trips_ms is {list(self.round_trips_ms)}; give milliseconds, 0 or more")
+        if not (self.acceptances[0] > 0 and self.acceptances[-1] < 1):
+            raise ValueError(f"grid.acceptances is {list(self.acceptances)}; give shares above 0 and below 1")
+        if self.num_devices[0] < 1:
+            raise ValueError(f"grid.num_devices is {list(self.num_devices)}; a load has 1 device at least")
+
+    def values(self, axis: str) -> tuple[float, ...]:
+        """The values along one of `AXES`."""
+        return dict(zip(AXES, (self.round_trips_ms, self.acceptances, self.num_devices), strict=True))[axis]
+
+    def places(self, devices: tuple[str, ...]) -> Iterator[Place]:
+        for device, count, acceptance, round_trip_ms in product(
+            devices, self.num_devices, self.acceptances, self.round_trips_ms
+        ):
+            yield Place(round_trip_ms, acceptance, device, count)

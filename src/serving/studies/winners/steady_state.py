@@ -1,0 +1,176 @@
+"""One policy under a steady load: how long a token of an answer takes, and how long the cloud works for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from serving.core.keyed_random import key, uniform
+from serving.deployment.queries import Query
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
+from serving.drivers.simulator import Simulator
+from serving.messages import Command, EmitTokens, Event, Message, Outcome, RequestArrived, Work
+from serving.outcomes.outcomes import OutcomeSource
+from serving.runtimes.clients import UnfinishedSessionsError
+from serving.studies.capacity.cases import BLANK_PROMPT
+from serving.workload.slo import SloClass
+from serving.workload.workload import WorkloadRequest
+
+STEP_S = 0.25
+"""Simulated seconds between two looks at whether all counted answers ended."""
+LONGEST_S = 1e6
+"""Simulated seconds after which a load that still has no counted answer is given up."""
+SPARE_TURNS = 2
+"""Further requests of each device, so that the load stays until the slowest counted answer ends."""
+
+
+@dataclass(frozen=True)
+class SteadyLoad:
+    """Devices that send the next request when the last answer ends.
+
+    They begin within `stagger_s`, and the first answer of each, which does not count, has a random part of the length,
+    so that devices are out of step. Then `min_answers` or more answers count, at least one of each device.
+    """
+
+    min_answers: int = 16
+    stagger_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.min_answers < 1 or self.stagger_s < 0:
+            raise ValueError(
+                f"load: min_answers={self.min_answers} must be 1 or more, and stagger_s={self.stagger_s} seconds, "
+                "0 or more"
+            )
+
+    def counted_turns(self, num_devices: int) -> int:
+        """The counted answers of each device."""
+        return ceil(self.min_answers / num_devices)
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """`s_per_token` of each counted answer, from its request to its last token, over its tokens; `busy_s_per_token`:
+    seconds that a chip of the cloud works for a token that a user gets.
+    """
+
+    s_per_token: tuple[float, ...]
+    busy_s_per_token: float
+
+    @property
+    def mean_s_per_token(self) -> float:
+        return sum(self.s_per_token) / len(self.s_per_token)
+
+    def late_share(self, tokens_per_s: float) -> float:
+        """The share of answers that are slower than this."""
+        return sum(each * tokens_per_s > 1 for each in self.s_per_token) / len(self.s_per_token)
+
+
+@dataclass
+class CloudObserver:
+    """An observer of the cloud's busy time and of users' tokens from `begin_s` on."""
+
+    workers: frozenset[str]
+    begin_s: float = float("inf")
+    busy_s: float = 0.0
+    num_tokens: int = 0
+
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if now < self.begin_s:
+            return
+        for command in commands:
+            if type(command) is EmitTokens:
+                self.num_tokens += len(command.tokens)
+
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if node in self.workers and begin_s >= self.begin_s:
+            self.busy_s += end_s - begin_s
+
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+
+
+@dataclass
+class TurnTakers:
+    """The devices' requests by turn; counts those of the turns 1 to `counted_turns`."""
+
+    queries: Sequence[Query]
+    num_devices: int
+    counted_turns: int
+    simulator: Simulator
+    observer: CloudObserver
+    asked_s: dict[str, float] = field(default_factory=dict)
+    s_per_token: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._place_of = {query.request.session: place for place, query in enumerate(self.queries)}
+        self._first_left = self.num_devices
+
+    @property
+    def num_counted(self) -> int:
+        return self.counted_turns * self.num_devices
+
+    def begin(self, stagger_s: float, seed: int) -> None:
+        """Posts each device's first request."""
+        stream = key(seed, "steady state")
+        for device in range(self.num_devices):
+            self._ask(device, uniform(stream, device, "begin") * stagger_s)
+
+    def on_session_end(self, session: str, now: float) -> None:
+        """Posts the device's next request, if it has one."""
+        place = self._place_of[session]
+        turn = place // self.num_devices
+        if 1 <= turn <= self.counted_turns:
+            limit = self.queries[place].request.max_new_tokens
+            self.s_per_token[session] = (now - self.asked_s[session]) / limit
+        if turn == 0:
+            self._first_left -= 1
+            if not self._first_left:
+                self.observer.begin_s = now
+        if place + self.num_devices < len(self.queries):
+            self._ask(place + self.num_devices, now)
+
+    def _ask(self, place: int, at_s: float) -> None:
+        request = self.queries[place].request
+        self.asked_s[request.session] = at_s
+        self.simulator.post(at_s, f"device-{place % self.num_devices}", RequestArrived(request))
+
+
+def measure(
+    setup: Setup, outcomes: OutcomeSource, load: SteadyLoad, seed: int, tokens_per_s: float = 0.0
+) -> SteadyState:
+    """The steady state of the setup's policy and devices; `tokens_per_s` is promised to every request, 0: nothing."""
+    queries = make_queries(setup, outcomes, load, seed, tokens_per_s)
+    engines = outcomes.open(queries, setup.policy, seed)
+    topology = Topology(setup, engines.cloud_layers, tokenizer=engines.tokenizer)
+    observer = CloudObserver(frozenset(topology.workers))
+    simulator = Simulator([observer])
+    add_nodes(simulator, topology, ChipFactory(topology, engines, queries), (*topology.workers, *topology.devices))
+    connect_nodes(simulator, topology)
+    turns = TurnTakers(queries, setup.num_devices, load.counted_turns(setup.num_devices), simulator, observer)
+    simulator.on_session_end(turns.on_session_end)
+    turns.begin(load.stagger_s, seed)
+    until_s = 0.0
+    while len(turns.s_per_token) < turns.num_counted:
+        if until_s > LONGEST_S:
+            raise UnfinishedSessionsError(f"policy {setup.policy.name} answers nothing in {LONGEST_S:g} simulated s")
+        until_s += STEP_S
+        simulator.run(until=until_s)
+    return SteadyState(tuple(turns.s_per_token.values()), observer.busy_s / max(1, observer.num_tokens))
+
+
+def make_queries(
+    setup: Setup, outcomes: OutcomeSource, load: SteadyLoad, seed: int, tokens_per_s: float
+) -> Sequence[Query]:
+    """The requests by turn and device."""
+    workload, n, stream = setup.workload, setup.num_devices, key(seed, "steady state")
+    promise = SloClass(name="promised", tokens_per_s=tokens_per_s) if tokens_per_s else None
+    first = [1 + int(uniform(stream, device, "first answer") * workload.max_new_tokens) for device in range(n)]
+    requests = [
+        WorkloadRequest(
+            turn * n + device, BLANK_PROMPT, device, turn, None, 0.0, workload.max_prompt_tokens,
+            workload.max_new_tokens if turn else first[device], promise,
+        )
+        for turn in range(1 + load.counted_turns(n) + SPARE_TURNS)
+        for device in range(n)
+    ]  # fmt: skip
+    return outcomes.make_queries(requests, setup.decoding, setup.seed)
