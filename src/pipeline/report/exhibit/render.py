@@ -11,6 +11,7 @@ from pipeline.artifacts import fingerprint
 from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit import plot
 from pipeline.report.exhibit.claims import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
+from pipeline.report.exhibit.map_plot import draw_maps
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
 from pipeline.report.mlflow_store import FORBIDDEN_CHARS
@@ -216,10 +217,11 @@ class ExhibitOutput:
 
 
 def write_exhibit(shown: RenderedExhibit, folder: Path, figure: Path, notes: Sequence[str] = ()) -> ExhibitOutput:
-    """Writes exhibit.json, exhibit.csv and the figure, if there is one."""
+    """Writes exhibit.json, exhibit.csv, and the figure and maps that the exhibit declares."""
     found = evaluate_claims(shown)
     made = write_files(shown, found, folder)
     drawn = plot.draw_exhibit(shown, figure)
+    maps = draw_maps(shown, figure)
     return ExhibitOutput(
-        exhibit_parts(shown, found, notes), [*made, *([drawn] if drawn else [])], exhibit_metrics(shown, found)
+        exhibit_parts(shown, found, notes), [*made, *([drawn] if drawn else []), *maps], exhibit_metrics(shown, found)
     )

@@ -99,6 +99,26 @@ class ExhibitFigure:
 
 
 @dataclass(frozen=True)
+class ExhibitMap:
+    """A figure of coloured cells: `x` and `y` are columns of numbers, and each of `colours` is a column of names, which
+    has a figure of its own.
+
+    A cell's name may join several by " = ", which tie: the first has the cell's colour, the next a square within it.
+    `panel_row` and `panel_column` are columns whose values divide the figure into panels.
+    """
+
+    x: str
+    y: str
+    colours: tuple[str, ...]
+    panel_row: str
+    panel_column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.x, self.y, *self.colours, self.panel_row, self.panel_column)
+
+
+@dataclass(frozen=True)
 class Claim:
     """A statement that the numbers can support: `row` against the row `baseline` of its group, or against a `value`.
 
@@ -151,6 +171,7 @@ class Exhibit:
     deviations: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     unmeasured_batches: tuple[str, ...] = ()
+    map: ExhibitMap | None = field(default=None, metadata={"omitted_at_default": True})
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -181,6 +202,8 @@ class Exhibit:
             yield from (("exhibit.figure.y", name) for name in self.figure.panels)
             axes = {"x": self.figure.x, "series": self.figure.series}
             yield from ((f"exhibit.figure.{axis}", name) for axis, name in axes.items() if "{" not in name)
+        if self.map:
+            yield from (("exhibit.map", name) for name in self.map.columns)
 
 
 def full_metric_name(metric: str) -> str:

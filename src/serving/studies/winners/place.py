@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from math import isfinite
 
-AXES = ("round_trip_ms", "acceptance", "num_devices")
-"""The axes of numbers, along which borders are found."""
-
 
 @dataclass(frozen=True)
 class Place:
@@ -27,14 +24,20 @@ class Place:
 class Grid:
     """All combinations of these values with the devices of the contest. Raises ValueError for values that are out of
     range, not increasing or none.
+
+    Args:
+        sparse_from: from this many devices on, where a place takes long and a busy chip hides the link, only every
+            second round trip and acceptance; None: nowhere.
     """
 
     round_trips_ms: tuple[float, ...]
     acceptances: tuple[float, ...]
     num_devices: tuple[int, ...]
+    sparse_from: int | None = None
 
     def __post_init__(self) -> None:
-        for name, values in vars(self).items():
+        for name in ("round_trips_ms", "acceptances", "num_devices"):
+            values = getattr(self, name)
             if not values or any(a >= b for a, b in pairwise(values)):
                 raise ValueError(f"grid.{name} is {list(values)}; give one value at least, each above the one before")
         if not (isfinite(self.round_trips_ms[-1]) and self.round_trips_ms[0] >= 0):
@@ -44,12 +47,9 @@ class Grid:
         if self.num_devices[0] < 1:
             raise ValueError(f"grid.num_devices is {list(self.num_devices)}; a load has 1 device at least")
 
-    def values(self, axis: str) -> tuple[float, ...]:
-        """The values along one of `AXES`."""
-        return dict(zip(AXES, (self.round_trips_ms, self.acceptances, self.num_devices), strict=True))[axis]
-
     def places(self, devices: tuple[str, ...]) -> Iterator[Place]:
-        for device, count, acceptance, round_trip_ms in product(
-            devices, self.num_devices, self.acceptances, self.round_trips_ms
-        ):
-            yield Place(round_trip_ms, acceptance, device, count)
+        """The places, those of one device and load together."""
+        for device, count in product(devices, self.num_devices):
+            step = 1 if self.sparse_from is None or count < self.sparse_from else 2
+            for acceptance, round_trip_ms in product(self.acceptances[::step], self.round_trips_ms[::step]):
+                yield Place(round_trip_ms, acceptance, device, count)

@@ -1,0 +1,77 @@
+"""Where drafting pays, as inequalities: the closed forms of Speculation at a Distance (Lyu, Irukulapati, Champati,
+2026, arXiv 2606.25091). Of the paper the abstract's statements are known; the formulas are ours, of its quantities.
+
+A round has n drafts; each is right with probability a, independently. Times are those of one session alone: a step of
+the draft model on the device or on the cloud's chip, a pass of the target over n + 1 tokens, one over a single token,
+and the way there and back.
+"""
+
+from dataclasses import dataclass
+
+
+def tokens_per_round(acceptance: float, window: int) -> float:
+    """Mean tokens of a round: the right drafts before the first wrong one, and the target's own (Leviathan et al.,
+    2023, Eq. 1).
+    """
+    return float(window + 1) if acceptance == 1 else (1 - acceptance ** (window + 1)) / (1 - acceptance)
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """What the parts of a round take, in seconds.
+
+    Args:
+        device_draft_s: a step of the draft model on the device.
+        cloud_draft_s: a step on the cloud's chip.
+        verify_s: a pass of the target over a window and one token.
+        decode_s: a pass over one token.
+        other_s: of a message there and one back, beside the round trip.
+    """
+
+    device_draft_s: float
+    cloud_draft_s: float
+    verify_s: float
+    decode_s: float
+    other_s: float = 0.0
+
+    def decoding_s_per_token(self) -> float:
+        """The cloud decodes; tokens stream, so that the link delays the first alone."""
+        return self.decode_s
+
+    def device_s_per_token(self, acceptance: float, window: int, round_trip_s: float) -> float:
+        """The device drafts, and waits for each verdict."""
+        round_s = window * self.device_draft_s + round_trip_s + self.other_s + self.verify_s
+        return round_s / tokens_per_round(acceptance, window)
+
+    def pipelined_s_per_token(self, acceptance: float, window: int, round_trip_s: float) -> float:
+        """As `device_s_per_token`, where the device drafts on meanwhile and every guess holds: the lower bound of what
+        drafting ahead can do.
+        """
+        away_s = round_trip_s + self.other_s + self.verify_s
+        return max(window * self.device_draft_s, away_s) / tokens_per_round(acceptance, window)
+
+    def cloud_s_per_token(self, acceptance: float, window: int) -> float:
+        """The cloud drafts and verifies on one chip; tokens stream."""
+        return (window * self.cloud_draft_s + self.verify_s) / tokens_per_round(acceptance, window)
+
+    def decoding_border_s(self, acceptance: float, window: int) -> float:
+        """The round trip below which a device that drafts is faster than a cloud that decodes; below 0: none is."""
+        gained_s = tokens_per_round(acceptance, window) * self.decode_s - self.verify_s
+        return gained_s - window * self.device_draft_s - self.other_s
+
+    def colocated_border_s(self, window: int) -> float:
+        """The round trip below which a device that drafts is faster than a cloud that drafts as far: where its window
+        takes less time than the cloud's by more than that; below 0: none is.
+        """
+        return window * (self.cloud_draft_s - self.device_draft_s) - self.other_s
+
+    def pipelined_border_s(self, window: int) -> float:
+        """The round trip below which a verdict is there before the next window is drafted; below 0: none is."""
+        return window * self.device_draft_s - self.verify_s - self.other_s
+
+
+def capacity_factor(window: int, draft_s: float, verify_s: float) -> float:
+    """How many times as many clients a saturated server carries at the same rate once it drafts no more: 1 + gamma t_d
+    / t_v, with the server's times of a draft step and of a verification.
+    """
+    return 1 + window * draft_s / verify_s

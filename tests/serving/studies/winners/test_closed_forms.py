@@ -1,0 +1,51 @@
+"""The closed forms by numbers made up by hand."""
+
+import pytest
+
+from serving.studies.winners.closed_forms import RoundTimes, capacity_factor, tokens_per_round
+
+TIMES = RoundTimes(device_draft_s=0.010, cloud_draft_s=0.004, verify_s=0.022, decode_s=0.020, other_s=0.001)
+
+
+def test_tokens_of_a_round() -> None:
+    assert tokens_per_round(0.5, 1) == 1.5
+    assert tokens_per_round(0.5, 3) == 1.875  # 1 + 0.5 + 0.25 + 0.125
+    assert tokens_per_round(0.0, 4) == 1
+    assert tokens_per_round(1.0, 4) == 5
+
+
+def test_seconds_a_token() -> None:
+    assert TIMES.decoding_s_per_token() == 0.020
+    assert TIMES.device_s_per_token(0.5, 3, 0.020) == pytest.approx((0.030 + 0.020 + 0.001 + 0.022) / 1.875)
+    assert TIMES.cloud_s_per_token(0.5, 3) == pytest.approx((0.012 + 0.022) / 1.875)
+    assert TIMES.pipelined_s_per_token(0.5, 3, 0.0) == pytest.approx(0.030 / 1.875)  # the device is the bottleneck
+    assert TIMES.pipelined_s_per_token(0.5, 3, 0.050) == pytest.approx(0.073 / 1.875)  # the link is
+
+
+def test_at_its_border_a_device_is_as_fast_as_a_cloud_that_decodes() -> None:
+    border_s = TIMES.decoding_border_s(1.0, 3)
+    assert border_s == pytest.approx(4 * 0.020 - 0.022 - 0.030 - 0.001)
+    assert TIMES.device_s_per_token(1.0, 3, border_s) == pytest.approx(TIMES.decoding_s_per_token())
+    assert TIMES.decoding_border_s(0.5, 3) == pytest.approx(1.875 * 0.020 - 0.053)
+    assert TIMES.decoding_border_s(0.5, 3) < 0  # drafting never pays
+
+
+def test_a_device_beats_a_cloud_that_drafts_only_if_it_drafts_faster() -> None:
+    assert TIMES.colocated_border_s(4) == pytest.approx(4 * (0.004 - 0.010) - 0.001)
+    fast = RoundTimes(device_draft_s=0.002, cloud_draft_s=0.004, verify_s=0.022, decode_s=0.020)
+    border_s = fast.colocated_border_s(4)
+    assert border_s == pytest.approx(0.008)
+    assert fast.device_s_per_token(0.7, 4, border_s) == pytest.approx(fast.cloud_s_per_token(0.7, 4))
+
+
+def test_drafting_ahead_hides_a_round_trip_as_long_as_the_window() -> None:
+    border_s = TIMES.pipelined_border_s(6)
+    assert border_s == pytest.approx(0.060 - 0.022 - 0.001)
+    inside, outside = (TIMES.pipelined_s_per_token(0.9, 6, border_s + more_s) for more_s in (-0.01, 0.01))
+    assert inside == pytest.approx(0.060 / tokens_per_round(0.9, 6))
+    assert outside > inside
+
+
+def test_a_server_that_drafts_no_more_carries_more_clients() -> None:
+    assert capacity_factor(4, 0.005, 0.020) == 2
+    assert capacity_factor(0, 0.005, 0.020) == 1
