@@ -1,0 +1,109 @@
+"""Borders of made-up advantages, and of simulated contenders beside the closed forms."""
+
+from pathlib import Path
+
+import pytest
+
+from serving.studies.winners.border_finder import AGREES, DIFFERS, BorderFinder, Window
+from serving.studies.winners.borders import Border, Rivals, find_border
+from serving.studies.winners.known_states import KnownStates
+from serving.studies.winners.place import Place
+from tests.serving.studies.winners.contest_setup import contest
+
+
+def test_a_border_is_bisected_and_interpolated_by_seed() -> None:
+    asked = []
+
+    def advantage(value: float) -> list[float]:
+        asked.append(value)
+        return [value - 30, 2 * (value - 30.5)]
+
+    found = find_border(advantage, 0.0, 100.0, 0.1)
+    assert found.by_seed == (pytest.approx(30), pytest.approx(30.5))
+    assert found.low < 30 < found.high <= found.low + 0.1 * found.high
+    assert found.faster_at_low
+    assert len(asked) == len(set(asked))
+
+
+def test_whole_numbers_are_bisected_to_neighbours() -> None:
+    found = find_border(lambda n: [5.5 - n], 1, 64, 0.0, whole=True)
+    assert (found.low, found.high, found.faster_at_low) == (5, 6, False)
+    assert found.by_seed == (pytest.approx(5.5),)
+
+
+def test_without_a_change_there_is_no_border() -> None:
+    assert find_border(lambda _: [1.0], 0, 10, 0.1) == Border(None, 0, 10, False)
+    assert find_border(lambda _: [1.0], 0, 10, 0.1).text == "below 0"
+    assert find_border(lambda _: [-1.0], 0, 10, 0.1).text == "beyond 10"
+
+
+def test_a_seed_without_a_border_of_its_own_has_the_nearer_end() -> None:
+    found = find_border(lambda value: [value - 5.0, value + 100.0], 0, 10, 1.0)
+    assert found == Border(None, 0, 10, False)
+    one = find_border(lambda value: [value - 5.0, value - 1.0], 0, 10, 1.0)
+    assert one.by_seed == (pytest.approx(5.0), pytest.approx(1.0))
+
+
+def finder(tmp_path: Path) -> BorderFinder:
+    made = contest()
+    window = Window(4, (0.6, 0.8, 0.9), context_tokens=46, longest_ms=200, num_devices=(1, 4))
+    return BorderFinder(made, KnownStates(made, tmp_path), window, 0.1)
+
+
+def test_rivals_are_compared_by_seconds_a_token(tmp_path: Path) -> None:
+    made = contest()
+    rivals = Rivals(made, KnownStates(made, tmp_path), "cloud_window", "cloud_decoding")
+    near = rivals.advantage(Place(0.0, 0.9, "fast", 1), "round_trip_ms")(10.0)
+    assert len(near) == 2
+    assert max(near) < 0
+    assert rivals.advantage(Place(10.0, 0.9, "fast", 8), "num_devices")(1.0) == near
+
+
+def test_round_times_are_those_of_the_chips(tmp_path: Path) -> None:
+    alone, batch = (finder(tmp_path).round_times("fast", n) for n in (1, 64))
+    assert alone.device_draft_s == pytest.approx(0.02, rel=0.1)  # a device that drafts 50 tokens/s
+    assert alone.cloud_draft_s < alone.device_draft_s < finder(tmp_path).round_times("slow").device_draft_s
+    assert alone.decode_s <= alone.verify_s < batch.verify_s
+    assert batch.device_draft_s == alone.device_draft_s
+
+
+def test_the_closed_forms_stand_beside_what_is_found(tmp_path: Path) -> None:
+    """A device that drafts as slowly as the cloud decodes is never faster, as the inequality says."""
+    found = {(group.split(":")[0], row): find for group, row, find in finder(tmp_path).tasks()}
+    assert len(found) == 2 * 3 + 2 + 2
+    slow = found["window", "slow, acceptance 0.9"]()
+    assert (slow["found"], slow["agrees"]) == ("none", AGREES)
+    assert slow["predicted"] < 0
+    order = found["order", "slow"]()
+    assert (order["found"], order["agrees"]) == ("none", AGREES)
+    alone, four = found["capacity", "1 devices"](), found["capacity", "4 devices"]()
+    assert alone["predicted"] == alone["in_batches"] == four["predicted"]
+    assert four["in_batches"] != four["predicted"]
+    assert all(value > 1 for value in alone["found"]["by_seed"].values())
+
+
+def test_what_is_found_agrees_within_the_tolerance(tmp_path: Path) -> None:
+    made = finder(tmp_path)
+    found = Border((50.0, 54.0), 50, 54, True)
+    assert [made._agrees(predicted, found) for predicted in (40, 43, 61, 63)] == [DIFFERS, AGREES, AGREES, DIFFERS]
+    nowhere, everywhere = Border(None, 0, 200, False), Border(None, 0, 200, True)
+    assert [made._agrees(predicted, nowhere) for predicted in (-5, 9, 11)] == [AGREES, AGREES, DIFFERS]
+    assert [made._agrees(predicted, everywhere) for predicted in (201, 150)] == [AGREES, DIFFERS]
+
+
+def test_neighbours_with_other_winners_are_refined(tmp_path: Path) -> None:
+    def cell(rtt: float, count: int, fastest: str) -> dict[str, object]:
+        return {"round_trip_ms": rtt, "acceptance": 0.8, "device": "fast", "num_devices": count, "fastest": fastest}
+
+    rows = {
+        "a": {"0": cell(0.0, 1, "cloud_window = device_drafts"), "1": cell(80.0, 1, "device_drafts")},
+        "b": {"0": cell(0.0, 8, "cloud_decoding"), "1": cell(80.0, 8, "cloud_window")},
+    }
+    tasks = list(finder(tmp_path).refinements(rows, 9))
+    assert {(group, row) for group, row, _ in tasks} == {
+        ("devices", "fast, 0 ms, acceptance 0.8: cloud_window, then cloud_decoding"),
+        ("devices", "fast, 80 ms, acceptance 0.8: device_drafts, then cloud_window"),
+        ("round trip, ms", "fast, 8 devices, acceptance 0.8: cloud_decoding, then cloud_window"),
+    }
+    assert len(list(finder(tmp_path).refinements(rows, 2))) == 2
+    assert {cells["unit"] for cells in (find() for _, _, find in tasks)} == {"ms", "devices"}
