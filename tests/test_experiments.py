@@ -70,6 +70,13 @@ ROUTED = (
 )
 FIRST = (*ROUTED, "policy.offload.scorer.path=${stage:router_1}")
 TIERS = ("model=llama3_8b", "workload.seed=0", "workload.arrivals.tasks_per_episode=3", "workload.max_new_tokens=4")
+PLACES = (
+    "stages.winners.grid.round_trips_ms=[0,50]",
+    "stages.winners.grid.acceptances=[0.4]",
+    "stages.winners.grid.num_devices=[1,2]",
+    "stages.winners.seeds=[0,1]",
+    "workload.max_new_tokens=8",
+)
 QUESTIONS = (
     "workload=commonsense_qa",
     f"workload.path={Path(__file__).with_name('questions.jsonl')}",
@@ -139,6 +146,13 @@ LESS = {
         "+variant/shared/model_pair=1b_13b",
         "policy.offload.budget=0.1",
         "+variant/synera/method=edgefm,synera",
+    ),
+    "beyond/where": PLACES,
+    "beyond/borders": (
+        *PLACES,
+        "stages.border_search.window.acceptances=[0.4]",
+        "stages.border_search.window.num_devices=[1]",
+        "stages.border_search.max_refined=1",
     ),
     "wisp/table1": FEW,
     "wisp/busy_time": (*FEW, "~stages.load.variants"),
@@ -263,6 +277,8 @@ AT_EACH_CHANGE = {
 }
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""
 SAID = {
+    "beyond/where": ("Who wins where", "AGX Orin, 2 devices"),
+    "beyond/borders": ("beside closed forms", "a device that drafts, a cloud that decodes"),
     **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},
     **{f"wisp/fig{n}": (f"WISP, Fig. {n}",) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)},
     "hat/fig1c": ("HAT, Fig. 1c", "32 tokens"),
