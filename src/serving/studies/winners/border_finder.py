@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from serving.hardware.latency import LatencyModel, batch_load
 from serving.studies.winners.borders import Border, Rivals, find_border
 from serving.studies.winners.closed_forms import RoundTimes, capacity_factor
 from serving.studies.winners.contest import Contest
 from serving.studies.winners.known_states import KnownStates
-from serving.studies.winners.place import Place
+from serving.studies.winners.place import Axis, Place
 from serving.studies.winners.verdict import TIE
 
 DECODING, DEVICE_WINDOW, CLOUD_WINDOW = COMPARED = ("cloud_decoding", "device_drafts", "cloud_window")
@@ -23,15 +23,14 @@ DECODING, DEVICE_WINDOW, CLOUD_WINDOW = COMPARED = ("cloud_decoding", "device_dr
 class Window:
     """A comparison with the closed forms: a device and a cloud that draft `length` tokens a round, by `acceptances`.
 
-    Times are those of a session with `context_tokens`; round trips up to `longest_ms` are looked at. A found border
-    agrees with the predicted one within `tolerance_ms` or the share `tolerance` of it.
+    Round trips up to `longest_ms` are looked at. A found border agrees with the predicted one within `tolerance_ms` or
+    the share `tolerance` of it.
     """
 
     length: int = 4
     acceptances: tuple[float, ...] = (0.6, 0.7, 0.8, 0.9, 0.95)
-    context_tokens: int = 80
     longest_ms: float = 400.0
-    tolerance_ms: float = 10.0
+    tolerance_ms: float = 5.0
     tolerance: float = 0.1
     num_devices: tuple[int, ...] = (1, 8, 64)
 
@@ -60,18 +59,19 @@ class BorderFinder:
                     f"{device}, acceptance {acceptance:g}",
                     partial(self._against_decoding, place),
                 )
+        middle = self.window.acceptances[len(self.window.acceptances) // 2]
         for device in self.contest.devices:
-            place = Place(0.0, self.window.acceptances[len(self.window.acceptances) // 2], device, 1)
+            place = Place(0.0, middle, device, 1)
             yield "order: a device and a cloud that draft as far", device, partial(self._against_cloud, place)
+        quickest = min(self.contest.devices, key=lambda device: self.round_times(device).device_draft_s)
         for count in self.window.num_devices:
-            fastest_device = list(self.contest.devices)[-1]
-            place = Place(0.0, self.window.acceptances[len(self.window.acceptances) // 2], fastest_device, count)
+            place = Place(0.0, middle, quickest, count)
             yield "capacity: the cloud's time a token", f"{count} devices", partial(self._capacity, place)
 
     def refinements(self, rows: Mapping[str, Mapping[str, Mapping[str, Any]]], most: int) -> Iterator[Task]:
         """Borders between neighbours of the map, along the round trip and along the number of devices."""
         cells = [cell for own in rows.values() for cell in own.values()]
-        found = [pair for axis in ("round_trip_ms", "num_devices") for pair in _different_neighbours(cells, axis)]
+        found = [pair for axis in get_args(Axis) for pair in _different_neighbours(cells, axis)]
         for axis, low, high in sorted(found, key=lambda pair: (pair[2]["num_devices"], pair[2]["device"]))[:most]:
             place = Place(*(low[name] for name in ("round_trip_ms", "acceptance", "device", "num_devices")))
             fixed = f"{low['num_devices']} devices" if axis == "round_trip_ms" else f"{low['round_trip_ms']:g} ms"
@@ -84,7 +84,8 @@ class BorderFinder:
 
     def round_times(self, device: str, num_sessions: int = 1) -> RoundTimes:
         """What a round takes, by the chips' latencies, with this many sessions in each of the cloud's passes."""
-        setup, window, cached = self.contest.setup, self.window.length, self.window.context_tokens
+        setup, window, prompt = self.contest.setup, self.window.length, self._prompt_tokens()
+        cached = prompt + setup.workload.max_new_tokens // 2
         cloud, link = setup.hardware.cloud, setup.network
         assert cloud is not None
         target, drafter = setup.pair.cloud.timed_architecture, setup.pair.device.timed_architecture
@@ -102,24 +103,42 @@ class BorderFinder:
             pass_s(large, target.layers, window + 1),
             pass_s(large, target.layers, 1),
             2e-3 * link.message_ms,
+            own.seconds(batch_load(drafter.layers, [(0, prompt)], 1.0)),
         )
+
+    def _prompt_tokens(self) -> int:
+        """The mean of prompts."""
+        outcomes = self.contest.outcomes
+        if outcomes.prompt_lengths:
+            return round(outcomes.prompt_lengths.mean)
+        return round(fmean(prompt for prompt, _, _ in outcomes.session_lengths))
 
     def _against_decoding(self, place: Place) -> dict[str, Any]:
-        times = self.round_times(place.device)
-        predicted_s = times.decoding_border_s(place.acceptance, self.window.length)
-        return self._compared(place, DECODING, predicted_s)
+        times, answer = self.round_times(place.device), self.contest.setup.workload.max_new_tokens
+        plain, refined = (
+            times.decoding_border_s(place.acceptance, self.window.length, tokens) for tokens in (None, answer)
+        )
+        return self._compared(place, DECODING, plain, refined)
 
     def _against_cloud(self, place: Place) -> dict[str, Any]:
-        return self._compared(
-            place, CLOUD_WINDOW, self.round_times(place.device).colocated_border_s(self.window.length)
+        times, answer = self.round_times(place.device), self.contest.setup.workload.max_new_tokens
+        plain, refined = (
+            times.colocated_border_s(place.acceptance, self.window.length, tokens) for tokens in (None, answer)
         )
+        return self._compared(place, CLOUD_WINDOW, plain, refined)
 
-    def _compared(self, place: Place, other: str, predicted_s: float) -> dict[str, Any]:
+    def _compared(self, place: Place, other: str, plain_s: float, refined_s: float) -> dict[str, Any]:
         rivals = Rivals(self.contest, self.known, DEVICE_WINDOW, other)
         advantage = rivals.advantage(place, "round_trip_ms")
         found = find_border(advantage, 0.0, self.window.longest_ms, self.resolution / 2)
-        agrees = self._agrees(1e3 * predicted_s, found)
-        return {"predicted": 1e3 * predicted_s, **self._found(found), "agrees": agrees, "unit": "ms"}
+        return {
+            "predicted": 1e3 * plain_s,
+            "refined": 1e3 * refined_s,
+            **self._found(found),
+            "agrees": self._agrees(1e3 * plain_s, found),
+            "refined_agrees": self._agrees(1e3 * refined_s, found),
+            "unit": "ms",
+        }
 
     def _agrees(self, predicted: float, found: Border) -> str:
         """A prediction below 0 says that the device is faster nowhere."""
@@ -142,19 +161,20 @@ class BorderFinder:
         in_batches = capacity_factor(self.window.length, batch.cloud_draft_s, batch.verify_s)
         own, other = (self.known(self.contest.simulation(name, place)) for name in (CLOUD_WINDOW, DEVICE_WINDOW))
         ratios = [a.busy_s_per_token / b.busy_s_per_token for a, b in zip(own, other, strict=True)]
-        found = fmean(ratios)
-        agrees = AGREES if abs(found - predicted) <= self.window.tolerance * found else DIFFERS
+        most = self.window.tolerance * fmean(ratios)
+        verdicts = [AGREES if abs(fmean(ratios) - each) <= most else DIFFERS for each in (predicted, in_batches)]
         return {
             "predicted": predicted,
-            "in_batches": in_batches,
+            "refined": in_batches,
             "found": {"by_seed": dict(zip(map(str, self.contest.seeds), ratios, strict=True))},
-            "agrees": agrees,
+            "agrees": verdicts[0],
+            "refined_agrees": verdicts[1],
             "unit": "times",
         }
 
-    def _between(self, place: Place, axis: str, bounds: tuple[float, float], names: tuple[str, str]) -> dict[str, Any]:
+    def _between(self, place: Place, axis: Axis, bounds: tuple[float, float], names: tuple[str, str]) -> dict[str, Any]:
         advantage = Rivals(self.contest, self.known, *names).advantage(place, axis)
-        found = find_border(advantage, *map(float, bounds), self.resolution, whole=axis == "num_devices")
+        found = find_border(advantage, bounds[0], bounds[1], self.resolution, whole=axis == "num_devices")
         return {**self._found(found), "agrees": None, "unit": "ms" if axis == "round_trip_ms" else "devices"}
 
     def _found(self, border: Border) -> dict[str, Any]:
@@ -164,11 +184,11 @@ class BorderFinder:
         return {"found": {"by_seed": by_seed}, "bisected": border.text}
 
 
-Neighbours = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+Neighbours = tuple[Axis, Mapping[str, Any], Mapping[str, Any]]
 """The axis, and the rows below and above a border."""
 
 
-def _different_neighbours(cells: Sequence[Mapping[str, Any]], axis: str) -> Iterator[Neighbours]:
+def _different_neighbours(cells: Sequence[Mapping[str, Any]], axis: Axis) -> Iterator[Neighbours]:
     """Neighbours along the axis whose fastest contenders have none in common."""
     others = [name for name in ("round_trip_ms", "acceptance", "device", "num_devices") if name != axis]
     lines = dict[tuple[Any, ...], list[Mapping[str, Any]]]()

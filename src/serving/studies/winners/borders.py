@@ -1,13 +1,13 @@
 """Borders: where, along one axis, one contender stops to be faster than another; by bisection over simulations."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log
 from statistics import fmean
 
 from serving.studies.winners.contest import Contest, States
 from serving.studies.winners.known_states import KnownStates
-from serving.studies.winners.place import Place
+from serving.studies.winners.place import Axis, Place
 
 Advantage = Callable[[float], Sequence[float]]
 """By seed, the logarithm of one contender's seconds a token over another's, at a place of the axis; below 0: faster."""
@@ -68,11 +68,11 @@ class Rivals:
     first: str
     second: str
 
-    def advantage(self, place: Place, axis: str) -> Advantage:
-        """Along this axis (a field of `Place`) through the place."""
+    def advantage(self, place: Place, axis: Axis) -> Advantage:
+        """Along this axis through the place."""
 
         def ratio(value: float) -> Sequence[float]:
-            here = replace(place, **{axis: int(value) if axis == "num_devices" else value})
+            here = place.moved(axis, value)
             a, b = (self._states(name, here) for name in (self.first, self.second))
             return [log(x.mean_s_per_token / y.mean_s_per_token) for x, y in zip(a, b, strict=True)]
 

@@ -26,6 +26,8 @@ class RoundTimes:
         verify_s: a pass of the target over a window and one token.
         decode_s: a pass over one token.
         other_s: of a message there and one back, beside the round trip.
+        device_prompt_s: the draft model's pass over the prompt on the device, before its first draft. The paper's forms
+            have no prompts; it counts where the length of answers is given.
     """
 
     device_draft_s: float
@@ -33,6 +35,7 @@ class RoundTimes:
     verify_s: float
     decode_s: float
     other_s: float = 0.0
+    device_prompt_s: float = 0.0
 
     def decoding_s_per_token(self) -> float:
         """The cloud decodes; tokens stream, so that the link delays the first alone."""
@@ -54,20 +57,27 @@ class RoundTimes:
         """The cloud drafts and verifies on one chip; tokens stream."""
         return (window * self.cloud_draft_s + self.verify_s) / tokens_per_round(acceptance, window)
 
-    def decoding_border_s(self, acceptance: float, window: int) -> float:
+    def decoding_border_s(self, acceptance: float, window: int, answer_tokens: float | None = None) -> float:
         """The round trip below which a device that drafts is faster than a cloud that decodes; below 0: none is."""
         gained_s = tokens_per_round(acceptance, window) * self.decode_s - self.verify_s
-        return gained_s - window * self.device_draft_s - self.other_s
+        lost_s = window * self.device_draft_s + self.other_s
+        return gained_s - lost_s - self._prompt_s_per_round(acceptance, window, answer_tokens)
 
-    def colocated_border_s(self, window: int) -> float:
+    def colocated_border_s(self, acceptance: float, window: int, answer_tokens: float | None = None) -> float:
         """The round trip below which a device that drafts is faster than a cloud that drafts as far: where its window
         takes less time than the cloud's by more than that; below 0: none is.
         """
-        return window * (self.cloud_draft_s - self.device_draft_s) - self.other_s
+        gained_s = window * (self.cloud_draft_s - self.device_draft_s) - self.other_s
+        return gained_s - self._prompt_s_per_round(acceptance, window, answer_tokens)
 
     def pipelined_border_s(self, window: int) -> float:
         """The round trip below which a verdict is there before the next window is drafted; below 0: none is."""
         return window * self.device_draft_s - self.verify_s - self.other_s
+
+    def _prompt_s_per_round(self, acceptance: float, window: int, answer_tokens: float | None) -> float:
+        if answer_tokens is None:
+            return 0.0
+        return self.device_prompt_s * tokens_per_round(acceptance, window) / answer_tokens
 
 
 def capacity_factor(window: int, draft_s: float, verify_s: float) -> float:

@@ -1,9 +1,13 @@
 """A place of the map: round trip, acceptance, device and number of devices; and the grid of all places."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import isfinite
+from typing import Literal
+
+Axis = Literal["round_trip_ms", "num_devices"]
+"""What a border is looked for along."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +19,9 @@ class Place:
     device: str
     num_devices: int
 
-    @property
-    def label(self) -> str:
-        return f"{self.device}, {self.num_devices} devices, {self.round_trip_ms:g} ms, acceptance {self.acceptance:g}"
+    def moved(self, axis: Axis, value: float) -> "Place":
+        """The place with another round trip, or another number of devices."""
+        return replace(self, round_trip_ms=value) if axis == "round_trip_ms" else replace(self, num_devices=int(value))
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,10 @@ def find_borders(
     for done, (group, row, find) in enumerate(tasks, 1):
         rows.setdefault(group, {})[row] = find()
         progress(done, len(tasks), f"{group}: {row}")
-    agreed = [cells["agrees"] for own in rows.values() for cells in own.values() if cells["agrees"]]
-    counts = {f"borders/{text}": float(agreed.count(text)) for text in (AGREES, DIFFERS)}
+    cells = [row for own in rows.values() for row in own.values()]
+    counts = {
+        f"borders/{kind}/{text}": float(sum(row.get(kind) == text for row in cells))
+        for kind in ("agrees", "refined_agrees")
+        for text in (AGREES, DIFFERS)
+    }
     write_json(out, rows=rows, metrics=counts)

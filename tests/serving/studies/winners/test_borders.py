@@ -46,7 +46,7 @@ def test_a_seed_without_a_border_of_its_own_has_the_nearer_end() -> None:
 
 def finder(tmp_path: Path) -> BorderFinder:
     made = contest()
-    window = Window(4, (0.6, 0.8, 0.9), context_tokens=46, longest_ms=200, num_devices=(1, 4))
+    window = Window(4, (0.6, 0.8, 0.9), longest_ms=200, num_devices=(1, 4))
     return BorderFinder(made, KnownStates(made, tmp_path), window, 0.1)
 
 
@@ -65,6 +65,7 @@ def test_round_times_are_those_of_the_chips(tmp_path: Path) -> None:
     assert alone.cloud_draft_s < alone.device_draft_s < finder(tmp_path).round_times("slow").device_draft_s
     assert alone.decode_s <= alone.verify_s < batch.verify_s
     assert batch.device_draft_s == alone.device_draft_s
+    assert alone.device_prompt_s > 0
 
 
 def test_the_closed_forms_stand_beside_what_is_found(tmp_path: Path) -> None:
@@ -77,17 +78,18 @@ def test_the_closed_forms_stand_beside_what_is_found(tmp_path: Path) -> None:
     order = found["order", "slow"]()
     assert (order["found"], order["agrees"]) == ("none", AGREES)
     alone, four = found["capacity", "1 devices"](), found["capacity", "4 devices"]()
-    assert alone["predicted"] == alone["in_batches"] == four["predicted"]
-    assert four["in_batches"] != four["predicted"]
+    assert alone["predicted"] == alone["refined"] == four["predicted"]
+    assert four["refined"] != four["predicted"]
+    assert slow["refined"] < slow["predicted"]
     assert all(value > 1 for value in alone["found"]["by_seed"].values())
 
 
 def test_what_is_found_agrees_within_the_tolerance(tmp_path: Path) -> None:
     made = finder(tmp_path)
     found = Border((50.0, 54.0), 50, 54, True)
-    assert [made._agrees(predicted, found) for predicted in (40, 43, 61, 63)] == [DIFFERS, AGREES, AGREES, DIFFERS]
+    assert [made._agrees(predicted, found) for predicted in (46, 48, 57, 58)] == [DIFFERS, AGREES, AGREES, DIFFERS]
     nowhere, everywhere = Border(None, 0, 200, False), Border(None, 0, 200, True)
-    assert [made._agrees(predicted, nowhere) for predicted in (-5, 9, 11)] == [AGREES, AGREES, DIFFERS]
+    assert [made._agrees(predicted, nowhere) for predicted in (-5, 4, 6)] == [AGREES, AGREES, DIFFERS]
     assert [made._agrees(predicted, everywhere) for predicted in (201, 150)] == [AGREES, DIFFERS]
 
 

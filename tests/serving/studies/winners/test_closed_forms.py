@@ -1,5 +1,7 @@
 """The closed forms by numbers made up by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from serving.studies.winners.closed_forms import RoundTimes, capacity_factor, tokens_per_round
@@ -31,9 +33,9 @@ def test_at_its_border_a_device_is_as_fast_as_a_cloud_that_decodes() -> None:
 
 
 def test_a_device_beats_a_cloud_that_drafts_only_if_it_drafts_faster() -> None:
-    assert TIMES.colocated_border_s(4) == pytest.approx(4 * (0.004 - 0.010) - 0.001)
+    assert TIMES.colocated_border_s(0.7, 4) == pytest.approx(4 * (0.004 - 0.010) - 0.001)
     fast = RoundTimes(device_draft_s=0.002, cloud_draft_s=0.004, verify_s=0.022, decode_s=0.020)
-    border_s = fast.colocated_border_s(4)
+    border_s = fast.colocated_border_s(0.7, 4)
     assert border_s == pytest.approx(0.008)
     assert fast.device_s_per_token(0.7, 4, border_s) == pytest.approx(fast.cloud_s_per_token(0.7, 4))
 
@@ -49,3 +51,11 @@ def test_drafting_ahead_hides_a_round_trip_as_long_as_the_window() -> None:
 def test_a_server_that_drafts_no_more_carries_more_clients() -> None:
     assert capacity_factor(4, 0.005, 0.020) == 2
     assert capacity_factor(0, 0.005, 0.020) == 1
+
+
+def test_a_prompt_on_the_device_takes_its_share_of_each_round() -> None:
+    slow = replace(TIMES, device_prompt_s=0.080)
+    border_s = slow.decoding_border_s(0.5, 3, answer_tokens=30)  # 16 rounds of 1.875 tokens: 5 ms of the prompt each
+    assert border_s == pytest.approx(TIMES.decoding_border_s(0.5, 3) - 0.005)
+    assert slow.decoding_border_s(0.5, 3) == TIMES.decoding_border_s(0.5, 3)
+    assert slow.colocated_border_s(0.5, 3, 30) == pytest.approx(TIMES.colocated_border_s(0.5, 3) - 0.005)

@@ -69,12 +69,16 @@ def test_the_table_of_borders_counts_what_agrees(folders: tuple[Path, Path], tmp
     out, work = tmp_path / "out", tmp_path / "work"
     out.mkdir()
     work.mkdir()
-    window = Window(4, (0.9,), context_tokens=46, longest_ms=100, num_devices=(1,))
+    window = Window(4, (0.9,), longest_ms=100, num_devices=(1,))
     find_borders(out, progress=silent, work=work, winners=folders[0], window=window, max_refined=1, **CONTEST)
     rows = table(out)
     assert [name.split(":")[0] for name in rows][:3] == ["window", "order", "capacity"]
-    counts, agrees = table(out, "metrics.json"), [c["agrees"] for own in rows.values() for c in own.values()]
-    assert counts == {f"borders/{text}": agrees.count(text) for text in ("agrees", "differs")}
+    cells = [cell for own in rows.values() for cell in own.values()]
+    assert table(out, "metrics.json") == {
+        f"borders/{kind}/{text}": sum(cell.get(kind) == text for cell in cells)
+        for kind in ("agrees", "refined_agrees")
+        for text in ("agrees", "differs")
+    }
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
