@@ -13,6 +13,7 @@ from serving.studies.winners.closed_forms import RoundTimes, capacity_factor
 from serving.studies.winners.contest import Contest
 from serving.studies.winners.known_states import KnownStates
 from serving.studies.winners.place import Axis, Place
+from serving.studies.winners.steady_state import SteadyState
 from serving.studies.winners.verdict import TIE
 
 DECODING, DEVICE_WINDOW, CLOUD_WINDOW = COMPARED = ("cloud_decoding", "device_drafts", "cloud_window")
@@ -66,7 +67,9 @@ class BorderFinder:
         quickest = min(self.contest.devices, key=lambda device: self.round_times(device).device_draft_s)
         for count in self.window.num_devices:
             place = Place(0.0, middle, quickest, count)
-            yield "capacity: the cloud's time a token", f"{count} devices", partial(self._capacity, place)
+            busy, service = (partial(self._capacity, place, per_token) for per_token in (_busy_s, _service_s))
+            yield "capacity: the cloud's busy time a token", f"{count} devices", busy
+            yield "capacity: the time of a token", f"{count} devices", service
 
     def refinements(self, rows: Mapping[str, Mapping[str, Mapping[str, Any]]], most: int) -> Iterator[Task]:
         """Borders between neighbours of the map, along the round trip and along the number of devices."""
@@ -152,15 +155,16 @@ class BorderFinder:
             else DIFFERS
         )
 
-    def _capacity(self, place: Place) -> dict[str, Any]:
-        """The cloud's busy seconds a token with its own drafts over those without; the formula by times of one session,
-        and of as many as there are devices.
+    def _capacity(self, place: Place, per_token: Callable[[SteadyState], float]) -> dict[str, Any]:
+        """Seconds a token where the cloud drafts over those where the device does; the formula by times of one session,
+        and of as many as there are devices. On a saturated chip the time of a token is as many busy times as there are
+        devices.
         """
         alone, batch = self.round_times(place.device), self.round_times(place.device, place.num_devices)
         predicted = capacity_factor(self.window.length, alone.cloud_draft_s, alone.verify_s)
         in_batches = capacity_factor(self.window.length, batch.cloud_draft_s, batch.verify_s)
         own, other = (self.known(self.contest.simulation(name, place)) for name in (CLOUD_WINDOW, DEVICE_WINDOW))
-        ratios = [a.busy_s_per_token / b.busy_s_per_token for a, b in zip(own, other, strict=True)]
+        ratios = [per_token(a) / per_token(b) for a, b in zip(own, other, strict=True)]
         most = self.window.tolerance * fmean(ratios)
         verdicts = [AGREES if abs(fmean(ratios) - each) <= most else DIFFERS for each in (predicted, in_batches)]
         return {
@@ -182,6 +186,14 @@ class BorderFinder:
             return {"found": "none" if not border.faster_at_low else f"above {border.high:g}"}
         by_seed = dict(zip(map(str, self.contest.seeds), border.by_seed, strict=True))
         return {"found": {"by_seed": by_seed}, "bisected": border.text}
+
+
+def _busy_s(state: SteadyState) -> float:
+    return state.busy_s_per_token
+
+
+def _service_s(state: SteadyState) -> float:
+    return state.mean_s_per_token
 
 
 Neighbours = tuple[Axis, Mapping[str, Any], Mapping[str, Any]]
