@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, get_args
 
 from serving.hardware.latency import LatencyModel, batch_load
+from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.winners.borders import Border, Rivals, find_border
 from serving.studies.winners.closed_forms import RoundTimes, capacity_factor
 from serving.studies.winners.contest import Contest
@@ -109,6 +110,14 @@ class BorderFinder:
             own.seconds(batch_load(drafter.layers, [(0, prompt)], 1.0)),
         )
 
+    def _pass_sessions(self, num_devices: int) -> int:
+        """The sessions that one verification of the cloud takes together, at most as many as there are devices."""
+        scheduler = self.contest.contenders[DEVICE_WINDOW].scheduler
+        if not isinstance(scheduler, ContinuousBatch):
+            return num_devices
+        rows = scheduler.chunk_tokens or num_devices * (self.window.length + 1)
+        return max(1, min(num_devices, scheduler.max_num_seqs, rows // (self.window.length + 1)))
+
     def _prompt_tokens(self) -> int:
         """The mean of prompts."""
         outcomes = self.contest.outcomes
@@ -157,10 +166,13 @@ class BorderFinder:
 
     def _capacity(self, place: Place, per_token: Callable[[SteadyState], float]) -> dict[str, Any]:
         """Seconds a token where the cloud drafts over those where the device does; the formula by times of one session,
-        and of as many as there are devices. On a saturated chip the time of a token is as many busy times as there are
+        and of as many as a pass takes together. On a saturated chip a token takes as many busy times as there are
         devices.
         """
-        alone, batch = self.round_times(place.device), self.round_times(place.device, place.num_devices)
+        alone, batch = (
+            self.round_times(place.device),
+            self.round_times(place.device, self._pass_sessions(place.num_devices)),
+        )
         predicted = capacity_factor(self.window.length, alone.cloud_draft_s, alone.verify_s)
         in_batches = capacity_factor(self.window.length, batch.cloud_draft_s, batch.verify_s)
         own, other = (self.known(self.contest.simulation(name, place)) for name in (CLOUD_WINDOW, DEVICE_WINDOW))

@@ -1,14 +1,16 @@
 """Borders of made-up advantages, and of simulated contenders beside the closed forms."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.winners.border_finder import AGREES, DIFFERS, BorderFinder, Window
 from serving.studies.winners.borders import Border, Rivals, find_border
 from serving.studies.winners.known_states import KnownStates
 from serving.studies.winners.place import Place
-from tests.serving.studies.winners.contest_setup import contest
+from tests.serving.studies.winners.contest_setup import CONTENDERS, contest
 
 
 def test_a_border_is_bisected_and_interpolated_by_seed() -> None:
@@ -83,6 +85,14 @@ def test_the_closed_forms_stand_beside_what_is_found(tmp_path: Path) -> None:
     assert four["refined"] != four["predicted"]
     assert slow["refined"] < slow["predicted"]
     assert all(value > 1 for value in alone["found"]["by_seed"].values())
+
+
+def test_a_pass_takes_as_many_sessions_as_its_scheduler_has_rows_for(tmp_path: Path) -> None:
+    made = finder(tmp_path)
+    bounded = replace(CONTENDERS["device_drafts"], scheduler=ContinuousBatch(64, 256))
+    other = replace(made, contest=replace(made.contest, contenders={**CONTENDERS, "device_drafts": bounded}))
+    assert [made._pass_sessions(n) for n in (1, 64, 512)] == [1, 64, 256]
+    assert [other._pass_sessions(n) for n in (1, 64, 512)] == [1, 51, 51]  # 256 rows, 5 a session
 
 
 def test_what_is_found_agrees_within_the_tolerance(tmp_path: Path) -> None:
