@@ -232,7 +232,8 @@ def basis_line(result: KeptResult) -> str:
 
 
 def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(seed for cell in _measured_cells(rows) for seed in cell.get("by_replicate", ())))
+    """Those of cells that have any; the replicate of a number without seeds has no name."""
+    return list(dict.fromkeys(seed for cell in _measured_cells(rows) for seed in cell.get("by_replicate", ()) if seed))
 
 
 def _measured_cells(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -64,6 +64,15 @@ def test_a_marked_table_is_written_anew_and_the_rest_is_left():
     assert marked_results(text) == ["synera/x"]
 
 
+def test_a_number_without_seeds_adds_none_and_an_exhibit_may_claim_nothing():
+    result = kept()
+    result.exhibit["rows"][0]["columns"]["q"] = {"measured": {"value": 30.0, "by_replicate": {"": 30.0}}}
+    del result.exhibit["claims"]
+    text = written_page(PAGE.replace("columns: TBT, ms\n", ""), {"synera/x": result}, "page.md")
+    assert "seeds 0, 3; " in text
+    assert decide([result], {}) == []
+
+
 def test_groups_may_be_columns():
     result = kept()
     for row, group in zip(result.exhibit["rows"], ("g", "h"), strict=True):
