@@ -148,6 +148,7 @@ LESS = {
         "+variant/synera/method=edgefm,synera",
     ),
     "beyond/where": PLACES,
+    "beyond/colocated_more": ("training.seed=0", "+variant/beyond/method=cloud_speculative,device_drafts,wisp"),
     "beyond/borders": (
         *PLACES,
         "stages.border_search.window.acceptances=[0.4]",
