@@ -33,12 +33,12 @@ def exhibit_parts(
         *(("differs", text) for text in exhibit.deviations),
         *(("note", text) for text in (*notes, *_missing_jobs(shown))),
     ]
-    legend = (*_LEGEND[: 2 if said else 1], *_sample_sizes(shown))
+    legend = (*_LEGEND[: 2 if said else 1], *sample_sizes(shown))
     found: list[ReportPart] = [exhibit.title, _table(shown), LabelledTexts(legend)]
     return [*found, *(LabelledTexts(tuple(pairs)) for pairs in (said, rest) if pairs)]
 
 
-def _sample_sizes(shown: RenderedExhibit) -> Iterator[tuple[str, str]]:
+def sample_sizes(shown: RenderedExhibit) -> Iterator[tuple[str, str]]:
     """What the rows rest on; a prompt that a simulation repeats is one prompt."""
     requests = [row.num_requests for row in shown.rows if row.num_requests]
     prompts = [row.num_prompts for row in shown.rows if row.num_prompts]
