@@ -26,6 +26,7 @@ def main() -> None:
         "cache": _run_cache_command, "show": _run_show_command, "results": _run_results_command,
         "speeds": _run_speeds_command, "trace": _run_trace_command,
         "doctor": _run_doctor_command, "ui": _run_ui_command, "sweep": _run_sweep_command,
+        "report": _run_report_command,
     }  # fmt: skip
     command = commands.get(argv[0] if argv else "")
     if command:
@@ -145,6 +146,14 @@ def _run_sweep_command(argv: list[str]) -> int:
 
     with _closed_pipe_tolerated():
         return sweep.main(argv, lambda words: _run_hydra(arguments.normalise(words)))
+    return 0
+
+
+def _run_report_command(argv: list[str]) -> int:
+    from pipeline.command import report
+
+    with _closed_pipe_tolerated():
+        return report.main(argv)
     return 0
 
 

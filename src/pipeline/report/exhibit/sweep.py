@@ -48,6 +48,10 @@ class SweepExhibit:
         notes = [*transport_checks(job.result for job in jobs), *self._missing_metric_notes(jobs, rows)]
         return write_exhibit(shown, folder, folder / "exhibit.png", notes)
 
+    def shown(self, jobs: Sequence[ComparisonRow]) -> RenderedExhibit:
+        """The exhibit with the rows of the jobs; writes nothing."""
+        return RenderedExhibit.with_reported_rows(self.exhibit, rows_of_jobs(self.exhibit, jobs, self.base_choices))
+
     def _missing_metric_notes(self, jobs: Sequence[ComparisonRow], rows: Sequence[ExhibitRow]) -> Iterator[str]:
         """Columns whose metric no job has: those of stages are known only after the jobs."""
         if self.exhibit.rows and self.exhibit.rows.from_table:
