@@ -6,11 +6,12 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.report.export import write
 from pipeline.report.export.finished import Finished, read_finished
+from pipeline.report.export.kinds import parse_kinds
 
 USAGE = """\
 python -m pipeline report FOLDER                             FOLDER/report.html: one page that opens without a network
 python -m pipeline report FOLDER export=latex,csv,figures    FOLDER/export/*.tex, *.csv, *.pdf and *.svg; also html
-python -m pipeline report FILE.json export=latex,csv         the same of an exhibit.json or a kept result, into out=export
+python -m pipeline report FILE.json out=FOLDER               LaTeX and CSV of an exhibit.json or a kept result
   baseline=NAME        tests rows against this policy or value, and not against the best of each column
   requests=NAME,NAME   whose time lines the page has: median, slowest, fastest, or names of requests (median,slowest)"""
 _OPTIONS = ("export", "baseline", "requests", "out")
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         problem = f"there is no option {unknown[0]}" if unknown else f"{len(words)} folders are named, one is wanted"
         raise UserError(f"report: {problem}. There are\n{USAGE}")
     place = Path(words[0]).absolute()
-    kinds = write.parse_kinds(given["export"]) if "export" in given else ()
+    kinds = parse_kinds(given["export"]) if "export" in given else ()
     if place.suffix == ".json" and not place.is_dir():
         made = write.write_kept(place, kinds or ("latex", "csv"), Path(given.get("out", write.FOLDER)).absolute())
     else:
@@ -33,8 +34,25 @@ def main(argv: Sequence[str]) -> int:
             raise UserError("report: out= is for a FILE.json; what is made of a folder lies in the folder.")
         requests = [name for name in given.get("requests", "").split(",") if name] or write.REQUESTS
         made = export_folder(place, kinds or ("html",), given.get("baseline"), requests)
-    print(f"written: {', '.join(map(str, made)) or 'nothing: there is no figure'}")
+    _say_what_was_made(made)
     return 0
+
+
+def export_last(kinds: Sequence[str]) -> None:
+    """Writes the kinds of this process's last sweep or run into its folder. Raises UserError."""
+    from pipeline.report.sweep import SweepCallback
+
+    if SweepCallback.results is not None:
+        _say_what_was_made(export_folder(SweepCallback.results, kinds))
+
+
+def _say_what_was_made(made: Sequence[Path]) -> None:
+    """One line for each folder."""
+    folders = list(dict.fromkeys(path.parent for path in made))
+    for folder in folders:
+        print(f"written: {', '.join(path.name for path in made if path.parent == folder)} in {folder}")
+    if not folders:
+        print("nothing was written: there is no figure")
 
 
 def export_folder(

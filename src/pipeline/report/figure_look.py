@@ -25,8 +25,9 @@ class FigureLook:
     titled: bool = True
     marker_pt: float = 4.5
     handle_em: float = 3.0
-    """The width of a legend's line, and the gap between its columns, in sizes of its text."""
+    """The width of a legend's line, the gap between its columns, and the room beside it, in sizes of its text."""
     legend_gap_em: float = 1.5
+    legend_margin_em: float = 6.0
 
     @property
     def handle_pt(self) -> float:
@@ -35,4 +36,7 @@ class FigureLook:
 
 
 SCREEN = FigureLook(9, 8.5, 8.5, 8, COLOURS, ("png", "pdf", "svg"))
-PRINT = FigureLook(8, 7, 7, 7, PRINT_COLOURS, ("pdf", "svg"), 3.3, titled=False, marker_pt=4, handle_em=2.2, legend_gap_em=1.0)
+PRINT = FigureLook(
+    8, 7, 7, 7, PRINT_COLOURS, ("pdf", "svg"), 3.3, titled=False, marker_pt=4, handle_em=1.8, legend_gap_em=0.8,
+    legend_margin_em=2.0,
+)  # fmt: skip

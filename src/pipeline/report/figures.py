@@ -89,7 +89,7 @@ def add_legend(figure: "Figure", look: FigureLook = SCREEN) -> None:
             found.setdefault(label, handle)
     names = sorted(found, key=lambda label: label.endswith(REPORTED))
     width, height = map(float, figure.get_size_inches())
-    room_pt = 72 * width - 6 * look.legend_pt
+    room_pt = 72 * width - look.legend_margin_em * look.legend_pt
     labels = [_shortened(label, room_pt, look) for label in names]
     column_pt = max((_width_pt(label, look.legend_pt) for label in labels), default=0.0) + look.handle_pt
     rows = ceil(len(labels) / max(1, int(room_pt / column_pt)))
@@ -147,13 +147,13 @@ def draw_points(
                   markersize=markersize, linestyle=style.line, linewidth=linewidth, capsize=2, label=name)  # fmt: skip
 
 
-def label_points(
-    axes: "Axes", placed: Sequence[tuple[float, PlotPoint, str]], look: FigureLook = SCREEN
-) -> None:
+def label_points(axes: "Axes", placed: Sequence[tuple[float, PlotPoint, str]], look: FigureLook = SCREEN) -> None:
     """The labels of points at x, each in its series' colour; none where so many would cover each other and the data."""
     labelled = [(x, point, colour) for x, point, colour in placed if point.label]
     for x, point, colour in labelled if len(labelled) <= _MAX_POINT_LABELS else ():
-        axes.annotate(point.label, (x, point.y), (6, -11), textcoords="offset points", fontsize=look.note_pt, color=colour)
+        axes.annotate(
+            point.label, (x, point.y), (6, -11), textcoords="offset points", fontsize=look.note_pt, color=colour
+        )
 
 
 LANES = {

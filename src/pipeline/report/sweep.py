@@ -64,6 +64,8 @@ class SweepCallback(Callback):
 
     running: "ClassVar[SweepCallback | None]" = None
     """The sweep of this process that has begun and not ended: Hydra does not tell callbacks of Ctrl-C."""
+    results: ClassVar[Path | None] = None
+    """The folder of this process's last sweep or run."""
     worker_status: ClassVar[int] = 0
     """The exit status of the first job that failed in a worker process."""
 
@@ -72,6 +74,13 @@ class SweepCallback(Callback):
         self.exhibit: SweepExhibit | None = None
         self.baseline: str | None = None
         self.folder = Path()
+
+    def on_job_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
+        """Notes the folder of a run that is no job of a sweep."""
+        from hydra.types import RunMode
+
+        if config.hydra.mode == RunMode.RUN:
+            SweepCallback.results = Path(config.hydra.runtime.output_dir)
 
     def on_multirun_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Checks the exhibit; creates the store, before any job could, and the run that contains the jobs' runs.
@@ -89,7 +98,7 @@ class SweepCallback(Callback):
         except UserError as problem:
             sys.exit(print_error(problem))
         if config.get("stage", "all") == "all":
-            self.folder = Path(config.hydra.sweep.dir).absolute()
+            self.folder = SweepCallback.results = Path(config.hydra.sweep.dir).absolute()
             goes_on = config.hydra.launcher._target_ == _SKIPS_COMPLETE_JOBS
             start_sweep(self.folder, _sweep_note(config), self.tracking, self._out, goes_on)
             SweepCallback.running = self

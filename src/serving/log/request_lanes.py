@@ -58,7 +58,9 @@ class _LaneReader:
                     self._on_command(node, at_s, command)
             case WorkDone():
                 for session, kind, text in _parts(entry):
-                    self._span(session, entry.node.removesuffix(".chip"), "chip", kind, entry.begin_s, entry.end_s, text)
+                    self._span(
+                        session, entry.node.removesuffix(".chip"), "chip", kind, entry.begin_s, entry.end_s, text
+                    )
             case MessageSent():
                 self._sent(entry)
 
@@ -117,7 +119,11 @@ def _parts(done: WorkDone) -> Iterator[tuple[str, str, str]]:
         return
     for work, outcome in drafts_of(done.work, done.outcome):
         n = len(outcome.tokens)
-        yield work.session, "draft" if n else "prefill", f"{n} drafted" if n else f"{len(work.input_tokens)} tokens read"
+        yield (
+            work.session,
+            "draft" if n else "prefill",
+            f"{n} drafted" if n else f"{len(work.input_tokens)} tokens read",
+        )
 
 
 def _kind(seq: SequenceSlice) -> str:

@@ -50,6 +50,4 @@ def latency_figures(records: Records) -> Iterator[NamedFigure]:
 
 def save_figures(found: Sequence[NamedFigure], folder: Path) -> Mapping[str, Path]:
     """Writes each figure as NAME.pdf and NAME.svg; the path of the SVG file by name."""
-    return {
-        name: figures.save_figure(figure, folder / f"{name}.svg", title, PRINT) for name, title, figure in found
-    }
+    return {name: figures.save_figure(figure, folder / f"{name}.svg", title, PRINT) for name, title, figure in found}

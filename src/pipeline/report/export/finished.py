@@ -123,8 +123,8 @@ def _no_results_text(folder: Path, note: SweepNote | None) -> str:
     inner = sorted(path.parent for path in folder.glob(f"*/*/{SWEEP_FILE}"))
     hint = f" Below it lies {inner[-1]}." if inner else ""
     return (
-        f"{folder} is no folder of a sweep or a run: it has neither {SWEEP_FILE} nor {JOB_FILE}.{hint} Name one such as "
-        "outputs/sweeps/DATE/TIME or outputs/runs/DATE/TIME."
+        f"{folder} is no folder of a sweep or a run: it has neither {SWEEP_FILE} nor {JOB_FILE}.{hint} Name one such "
+        "as outputs/sweeps/DATE/TIME or outputs/runs/DATE/TIME."
     )
 
 
@@ -152,7 +152,8 @@ def _title(jobs: Sequence[JobResult], exhibits: Sequence[ResultTable]) -> str:
     given = [{key: value for key, value in map(split_override, one.overrides) if changes_result(key)} for one in jobs]
     common = [f"{key}={value}" for key, value in given[0].items() if all(one.get(key) == value for one in given)]
     policies = list(dict.fromkeys(one.policy for one in jobs if one.policy))
-    return " ".join([", ".join(policies), *(word for word in common if not word.startswith("policy="))])
+    own = [word for word in common if not word.startswith(("policy=", "record."))]
+    return ", ".join([*policies, *own])
 
 
 def _exhibits(

@@ -49,7 +49,7 @@ document.querySelectorAll("table.results th").forEach(function (head) {
   head.addEventListener("keydown", function (event) { if (event.key === "Enter") sort(); });
 });
 """
-_ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
+_ARROWS = {"higher": "&nbsp;↑", "lower": "&nbsp;↓", "": ""}
 
 
 def html_table(table: ResultTable, found: Judgement | None = None) -> str:
@@ -58,11 +58,10 @@ def html_table(table: ResultTable, found: Judgement | None = None) -> str:
     `found` is what `judge` says of the table, where it is known already.
     """
     found = found or judge(table)
-    marks = "".join(
-        f"<div><b>{escape(label)}</b> {escape(text)}</div>" for label, text in legend(table, found)
-    )
+    marks = "".join(f"<div><b>{escape(label)}</b> {escape(text)}</div>" for label, text in legend(table, found))
     heads = "".join(_heads(table))
-    rows = "".join(f"<tr>{''.join(_cells(table, place, found))}</tr>\n" for place in range(len(table.rows)))
+    places = sorted(range(len(table.rows)), key=lambda place: table.groups.index(table.rows[place].group))
+    rows = "".join(f"<tr>{''.join(_cells(table, place, found))}</tr>\n" for place in places)
     return (
         f'<div class="scroll"><table class="results" id="{escape(table.name)}">\n<thead><tr>{heads}</tr></thead>\n'
         f'<tbody>\n{rows}</tbody></table></div>\n<div class="legend">{marks}</div>\n'

@@ -13,8 +13,8 @@ _GAP_CHARS = 2
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "…": r"\ldots{}", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$",
-    "µ": r"$\mu$", "τ": r"$\tau$", "−": r"$-$", '"': "''",
+    "|": r"\textbar{}", "…": r"\ldots{}", "\u00d7": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$",
+    "µ": r"$\mu$", "τ": r"$\tau$", "\u2212": r"$-$", '"': "''",
 }  # fmt: skip
 _ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$", "": ""}
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+")
@@ -74,9 +74,7 @@ def _width(table: ResultTable, columns: Sequence[int]) -> int:
 
 
 def _label_columns(table: ResultTable) -> list[list[str]]:
-    return [
-        [head, *(row.labels[place] for row in table.rows)] for place, head in enumerate(table.label_heads)
-    ]
+    return [[head, *(row.labels[place] for row in table.rows)] for place, head in enumerate(table.label_heads)]
 
 
 def _column_width(table: ResultTable, column: int) -> int:

@@ -1,4 +1,4 @@
-"""The table of results that all writers take: LaTeX, CSV and HTML. Exhibits, sweeps and boards are turned into it once."""
+"""The table of results that all writers take: LaTeX, CSV, HTML. Exhibits, sweeps and boards are turned into it once."""
 
 from __future__ import annotations
 

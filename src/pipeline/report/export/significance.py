@@ -1,10 +1,13 @@
 """What a table says of its rows: which is the best of its group, and which differ significantly from it or a baseline.
 
-Two cells of single runs are compared by the paired permutation test over their prompts. Cells of several seeds are
-compared by the normal p-value of the paired bootstrap's standard error, which covers seeds and prompts, as claims are
-(`pipeline.report.results.verdicts`). With n pairs no p-value is below 2 / 2^n. All p-values of a table are adjusted
-together by Holm's method. The best row is chosen by the same numbers, so that a comparison with it counts as one of all
-pairs of its group: pairs that were not tested take part with a p-value of 1, which can only raise the others.
+Two cells of single runs are compared by the paired permutation test over their prompts. Cells of several seeds, and all
+cells of a table of more than `MAX_PERMUTED` comparisons, are compared by the normal p-value of the paired bootstrap's
+standard error, which covers seeds and prompts, as claims are (`pipeline.report.results.verdicts`): the permutations
+cannot show the small p-values that Holm's correction asks for there. With n pairs no p-value is below 2 / 2^n. All
+p-values of a table are adjusted together by Holm's method.
+
+The best row is chosen by the same numbers, so that a comparison with it counts as one of all pairs of its group: pairs
+that were not tested take part with a p-value of 1, which can only raise the others.
 """
 
 import math
@@ -16,8 +19,8 @@ from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.statistics import holm, paired_p_value
 
 SIGNIFICANCE = 0.05
-_LEAST_PERMUTATIONS, _SIGNS = 9_999, 20_000_000
-"""Permutations of a test; a test of a large table has more, as long as it draws no more signs than this."""
+MAX_PERMUTED = 200
+"""Comparisons of a table up to which 9,999 permutations can show a significant one."""
 
 Place = tuple[int, int]
 """(row, column)."""
@@ -50,8 +53,10 @@ def judge(table: ResultTable) -> Judgement:
     """The best of each column and group, and the tests of the table."""
     best = {place: row for row, place in _best_cells(table)}
     found = list(_against_baselines(table) if table.against else _against_best(table, best))
-    total = len(found) if table.against else max(len(found), sum(_num_pairs(table, column) for column in _ranked(table)))
-    tested = {one.place: _p_value(one.own, one.other, total) for one in found}
+    total = (
+        len(found) if table.against else max(len(found), sum(_num_pairs(table, column) for column in _ranked(table)))
+    )
+    tested = {one.place: _p_value(one.own, one.other, permuted=total <= MAX_PERMUTED) for one in found}
     padded = [*tested.values(), *[1.0] * (total - len(tested))]
     adjusted = holm(padded)[: len(tested)]
     return Judgement(frozenset(best), dict(zip(tested, adjusted, strict=True)), total)
@@ -70,18 +75,19 @@ def _best_cells(table: ResultTable) -> Iterator[tuple[int, Place]]:
             texts = {row: known[row].format_value() for row in values}
             if len(set(texts.values())) < 2:
                 continue
-            choose = max if table.columns[column].better == "higher" else min
-            winner = choose(values, key=lambda row, values=values: values[row])
+            best = (max if table.columns[column].better == "higher" else min)(values.values())
+            winner = next(row for row, value in values.items() if value == best)
             yield from ((winner, (row, column)) for row, text in texts.items() if text == texts[winner])
 
 
 def _against_best(table: ResultTable, best: Mapping[Place, int]) -> Iterator[_Comparison]:
-    """Every other cell with the best of its column and group."""
+    """Every cell that is not the best with the best of its column and group."""
     winners = {(table.rows[row].group, column): winner for (row, column), winner in best.items()}
     for (group, column), winner in winners.items():
         for row in table.places(group):
-            if row != winner and _pair(table.rows[row].cells[column], table.rows[winner].cells[column]):
-                yield _Comparison((row, column), table.rows[row].cells[column], table.rows[winner].cells[column])
+            own, other = (table.rows[place].cells[column] for place in (row, winner))
+            if (row, column) not in best and _pair(own, other):
+                yield _Comparison((row, column), own, other)
 
 
 def _against_baselines(table: ResultTable) -> Iterator[_Comparison]:
@@ -114,12 +120,9 @@ def _pair(one: ResultCell, other: ResultCell) -> bool:
     )
 
 
-def _p_value(own: ResultCell, other: ResultCell, tests: int) -> float:
-    if own.sums and other.sums:
-        draws = max(_LEAST_PERMUTATIONS, min(40 * tests, _SIGNS // len(own.sums.sums)))
-        return paired_p_value(
-            own.sums.sums, other.sums.sums, own.sums.combine, seed=BOOTSTRAP_SEED, permutations=draws
-        )
+def _p_value(own: ResultCell, other: ResultCell, *, permuted: bool) -> float:
+    if own.sums and other.sums and permuted:
+        return paired_p_value(own.sums.sums, other.sums.sums, own.sums.combine, seed=BOOTSTRAP_SEED)
     assert own.estimate is not None
     assert other.estimate is not None
     difference = own.estimate.paired_difference(other.estimate)

@@ -21,7 +21,10 @@ _READER = "serving.log.request_lanes.read_lanes"
 _WIDTH, _GUTTER, _RIGHT, _LANE, _BAR, _AXIS = 960, 190, 24, 20, 14, 30
 _LEAST_WIDTH = 0.8
 """Of a span in the picture; spans of one kind nearer to each other are drawn as one."""
-_COLOURS = {**{kind: colour for kind, (_, colour) in LANES.items()}, "link": "#7f8b52", "lost": "#a31621"}
+KIND_COLOURS = {
+    **{kind.replace("_", " "): colour for kind, (_, colour) in LANES.items()}, "link": "#7f8b52", "lost": "#a31621",
+}  # fmt: skip
+"""The colour of each kind of span."""
 _DEVICE_COLOUR, _CLOUD_COLOUR = LANES["draft"][1], LANES["verify"][1]
 
 
@@ -106,7 +109,13 @@ def _recorded_spans(records: Records, request: RequestRecord) -> Iterator[Span]:
     for piece in records.timeline:
         if piece.request == request.request:
             amount = f"{piece.amount} {'bytes' if piece.lane in ('uplink', 'downlink') else 'tokens'}"
-            yield Span(LANES[piece.lane][0], piece.lane, piece.start_s - since_s, piece.end_s - since_s, amount)
+            yield Span(
+                LANES[piece.lane][0],
+                piece.lane.replace("_", " "),
+                piece.start_s - since_s,
+                piece.end_s - since_s,
+                amount,
+            )
 
 
 def svg(line: TimeLine) -> str:
@@ -132,7 +141,7 @@ def svg(line: TimeLine) -> str:
 
 def _ordered_lanes(spans: Sequence[Span]) -> list[str]:
     """Lanes of one node together, nodes in the order in which they first did something."""
-    known = [one for _, (one, _) in enumerate(LANES.values()) if any(span.lane == one for span in spans)]
+    known = [one for one, _ in LANES.values() if any(span.lane == one for span in spans)]
     nodes = list(dict.fromkeys(span.lane.partition(" ")[0] for span in spans))
     others = sorted({span.lane for span in spans} - set(known), key=lambda lane: nodes.index(lane.partition(" ")[0]))
     return [*known, *sorted(others, key=lambda lane: (nodes.index(lane.partition(" ")[0]), _lane_rank(lane)))]
@@ -148,12 +157,13 @@ def _axis(until_s: float, scale: float, bottom: float) -> Iterator[str]:
     for number in range(int(until_s / step_s) + 1):
         x = _GUTTER + number * step_s * scale
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom:.0f}" stroke="#e4e7eb"/>'
-        yield f'<text x="{x:.1f}" y="{bottom + 14:.0f}" text-anchor="middle">{_format_s(number * step_s, step_s)}</text>'
+        text = _format_s(number * step_s, step_s)
+        yield f'<text x="{x:.1f}" y="{bottom + 14:.0f}" text-anchor="middle">{text}</text>'
 
 
 def _step(until_s: float) -> float:
     """1, 2 or 5 times a power of ten, for five to twelve ticks."""
-    power = 10 ** floor(log10(until_s))
+    power = 10.0 ** floor(log10(until_s))
     return next(step * power for step in (0.1, 0.2, 0.5, 1, 2) if until_s / (step * power) <= 10)
 
 
@@ -177,7 +187,7 @@ def _bars(spans: Sequence[Span], y: float, scale: float) -> Iterator[str]:
         took = f"{1000 * (span.end_s - span.begin_s):.1f} ms from {1000 * span.begin_s:.1f} ms"
         yield (
             f'<rect x="{_GUTTER + span.begin_s * scale:.1f}" y="{y:.0f}" width="{width:.1f}" height="{_BAR}" '
-            f'fill="{_COLOURS.get(span.kind, "#5f6b7a")}"><title>{escape(span.kind)}: {escape(span.text)}, {took}'
+            f'fill="{KIND_COLOURS.get(span.kind, "#5f6b7a")}"><title>{escape(span.kind)}: {escape(span.text)}, {took}'
             "</title></rect>"
         )
 

@@ -1,12 +1,11 @@
 """Writes what `export=` and `python -m pipeline report` ask for."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import fingerprint
-from pipeline.errors import UserError
 from pipeline.report.export.finished import Finished, FinishedError
 from pipeline.report.export.latex import latex_table
 from pipeline.report.export.page import html_page
@@ -15,27 +14,9 @@ from pipeline.report.export.significance import judge
 from pipeline.report.export.tables import EXHIBIT, written_exhibit_table
 from pipeline.report.export.tidy import tidy_csv
 
-KINDS: Mapping[str, str] = {
-    "latex": "a .tex file for each table",
-    "csv": "a .csv file for each table, one line a cell",
-    "figures": "a .pdf and a .svg file for each figure",
-    "html": "report.html, one page of everything",
-}
-"""The words of `export=`, and what each writes."""
 FOLDER, PAGE = "export", "report.html"
 REQUESTS = ("median", "slowest")
 """The requests of each row whose time lines a page has by default."""
-
-
-def parse_kinds(value: str) -> tuple[str, ...]:
-    """The kinds that `export=VALUE` asks for. Raises UserError for an unknown one, and for none."""
-    kinds = tuple(dict.fromkeys(word.strip() for word in value.strip("[]").split(",") if word.strip()))
-    unknown = [word for word in kinds if word not in KINDS]
-    if unknown or not kinds:
-        known = "; ".join(f"{name}: {meaning}" for name, meaning in KINDS.items())
-        got = f"there is no {unknown[0]!r}" if unknown else "nothing is named"
-        raise UserError(f"export={value}: {got}. Give one or more of {known}. Write them with commas: export=latex,csv.")
-    return kinds
 
 
 def write_exports(found: Finished, kinds: Sequence[str], requests: Sequence[str] = REQUESTS) -> list[Path]:
@@ -48,28 +29,26 @@ def write_exports(found: Finished, kinds: Sequence[str], requests: Sequence[str]
         for path in save_figures(list(found.figures()), folder).values():
             made += [path.with_suffix(".pdf"), path]
     if "html" in kinds:
-        page = found.folder / PAGE
-        fingerprint.write_atomic(page, html_page(found, requests))
-        made.append(page)
+        made.append(_write(found.folder / PAGE, html_page(found, requests)))
     return made
 
 
 def write_tables(tables: Sequence[ResultTable], kinds: Sequence[str], folder: Path, source: str = "") -> list[Path]:
     """Writes each table as LaTeX and CSV, as far as `kinds` has them; the files."""
     made = []
-    for table in tables:
-        judged = judge(table) if {"latex", "csv"} & set(kinds) else None
-        if judged is None:
-            continue
-        texts = {"latex": (".tex", lambda t=table, j=judged: latex_table(t, j, source)),
-                 "csv": (".csv", lambda t=table, j=judged: tidy_csv(t, j))}  # fmt: skip
-        for kind, (suffix, text) in texts.items():
-            if kind in kinds:
-                folder.mkdir(parents=True, exist_ok=True)
-                path = folder / f"{table.name}{suffix}"
-                fingerprint.write_atomic(path, text())
-                made.append(path)
+    for table in tables if {"latex", "csv"} & set(kinds) else ():
+        found = judge(table)
+        if "latex" in kinds:
+            made.append(_write(folder / f"{table.name}.tex", latex_table(table, found, source)))
+        if "csv" in kinds:
+            made.append(_write(folder / f"{table.name}.csv", tidy_csv(table, found)))
     return made
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fingerprint.write_atomic(path, text)
+    return path
 
 
 def _source(found: Finished) -> str:
@@ -90,8 +69,9 @@ def write_kept(file: Path, kinds: Sequence[str], folder: Path) -> list[Path]:
                             "of its sweep.")  # fmt: skip
     try:
         node: Any = json.loads(file.read_text(encoding="utf-8"))
-        exhibit = node.get("exhibit", node)
-        table = written_exhibit_table(exhibit, None, f"{file.parent.name}-{file.stem}" if "exhibit" in node else EXHIBIT)
+        kept = "exhibit" in node
+        name = f"{file.parent.name}-{file.stem}" if kept else EXHIBIT
+        table = written_exhibit_table(node["exhibit"] if kept else node, None, name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise FinishedError(f"{file} is no exhibit.json and no kept result: {problem}.") from problem
     source = f"kept result of +experiment={node['experiment']}" if "experiment" in node else ""
