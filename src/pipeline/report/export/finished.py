@@ -104,7 +104,7 @@ def read_finished(folder: Path, baseline: str | None = None) -> Finished:
     shown = [tables.exhibit_table(one, name) for name, one in exhibits.items()]
     title = _title(found, shown or written)
     served = [row for row in rows if row.problem is not None or "requests" in row.result.metrics]
-    own = [] if not served else [tables.comparison_table(served, f"{title}: its jobs", baseline is not None)]
+    own = [] if not served else [tables.comparison_table(served, f"{title}: its jobs", baseline)]
     if note is None and served:
         own = [tables.job_table(rows[0], title)]
     return Finished(folder, title, note, tuple(rows), exhibits, (*shown, *written, *own), tuple(_lacking(note, rows)))

@@ -7,13 +7,14 @@ from pipeline.report.export.legend import legend
 from pipeline.report.export.results import ResultCell, ResultColumn, ResultTable, format_cell, format_reported
 from pipeline.report.export.significance import Judgement
 
-NARROW_CHARS, WIDE_CHARS = 46, 104
-"""Characters of a line in one column and across both columns of a page, in footnote size."""
+NARROW_CHARS, WIDE_CHARS, PAGE_LINES = 50, 112, 66
+"""Characters of a line in one column and across both columns of a page, and lines of a page, in footnote size."""
+_HEADING_LINES = 3
 _GAP_CHARS = 2
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "…": r"\ldots{}", "\u00d7": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$",
+    "†": r"$\dagger$", "|": r"\textbar{}", "…": r"\ldots{}", "\u00d7": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$",
     "µ": r"$\mu$", "τ": r"$\tau$", "\u2212": r"$-$", '"': "''",
 }  # fmt: skip
 _ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$", "": ""}
@@ -26,26 +27,42 @@ def escape(text: str) -> str:
 
 
 def latex_table(table: ResultTable, found: Judgement, source: str = "") -> str:
-    """A whole `table` environment, which needs `\\usepackage{booktabs}`; `source` is a comment at its top.
+    """Whole `table` environments, which need `\\usepackage{booktabs}`; `source` is a comment at the top.
 
-    A table wider than the page is several tabulars, each with the row labels.
+    A table wider than the page is several tabulars, each with the row labels. Those that do not fit on one page are
+    tables of their own, which say that they continue the first.
     """
-    blocks = list(_blocks(table))
-    wide = len(blocks) > 1 or _width(table, blocks[0]) > NARROW_CHARS
+    floats = list(_floats(table, list(_blocks(table))))
+    heads = [r"% \usepackage{booktabs}", *([f"% {' '.join(source.split())}"] if source else [])]
+    parts = [_float(table, blocks, found, number, len(floats)) for number, blocks in enumerate(floats, 1)]
+    return "\n".join([*heads, *parts]) + "\n"
+
+
+def _float(table: ResultTable, blocks: Sequence[Sequence[int]], found: Judgement, number: int, last: int) -> str:
+    """The notes stand below the last one."""
+    wide = last > 1 or len(blocks) > 1 or _width(table, blocks[0]) > NARROW_CHARS
     kind = "table*" if wide else "table"
-    notes = [f"{escape(label)}: {escape(text)}." for label, text in legend(table, found)]
-    parts = [
-        r"% \usepackage{booktabs}",
-        *([f"% {' '.join(source.split())}"] if source else []),
-        rf"\begin{{{kind}}}[t]",
-        r"\centering\footnotesize",
-        rf"\caption{{{escape(table.title)}}}",
-        rf"\label{{tab:{_label(table.name)}}}",
-        "\n\\par\\medskip\n".join("\n".join(_tabular(table, columns, found)) for columns in blocks),
-        *([r"\par\smallskip\raggedright\scriptsize", "\n".join(notes)] if notes else []),
-        rf"\end{{{kind}}}",
-    ]
-    return "\n".join(parts) + "\n"
+    notes = [f"{escape(label)}: {escape(text)}." for label, text in legend(table, found)] if number == last else []
+    title = escape(table.title) + (" (continued)" if number > 1 else "")
+    return "\n".join(
+        [
+            rf"\begin{{{kind}}}[tp]",
+            r"\centering\footnotesize",
+            rf"\caption{{{title}}}",
+            rf"\label{{tab:{_label(table.name)}{f'-{number}' if number > 1 else ''}}}",
+            r"\par\smallskip",
+            "\n\\par\\medskip\n".join("\n".join(_tabular(table, columns, found)) for columns in blocks),
+            *([r"\par\smallskip\raggedright\scriptsize", "\n".join(notes)] if notes else []),
+            rf"\end{{{kind}}}",
+        ]
+    )
+
+
+def _floats(table: ResultTable, blocks: Sequence[list[int]]) -> Iterator[list[list[int]]]:
+    """The tabulars of each page, at least one."""
+    fit = max(1, PAGE_LINES // (len(table.rows) + len(table.groups) + _HEADING_LINES))
+    for first in range(0, len(blocks), fit):
+        yield list(blocks[first : first + fit])
 
 
 def _label(name: str) -> str:

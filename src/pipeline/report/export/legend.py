@@ -6,7 +6,7 @@ from pipeline.report.export.results import ResultTable
 from pipeline.report.export.significance import SIGNIFICANCE, Judgement
 
 DAGGER = "†"
-_NAMED_NOTES = frozenset({"note", "sample"})
+_NAMED_NOTES = frozenset({"baseline", "note", "sample"})
 """The notes of a table that stand below it in print; what differs from a paper is a matter of the text."""
 
 

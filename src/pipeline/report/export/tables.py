@@ -20,10 +20,10 @@ EXHIBIT, COMPARISON, METRICS = "exhibit", "comparison", "metrics"
 """The names of the tables, and so of their files."""
 
 
-def comparison_table(rows: Sequence[ComparisonRow], title: str, against_baseline: bool = False) -> ResultTable:
+def comparison_table(rows: Sequence[ComparisonRow], title: str, baseline: str | None = None) -> ResultTable:
     """A row for each job of a sweep; jobs with the same prompts are one group.
 
-    The rows are compared with their baselines, or with the best of their group.
+    The rows are compared with their baselines where a `baseline` is named, else with the best of their group.
     """
     keys = [key for key in (QUALITY, *definitions.COMPARED) if any(key in row.result.metrics for row in rows)]
     by_job = [requests_by_prompt(row.result.artifact) if row.problem is None else {} for row in rows]
@@ -38,8 +38,9 @@ def comparison_table(rows: Sequence[ComparisonRow], title: str, against_baseline
     ]  # fmt: skip
     heads = (*(("job",) if numbered else ()), *(rows[0].choices if rows else ()))
     columns = tuple(metric_column(key, _quality_name(rows) if key == QUALITY else "") for key in keys)
-    against = _baselines(rows) if against_baseline else {}
-    notes = tuple(("note", text) for text in transport_checks(row.result for row in rows))
+    against = _baselines(rows) if baseline is not None else {}
+    notes = (("baseline", baseline),) if baseline is not None else ()
+    notes += tuple(("note", text) for text in transport_checks(row.result for row in rows))
     return ResultTable(COMPARISON, title, heads, columns, tuple(found), against, notes)
 
 
@@ -85,12 +86,14 @@ def metric_column(key: str, name: str = "") -> ResultColumn:
     metric = definitions.find(key)
     assert metric is not None, key
     statistic = key.removeprefix(metric.key).strip("/") if len(metric.keys) > 1 else ""
-    own = name or metric.label or _HEADINGS.get(metric.key) or metric.heading.replace("\n", " ") or metric.key
+    own = name or _NAMES.get(metric.key) or metric.label or metric.heading.replace("\n", " ") or metric.key
     unit = "" if metric.unit == "score" else metric.printed_unit
     return ResultColumn(f"{own} {statistic}".strip(), unit, metric.better, key)
 
 
-_HEADINGS = {
+_NAMES = {
+    "latency/service_s_per_token": "service a token",
+    "resources/uplink_nbytes": "uplink",
     "throughput/goodput_tokens_per_s": "goodput",
     "throughput/slo_violation_rate": "SLO violations",
     "speculation/acceptance_rate": "accepted",
@@ -104,7 +107,7 @@ _HEADINGS = {
     "resources/cloud_j_per_token": "cloud energy",
     "cost/usd_per_million_tokens": "cloud cost",
 }
-"""Names without units of metrics whose headings have them."""
+"""Names without units of metrics whose headings have them, or whose labels are short for a page."""
 
 
 def job_table(row: ComparisonRow, title: str) -> ResultTable:

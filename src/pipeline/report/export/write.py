@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import fingerprint
+from pipeline.errors import UserError
+from pipeline.report.exhibit.schema import Exhibit
 from pipeline.report.export.finished import Finished, FinishedError
 from pipeline.report.export.latex import latex_table
 from pipeline.report.export.page import html_page
@@ -71,8 +73,19 @@ def write_kept(file: Path, kinds: Sequence[str], folder: Path) -> list[Path]:
         node: Any = json.loads(file.read_text(encoding="utf-8"))
         kept = "exhibit" in node
         name = f"{file.parent.name}-{file.stem}" if kept else EXHIBIT
-        table = written_exhibit_table(node["exhibit"] if kept else node, None, name)
+        exhibit = _declared(node["experiment"]) if kept else None
+        table = written_exhibit_table(node["exhibit"] if kept else node, exhibit, name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise FinishedError(f"{file} is no exhibit.json and no kept result: {problem}.") from problem
     source = f"kept result of +experiment={node['experiment']}" if "experiment" in node else ""
     return write_tables([table], kinds, folder, source)
+
+
+def _declared(experiment: str) -> Exhibit | None:
+    """The exhibit as conf/ declares it today, which says what is better; None if it is gone."""
+    from pipeline.report.results.kept import drawn_exhibit
+
+    try:
+        return drawn_exhibit(experiment).exhibit
+    except UserError:
+        return None
