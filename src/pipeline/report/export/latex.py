@@ -1,24 +1,35 @@
 """A table of results as LaTeX source: booktabs, intervals, the best in bold, daggers for significant differences."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from pipeline.report.export.legend import legend
 from pipeline.report.export.results import ResultCell, ResultColumn, ResultTable, format_cell, format_reported
 from pipeline.report.export.significance import Judgement
 
-NARROW_CHARS, WIDE_CHARS, PAGE_LINES = 50, 112, 66
+NARROW_CHARS, WIDE_CHARS, PAGE_LINES = 50, 112, 62
 """Characters of a line in one column and across both columns of a page, and lines of a page, in footnote size."""
-_HEADING_LINES = 3
+_HEADING_LINES, _REASON_CHARS = 3, 60
 _GAP_CHARS = 2
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "†": r"$\dagger$", "|": r"\textbar{}", "…": r"\ldots{}", "\u00d7": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$",
-    "µ": r"$\mu$", "τ": r"$\tau$", "\u2212": r"$-$", '"': "''",
+    "†": r"$\dagger$", "|": r"\textbar{}", "…": r"\ldots{}", "\u00d7": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$",
+    "±": r"$\pm$", "µ": r"$\mu$", "τ": r"$\tau$", "\u2212": r"$-$", '"': "''",
 }  # fmt: skip
 _ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$", "": ""}
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The rows and columns of one tabular."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
 
 
 def escape(text: str) -> str:
@@ -29,18 +40,18 @@ def escape(text: str) -> str:
 def latex_table(table: ResultTable, found: Judgement, source: str = "") -> str:
     """Whole `table` environments, which need `\\usepackage{booktabs}`; `source` is a comment at the top.
 
-    A table wider than the page is several tabulars, each with the row labels. Those that do not fit on one page are
-    tables of their own, which say that they continue the first.
+    A table wider than the page is several tabulars, each with the row labels; one longer than the page is several, too.
+    Those that do not fit on one page are tables of their own, which say that they continue the first.
     """
-    floats = list(_floats(table, list(_blocks(table))))
+    floats = list(_floats(table))
     heads = [r"% \usepackage{booktabs}", *([f"% {' '.join(source.split())}"] if source else [])]
-    parts = [_float(table, blocks, found, number, len(floats)) for number, blocks in enumerate(floats, 1)]
+    parts = [_float(table, pieces, found, number, len(floats)) for number, pieces in enumerate(floats, 1)]
     return "\n".join([*heads, *parts]) + "\n"
 
 
-def _float(table: ResultTable, blocks: Sequence[Sequence[int]], found: Judgement, number: int, last: int) -> str:
+def _float(table: ResultTable, pieces: Sequence[_Piece], found: Judgement, number: int, last: int) -> str:
     """The notes stand below the last one."""
-    wide = last > 1 or len(blocks) > 1 or _width(table, blocks[0]) > NARROW_CHARS
+    wide = last > 1 or len(pieces) > 1 or _width(table, pieces[0].columns) > NARROW_CHARS
     kind = "table*" if wide else "table"
     notes = [f"{escape(label)}: {escape(text)}." for label, text in legend(table, found)] if number == last else []
     title = escape(table.title) + (" (continued)" if number > 1 else "")
@@ -51,18 +62,40 @@ def _float(table: ResultTable, blocks: Sequence[Sequence[int]], found: Judgement
             rf"\caption{{{title}}}",
             rf"\label{{tab:{_label(table.name)}{f'-{number}' if number > 1 else ''}}}",
             r"\par\smallskip",
-            "\n\\par\\medskip\n".join("\n".join(_tabular(table, columns, found)) for columns in blocks),
+            "\n\\par\\medskip\n".join("\n".join(_tabular(table, piece, found)) for piece in pieces),
             *([r"\par\smallskip\raggedright\scriptsize", "\n".join(notes)] if notes else []),
             rf"\end{{{kind}}}",
         ]
     )
 
 
-def _floats(table: ResultTable, blocks: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-    """The tabulars of each page, at least one."""
-    fit = max(1, PAGE_LINES // (len(table.rows) + len(table.groups) + _HEADING_LINES))
-    for first in range(0, len(blocks), fit):
-        yield list(blocks[first : first + fit])
+def _floats(table: ResultTable) -> Iterator[list[_Piece]]:
+    """The tabulars of each page."""
+    blocks = list(_blocks(table))
+    for rows in _pages_of_rows(table):
+        lines = len(rows) + len({table.rows[place].group for place in rows}) + _HEADING_LINES
+        fit = max(1, PAGE_LINES // lines)
+        for first in range(0, len(blocks), fit):
+            yield [_Piece(tuple(rows), tuple(columns)) for columns in blocks[first : first + fit]]
+
+
+def _pages_of_rows(table: ResultTable) -> Iterator[list[int]]:
+    """The rows of each page, those of one group together where they fit."""
+    room = PAGE_LINES - _HEADING_LINES
+    page: list[int] = []
+    used = 0
+    for group in table.groups:
+        places = [place for place, row in enumerate(table.rows) if row.group == group]
+        if page and used + len(places) + 1 > room:
+            yield page
+            page, used = [], 0
+        while len(places) + 1 > room:
+            yield places[: room - 1]
+            places = places[room - 1 :]
+        page += places
+        used += len(places) + 1
+    if page or not table.rows:
+        yield page
 
 
 def _label(name: str) -> str:
@@ -102,26 +135,32 @@ def _column_width(table: ResultTable, column: int) -> int:
     return max(own + theirs, len(table.columns[column].heading) + 2) + _GAP_CHARS
 
 
-def _tabular(table: ResultTable, columns: Sequence[int], found: Judgement) -> Iterator[str]:
+def _tabular(table: ResultTable, piece: _Piece, found: Judgement) -> Iterator[str]:
     labels = len(table.label_heads)
-    shape = "l" * labels + "".join("rr" if column in table.reported_columns else "r" for column in columns)
+    shape = "l" * labels + "".join("rr" if column in table.reported_columns else "r" for column in piece.columns)
     yield rf"\begin{{tabular}}{{@{{}}{shape}@{{}}}}"
     yield r"\toprule"
-    yield from _heading_lines(table, columns)
-    for group in table.groups:
+    yield from _heading_lines(table, piece.columns)
+    for group in dict.fromkeys(table.rows[place].group for place in piece.rows):
         yield r"\midrule"
         if group:
             yield rf"\multicolumn{{{len(shape)}}}{{@{{}}l}}{{\textit{{{escape(group)}}}}} \\"
-        for place, row in enumerate(table.rows):
-            if row.group == group:
-                cells = list(map(escape, row.labels))
-                if row.cells and not (row.is_empty and row.problem):
-                    cells += [text for column in columns for text in _cell_texts(table, place, column, found)]
-                else:
-                    cells.append(rf"\multicolumn{{{len(shape) - labels}}}{{l@{{}}}}{{{escape(row.problem or '-')}}}")
-                yield " & ".join(cells) + r" \\"
+        for place in piece.rows:
+            if table.rows[place].group == group:
+                yield " & ".join(_row_cells(table, place, piece, found, len(shape) - labels)) + r" \\"
     yield r"\bottomrule"
     yield r"\end{tabular}"
+
+
+def _row_cells(table: ResultTable, place: int, piece: _Piece, found: Judgement, width: int) -> list[str]:
+    """Labels and cells, or why there are none across all `width` columns."""
+    row = table.rows[place]
+    labels = list(map(escape, row.labels))
+    if row.cells and not (row.is_empty and row.problem):
+        return [*labels, *(text for column in piece.columns for text in _cell_texts(table, place, column, found))]
+    reason = row.problem or "-"
+    short = reason if len(reason) <= _REASON_CHARS else f"{reason[: _REASON_CHARS - 1]}…"
+    return [*labels, rf"\multicolumn{{{width}}}{{l@{{}}}}{{{escape(short)}}}"]
 
 
 def _heading_lines(table: ResultTable, columns: Sequence[int]) -> Iterator[str]:
