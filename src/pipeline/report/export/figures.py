@@ -8,6 +8,7 @@ from pipeline.report import figures
 from pipeline.report.exhibit.plot import build_panels, panels_figure
 from pipeline.report.exhibit.rows import RenderedExhibit
 from pipeline.report.export.names import slug
+from pipeline.report.export.tables import metric_column
 from pipeline.report.figure_look import PRINT
 from pipeline.report.figures import TradeoffPoint
 from pipeline.report.records import Records
@@ -37,7 +38,7 @@ def tradeoff_figures(points: Sequence[TradeoffPoint], metric: str) -> Iterator[N
     """Quality against each thing that it costs; none for fewer than two jobs with a quality."""
     for key in figures.tradeoff_axes(points) if len(points) > 1 else ():
         drawn = figures.tradeoff_figure(points, [key], metric, (WIDTH_IN, _HEIGHT_IN), PRINT)
-        yield f"tradeoff-{slug(key)}", f"{metric} against {figures.TRADEOFF_AXES[key]}", drawn
+        yield f"tradeoff-{slug(metric_column(key).name)}", f"{metric} against {figures.TRADEOFF_AXES[key]}", drawn
 
 
 def latency_figures(records: Records) -> Iterator[NamedFigure]:

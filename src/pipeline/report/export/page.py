@@ -43,6 +43,7 @@ figcaption{color:#4a5763;font-size:12px}
 svg.timeline{max-width:100%;height:auto;font-family:inherit;fill:#1f2933}
 details{margin:6px 0}summary{cursor:pointer;font-weight:600}
 pre{background:#f6f8fa;padding:10px 12px;overflow-x:auto;font-size:12px;line-height:1.4}
+pre.command{white-space:pre-wrap;overflow-wrap:anywhere}
 table.plain{border-collapse:collapse;font-size:13px}
 table.plain td,table.plain th{padding:3px 12px 3px 0;text-align:left;vertical-align:top;border-bottom:1px solid #eef1f4}
 table.plain td:first-child{white-space:nowrap}
@@ -84,7 +85,7 @@ def _header(found: Finished) -> Iterator[str]:
     jobs = f"{len(found.complete)} of {total} jobs complete" if found.note else "one run"
     yield f'<p class="facts">{jobs}</p>\n'
     if words:
-        yield f"<pre>{escape(' '.join(['python -m pipeline', *words]))}</pre>\n"
+        yield f"<pre class=command>{escape(' '.join(['python -m pipeline', *words]))}</pre>\n"
     if found.lacking:
         items = "".join(f"<li>{escape(text)}</li>" for text in found.lacking)
         yield f'<div class="lacking"><b>Not all jobs have results.</b><ul>{items}</ul></div>\n'

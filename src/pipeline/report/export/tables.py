@@ -39,9 +39,9 @@ def comparison_table(rows: Sequence[ComparisonRow], title: str, baseline: str | 
     heads = (*(("job",) if numbered else ()), *(rows[0].choices if rows else ()))
     columns = tuple(metric_column(key, _quality_name(rows) if key == QUALITY else "") for key in keys)
     against = _baselines(rows) if baseline is not None else {}
-    notes = (("baseline", baseline),) if baseline is not None else ()
-    notes += tuple(("note", text) for text in transport_checks(row.result for row in rows))
-    return ResultTable(COMPARISON, title, heads, columns, tuple(found), against, notes)
+    notes = [("baseline", baseline)] if baseline is not None else []
+    notes += [("note", text) for text in transport_checks(row.result for row in rows)]
+    return ResultTable(COMPARISON, title, heads, columns, tuple(found), against, tuple(notes))
 
 
 def _labels(row: ComparisonRow, numbered: bool) -> tuple[str, ...]:
