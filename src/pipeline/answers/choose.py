@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.answers.candidates import POLICY, Candidate, CandidateSpace
 from pipeline.answers.evaluation import Evaluator
-from pipeline.answers.ranking import Row, broken, excess, objective_values, promoted, ranked
+from pipeline.answers.ranking import Row, excess, objective_values, promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.words import joined
 from pipeline.errors import UserError
@@ -215,9 +215,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(
-                seed=self.question.seed, constraints_func=_constraints, constant_liar=True, n_startup_trials=16
-            )
+            sampler = optuna.samplers.TPESampler(seed=self.question.seed, constant_liar=True, n_startup_trials=16)
         return optuna.create_study(directions=["minimize"] * len(self.question.objective), sampler=sampler)
 
     def _further_rungs(self, tried: Sequence[Row]) -> list[Row]:
@@ -292,8 +290,8 @@ def _tell(study: "optuna.Study", trial: "optuna.Trial", row: Row | None, questio
     if row is None:
         study.tell(trial, state=TrialState.FAIL)
         return
-    trial.set_user_attr(_BROKEN, _constraint_values(row, question))
-    study.tell(trial, [min(value, 1e12) for value in objective_values(row, question.objective)])
+    trial.set_constraint(_CONSTRAINT, excess(row, question.require))
+    study.tell(trial, _told_values(row, question))
 
 
 def _tell_defaults(study: "optuna.Study", space: CandidateSpace, rows: Sequence[Row], question: Question) -> None:
@@ -302,23 +300,19 @@ def _tell_defaults(study: "optuna.Study", space: CandidateSpace, rows: Sequence[
 
     choice = CategoricalDistribution(list(space.spaces))
     for row in rows:
-        values = [min(value, 1e12) for value in objective_values(row, question.objective)]
         study.add_trial(
             create_trial(
-                params={POLICY: row.candidate.policy}, distributions={POLICY: choice}, values=values,
-                user_attrs={_BROKEN: _constraint_values(row, question)},
-                system_attrs={"constraints": _constraint_values(row, question)},
+                params={POLICY: row.candidate.policy},
+                distributions={POLICY: choice},
+                values=_told_values(row, question),
+                constraints={_CONSTRAINT: excess(row, question.require)},
             )
-        )  # fmt: skip
+        )
 
 
-_BROKEN = "broken"
+_CONSTRAINT, _UNKNOWN = "require", 1e12
 
 
-def _constraint_values(row: Row, question: Question) -> list[float]:
-    return [excess(row, question.require)] if broken(row, question.require) else [0.0]
-
-
-def _constraints(trial: "optuna.trial.FrozenTrial") -> list[float]:
-    found: list[float] = trial.user_attrs[_BROKEN]
-    return found
+def _told_values(row: Row, question: Question) -> list[float]:
+    """The objectives as the sampler takes them: finite."""
+    return [min(value, _UNKNOWN) for value in objective_values(row, question.objective)]

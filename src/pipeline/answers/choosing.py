@@ -12,7 +12,7 @@ from pipeline.answers.cell import composed_cell
 from pipeline.answers.choose import Answer, Effort, Question, Search, Variation
 from pipeline.answers.chosen_policy import check_name, policy_text, write_policy
 from pipeline.answers.requirements import Requirements
-from pipeline.answers.words import joined, mixed_networks
+from pipeline.answers.words import joined, mixed_networks, without
 from pipeline.artifacts import fingerprint
 from pipeline.config.arguments import chosen_folder
 from pipeline.errors import ConfigError
@@ -113,7 +113,7 @@ class Choosing:
         fingerprint.write_atomic(folder / "answer.md", markdown(report.parts))
         fingerprint.write_atomic(folder / "answer.json", json.dumps(report.data, indent=1) + "\n")
         figure = choose_report.draw_front(found, folder / "front.png")
-        run = f"python -m pipeline +policy={self.name} {' '.join(asked.words)}".rstrip()
+        run = f"python -m pipeline +policy={self.name} {' '.join(without(asked.words, ['runtime']))}".rstrip()
         print(f"\npolicy: {path}\nrun it: {run}\nreport: {folder / 'answer.md'}, {figure}", file=asked.out, flush=True)
         self._log(asked, found, [folder / "answer.md", folder / "answer.json", figure, path])
 

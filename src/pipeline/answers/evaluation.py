@@ -1,6 +1,7 @@
 """Serves many cells on worker processes, each cell once, and builds first what they need."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TextIO
@@ -33,10 +34,12 @@ class Evaluator:
         missing = [words for words in dict.fromkeys(wanted) if words not in self.known]
         lines = ProgressLines(name, self._say, brief=True)
         tasks = [(words, self.config_dir) for words in missing]
-        for done, (index, result) in enumerate(self.workers.run(run_cell, tasks, CELL_NBYTES), 1):
-            words = missing[index]
-            self.known[words] = CellResult(words, problem=result.reason) if isinstance(result, LostTask) else result
-            lines.progress(done, len(missing))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "A worker stopped")  # joblib starts a process anew where it has grown
+            for done, (index, result) in enumerate(self.workers.run(run_cell, tasks, CELL_NBYTES), 1):
+                words = missing[index]
+                self.known[words] = CellResult(words, problem=result.reason) if isinstance(result, LostTask) else result
+                lines.progress(done, len(missing))
         return [self.known[words] for words in wanted]
 
     def build_inputs(self, cells: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
