@@ -19,7 +19,7 @@ from pipeline.answers.candidates import POLICY, Candidate, CandidateSpace
 from pipeline.answers.evaluation import Evaluator
 from pipeline.answers.ranking import Row, excess, objective_values, promoted, ranked
 from pipeline.answers.requirements import Requirements
-from pipeline.answers.words import joined
+from pipeline.answers.words import joined, without
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 
 LOSSY = "its text is not the cloud model's own, which require.lossless asks for"
+
+
+RUNTIME = ("runtime", "runtime/outcomes")
+MAX_VARIED = 5
+"""Policies that are compared at each value of what is varied."""
 
 
 class NoAnswerError(UserError):
@@ -136,8 +141,8 @@ class Search:
         rows = self._further_rungs(tried)
         held_out = self._check_held_out(rows, space)
         return Answer(
-            self.question, tuple(rows), tuple(tried), rows[0], tuple(held_out), self._vary(rows), dict(self.left_out),
-            dict(self.failed),
+            self.question, tuple(rows), tuple(tried), rows[0], tuple(held_out), self._vary(rows, tried),
+            dict(self.left_out), dict(self.failed),
         )  # fmt: skip
 
     def input_cells(self, space: CandidateSpace) -> list[tuple[str, ...]]:
@@ -195,7 +200,7 @@ class Search:
         """Rows of drawn candidates, each candidate once."""
         study = self._study()
         _tell_defaults(study, space, defaults, self.question)
-        known = {row.candidate: row for row in defaults}
+        known: dict[Candidate, Row | None] = {row.candidate: row for row in defaults}
         effort, left = self.question.effort, self.question.effort.trials
         while left > 0:
             trials = [study.ask() for _ in range(min(left, effort.batch))]
@@ -203,7 +208,7 @@ class Search:
             new = [one for one in dict.fromkeys(drawn) if one not in known]
             name = f"candidates {effort.trials - left + 1} to {effort.trials - left + len(trials)} of {effort.trials}"
             rows = self._rows(name, new, effort.requests[0], (0,), self.question.search)
-            known |= {row.candidate: row for row in rows}
+            known |= {**dict.fromkeys(new), **{row.candidate: row for row in rows}}
             for trial, candidate in zip(trials, drawn, strict=True):
                 _tell(study, trial, known.get(candidate), self.question)
             yield from rows
@@ -221,7 +226,7 @@ class Search:
     def _further_rungs(self, tried: Sequence[Row]) -> list[Row]:
         """The rows of the last rung, best first."""
         question, effort = self.question, self.question.effort
-        kept = promoted(tried, question.require, question.objective, effort.keep[0])
+        kept = self._promoted_by_kind(tried, effort.keep[0])
         rows = self._rows("second rung", _candidates(kept), effort.requests[1], (0,), question.search)
         rows = self._with_quality(rows)
         kept = promoted(rows, question.require, question.objective, effort.keep[1])
@@ -232,6 +237,11 @@ class Search:
             raise NoAnswerError("no candidate of the second rung could be served with all requests.")
         return ranked(last, question.require, question.objective)
 
+    def _promoted_by_kind(self, rows: Sequence[Row], keep: int) -> list[Row]:
+        """As many lossless rows as lossy ones: what a lossy one is worth is not known before its text is."""
+        kinds = ([row for row in rows if row.lossless], [row for row in rows if not row.lossless])
+        return [one for own in kinds for one in promoted(own, self.question.require, self.question.objective, keep)]
+
     def _with_quality(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with the quality of their text, where it is asked for, or may differ from the cloud model's."""
         question = self.question
@@ -239,14 +249,16 @@ class Search:
             return list(rows)
         lossy = [row.candidate for row in rows if not row.lossless]
         lossless = [row.candidate for row in rows if row.lossless][:1]  # they all write the same text
-        measured = {
-            row.candidate: row
-            for row in self._rows("on text", [*lossless, *lossy], question.effort.requests[1], (0,), question.search,
-                                  question.text)
-        }  # fmt: skip
+        number = f"workload.num_prompts={question.effort.requests[1]}"
+        texts = [*lossless, *lossy]
+        cells = [
+            (*without(self._cell(one, (number, "seed=0"), question.search), RUNTIME), *question.text) for one in texts
+        ]
+        results = zip(texts, self.evaluator.evaluate("on text", cells), strict=True)
+        measured = {one: Row(one, (found,)) for one, found in results if found.complete}
         same = measured.get(lossless[0]) if lossless else None
-        texts = {row.candidate: same if row.lossless else measured.get(row.candidate) for row in rows}
-        return [Row(row.candidate, row.cells, _quality(texts[row.candidate])) for row in rows]
+        written = {row.candidate: same if row.lossless else measured.get(row.candidate) for row in rows}
+        return [Row(row.candidate, row.cells, _quality(written[row.candidate])) for row in rows]
 
     def _check_held_out(self, rows: Sequence[Row], space: CandidateSpace) -> list[Row]:
         effort, question = self.question.effort, self.question
@@ -258,17 +270,19 @@ class Search:
         found = [Row(row.candidate, row.cells, known.get(row.candidate, {})) for row in found]
         return ranked(found, question.require, question.objective)
 
-    def _vary(self, rows: Sequence[Row]) -> dict[str, tuple[tuple[str, tuple[Row, ...]], ...]]:
-        """The best row of each policy among the last rung's and the tried ones, at each value of what is varied."""
+    def _vary(self, rows: Sequence[Row], tried: Sequence[Row]) -> dict[str, tuple[tuple[str, tuple[Row, ...]], ...]]:
+        """The best candidates of the best policies, the last rung's first, at each value of what is varied."""
         question, effort = self.question, self.question.effort
-        best = {row.candidate.policy: row.candidate for row in reversed(rows)}
+        best: dict[str, Candidate] = {}
+        for row in (*rows, *ranked(tried, question.require, question.objective)):
+            best.setdefault(row.candidate.policy, row.candidate)
+        varied = list(best.values())[:MAX_VARIED]
         found = {}
         for name, variation in question.sensitivity.items():
             steps = []
             for value, words in variation.values.items():
-                some = self._rows(
-                    f"{name}: {value}", list(best.values()), effort.requests[1], (0,), question.search, words
-                )
+                parts = (question.search, words)
+                some = self._rows(f"{name}: {value}", varied, effort.requests[1], (0,), *parts)
                 if some:
                     steps.append((value, tuple(ranked(some, question.require, question.objective))))
             found[name] = tuple(steps)

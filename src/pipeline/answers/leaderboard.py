@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from pipeline.answers import leaderboard_report
 from pipeline.answers.asked import Asked
+from pipeline.answers.board import Board, Setting
 from pipeline.answers.candidates import Candidate
 from pipeline.answers.ranking import Row
 from pipeline.answers.words import joined
@@ -17,29 +18,6 @@ from pipeline.report.plan import describe_plan
 from pipeline.report.table import csv_text, markdown, print_parts
 
 MAX_CELLS = 600
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A testbed with its network, load and lengths: the `words` of its cells.
-
-    `only` are the policies that are compared there; empty: all.
-    """
-
-    title: str
-    words: tuple[str, ...]
-    only: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Board:
-    """The rows of each setting, and the cells that are not there with the reason."""
-
-    settings: Mapping[str, Setting]
-    rows: Mapping[str, tuple[Row, ...]]
-    """Setting -> its rows, one a policy."""
-    left_out: Mapping[tuple[str, str], str]
-    """(setting, policy) -> why it is not there."""
 
 
 @dataclass(frozen=True)

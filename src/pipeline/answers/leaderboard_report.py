@@ -4,17 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.answers.board import Board
 from pipeline.answers.intervals import Measured, measure, read_by_prompt
 from pipeline.answers.ranking import Row, objective_values, pareto_front
 from pipeline.report.prompt_sums import prompt_sums
 from pipeline.report.records import RequestRecord
 from pipeline.report.statistics import holm, paired_p_value
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number
-
-if TYPE_CHECKING:
-    from pipeline.answers.leaderboard import Board
 
 SERVICE, COST = "latency/service_s_per_token/mean", "cost/usd_per_million_tokens"
 COLUMNS = (
@@ -56,7 +54,7 @@ class BoardReport:
     """A record for each policy and setting."""
 
 
-def board_report(board: "Board", command: str, seeds: int, requests: int) -> BoardReport:
+def board_report(board: Board, command: str, seeds: int, requests: int) -> BoardReport:
     """The board as tables and as records."""
     places = [place for name, rows in board.rows.items() for place in _places(name, rows)]
     settings = [name for name, rows in board.rows.items() if rows]
@@ -165,7 +163,7 @@ def _cell(place: Place, key: str, scale: float) -> str:
     return f"{text}*" if key in place.ties else text
 
 
-def _left_out(board: "Board") -> Iterator[tuple[str, str]]:
+def _left_out(board: Board) -> Iterator[tuple[str, str]]:
     """Policies that are missing in settings, by reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for (name, policy), reason in board.left_out.items():
