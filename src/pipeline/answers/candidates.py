@@ -60,6 +60,17 @@ class CandidateSpace:
     def defaults(self) -> list[Candidate]:
         return [Candidate(name) for name in self.spaces]
 
+    @property
+    def slot_choices(self) -> list[Candidate]:
+        """Each policy with each choice of each searched slot alone: together they need what drawn candidates need."""
+        return [
+            Candidate(name, ((key, str(choice)),))
+            for name, space in self.spaces.items()
+            for key, one in space.searched.items()
+            for choice in getattr(one, "choices", ())
+            if "/" in key
+        ]
+
     def draw(self, trial: "optuna.Trial") -> Candidate:
         """A candidate that the sampler chose: first the policy, then that policy's options."""
         name = trial.suggest_categorical(POLICY, list(self.spaces))

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     import optuna
 
 
-LOSSY = "its text is not the cloud model's own, which require.lossless asks for"
-
-
 RUNTIME = ("runtime", "runtime/outcomes")
 MAX_VARIED = 5
 """Policies that are compared at each value of what is varied."""
@@ -145,16 +142,21 @@ class Search:
             dict(self.left_out), dict(self.failed),
         )  # fmt: skip
 
-    def input_cells(self, space: CandidateSpace) -> list[tuple[str, ...]]:
-        """A cell of each policy on the requests of the search and on those that are held out."""
-        most = f"workload.num_prompts={self.question.effort.requests[2]}"
-        parts = (self.question.search, self.question.held_out)
-        return [self._cell(one, (most,), part) for part in parts for one in space.defaults]
+    def input_cells(self, space: CandidateSpace) -> dict[tuple[str, ...], Candidate]:
+        """Cells that together need what the search needs: each policy as it is, on the requests of the search and on
+        those that are held out, and with each choice of a slot.
+        """
+        most = (f"workload.num_prompts={self.question.effort.requests[2]}",)
+        asked = [*((one, self.question.search) for one in (*space.defaults, *space.slot_choices)),
+                 *((one, self.question.held_out) for one in space.defaults)]  # fmt: skip
+        return {self._cell(one, most, part): one for one, part in asked}
 
     def _build_inputs(self, space: CandidateSpace) -> None:
-        cells = dict(zip(self.input_cells(space), [*space.defaults, *space.defaults], strict=False))
-        for words, problem in self.evaluator.build_inputs(list(cells)).items():
-            self.left_out.setdefault(cells[words].policy, problem)
+        """Builds what the search needs; a policy that cannot be served as it is is left out."""
+        cells = self.input_cells(space)
+        for words, problem in self.evaluator.build_inputs(list(cells), self.question.require.lossless).items():
+            if cells[words].is_default:
+                self.left_out.setdefault(cells[words].policy, problem)
 
     def _cell(self, candidate: Candidate, *parts: Sequence[str]) -> tuple[str, ...]:
         return self.question.words(candidate, self.words, *parts)

@@ -64,10 +64,11 @@ class Choosing:
         """Searches, prints the answer, and writes it with its policy below OUTPUTS/chosen."""
         check_name(self.name)
         question = self._question(asked)
-        search = Search(question, asked.evaluator, self._with_networks(asked, question))
+        words = joined(self._with_networks(asked, question), self._same_profiling(asked, question))
+        search = Search(question, asked.evaluator, words)
         if asked.plan_only:
             space = CandidateSpace.parse(question.policies)
-            stages = asked.evaluator.planned_stages(search.input_cells(space))
+            stages = asked.evaluator.planned_stages(list(search.input_cells(space)), self.require.lossless)
             print(f"{describe_plan(stages)}\nthen {_planned_cells(question)}", file=asked.out, flush=True)
             return
         found = search.run()
@@ -82,6 +83,15 @@ class Choosing:
             self.require, policies, self.efforts[self.effort], self.objective, self.base, self.search, self.held_out,
             self.text, variations, self.own_words, self.seed,
         )  # fmt: skip
+
+    def _same_profiling(self, asked: Asked, question: Question) -> tuple[str, ...]:
+        """The word that keeps all cells to the profiling prompts of the last rung: otherwise each number of requests
+        would have a predictor of its own.
+        """
+        most = f"workload.num_prompts={question.effort.requests[2]}"
+        words = joined(self.base, asked.words, [most, f"policy={next(iter(question.policies))}"])
+        with composed_cell(words, asked.evaluator.config_dir) as cfg:
+            return (f"workload.profiling.skip={cfg.workload.profiling.skip}",)
 
     def _with_networks(self, asked: Asked, question: Question) -> tuple[str, ...]:
         """The command's words; with `networks`, those of a testbed whose devices have several links."""

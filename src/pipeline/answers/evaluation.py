@@ -9,12 +9,14 @@ from typing import TextIO
 from pipeline.answers.cell import CellResult, composed_cell, run_cell
 from pipeline.artifacts.progress_display import ProgressLines, display_for
 from pipeline.artifacts.stage import Stage
+from pipeline.config.build import construct
 from pipeline.config.plan import Plan
 from pipeline.errors import ConfigError, UserError
 from pipeline.parallel.workers import LostTask, Workers
 from pipeline.report.plan import PlannedStage, plan_stages
 from pipeline.running import Job, create_job
 
+LOSSY = "its text is not the cloud model's own, which require.lossless asks for"
 CELL_NBYTES = 6e8
 """Memory of a worker process that simulates some hundred requests."""
 
@@ -42,24 +44,31 @@ class Evaluator:
                 lines.progress(done, len(missing))
         return [self.known[words] for words in wanted]
 
-    def build_inputs(self, cells: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
-        """Builds the stages that the cells are served from, with progress; the problem of each cell that has one."""
+    def build_inputs(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> dict[tuple[str, ...], str]:
+        """Builds the stages that the cells are served from, with progress; the problem of each cell that has one, and
+        `LOSSY` for a lossy one where only lossless ones are wanted: for these nothing is built.
+        """
         problems = {}
         for words in dict.fromkeys(map(tuple, cells)):
             try:
-                self._build_inputs(words)
+                if not self._build_inputs(words, only_lossless):
+                    problems[words] = LOSSY
             except UserError as problem:
                 problems[words] = str(problem).partition("\n")[0]
         return problems
 
-    def _build_inputs(self, words: Sequence[str]) -> None:
+    def _build_inputs(self, words: Sequence[str], only_lossless: bool) -> bool:
+        """False for a lossy policy that is not wanted."""
         with composed_cell(words, self.config_dir) as cfg:
             job, plan = _planned(create_job(cfg))
+            if only_lossless and not _is_lossless(plan):
+                return False
             missing = _missing_inputs(job, plan)
             if missing:
                 replace(job, observer=display_for(self.file)).run(missing)
+        return True
 
-    def planned_stages(self, cells: Sequence[Sequence[str]]) -> list[PlannedStage]:
+    def planned_stages(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> list[PlannedStage]:
         """What the cells are served from, each stage once, with estimates of those to build; invalid cells are left
         out.
         """
@@ -68,6 +77,8 @@ class Evaluator:
             try:
                 with composed_cell(words, self.config_dir) as cfg:
                     job, plan = _planned(create_job(cfg))
+                    if only_lossless and not _is_lossless(plan):
+                        continue
                     inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
                     found |= {one.key: one for one in plan_stages(inputs, plan.kinds, job.store)}
             except ConfigError:
@@ -80,6 +91,12 @@ class Evaluator:
 
 def _planned(job: Job) -> tuple[Job, Plan]:
     return job, job.plan()
+
+
+def _is_lossless(plan: Plan) -> bool:
+    """True if the policy writes the cloud model's own text; known before any of its artifacts is built."""
+    policy = construct(plan.serve.args["setup"]["policy"], None, "policy")
+    return bool(getattr(policy, "lossless", True))
 
 
 def _missing_inputs(job: Job, plan: Plan) -> list[Stage]:

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.answers.candidates import Candidate, CandidateSpace
 from pipeline.answers.cell import CellResult
-from pipeline.answers.choose import LOSSY, Answer, Effort, NoAnswerError, Question, Search, Variation
-from pipeline.answers.evaluation import Evaluator
+from pipeline.answers.choose import Answer, Effort, NoAnswerError, Question, Search, Variation
+from pipeline.answers.evaluation import LOSSY, Evaluator
 from pipeline.answers.ranking import Row, broken, excess, pareto_front, promoted, ranked
 from pipeline.answers.requirements import Requirements
 
@@ -54,8 +54,9 @@ class FormulaEvaluator(Evaluator):
         self.asked.append((name, [tuple(words) for words in cells]))
         return [self.formula(tuple(words)) for words in cells]
 
-    def build_inputs(self, cells: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
-        return {tuple(words): "needs a package" for words in cells if "policy=absent" in words}
+    def build_inputs(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> dict[tuple[str, ...], str]:
+        lossy = {tuple(words): LOSSY for words in cells if only_lossless and "policy=routes" in words}
+        return lossy | {tuple(words): "needs a package" for words in cells if "policy=absent" in words}
 
 
 def question(**require: Any) -> Question:
