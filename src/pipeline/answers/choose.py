@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answers.candidates import POLICY, Candidate, CandidateSpace
-from pipeline.answers.evaluation import Evaluator
+from pipeline.answers.evaluation import LOSSY, Evaluator
 from pipeline.answers.ranking import Row, excess, objective_values, promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.words import joined, without
@@ -189,9 +189,7 @@ class Search:
         names = [name for name in space.spaces if name not in self.left_out]
         rows = self._rows("defaults", space.only(names).defaults, effort.requests[0], (0,), self.question.search)
         for row in [row for row in rows if require.lossless and not row.lossless]:
-            self.left_out[row.candidate.policy] = (
-                "its text is not the cloud model's own, which require.lossless asks for"
-            )
+            self.left_out[row.candidate.policy] = LOSSY
             rows.remove(row)
         if not rows:
             return []

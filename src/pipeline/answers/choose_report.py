@@ -124,7 +124,7 @@ def _takeovers(found: Answer) -> Iterator[tuple[str, str]]:
                 runs[-1][1].append(value)
             else:
                 runs.append((best, [value]))
-        yield f"by {name}", "; ".join(f"{best} at {', '.join(values)}" for best, values in runs)
+        yield f"by {name.replace('_', ' ')}", "; ".join(f"{best} at {', '.join(values)}" for best, values in runs)
 
 
 def _left_out(found: Answer) -> Iterator[tuple[str, str]]:
