@@ -41,7 +41,9 @@ def chosen_folder(outputs: Path) -> Path:
 def _chosen_searchpath(overrides: Sequence[str]) -> list[str]:
     """The word that lets Hydra find a chosen policy; none where the command names none, or has a search path."""
     folder = chosen_folder(Path((choices_given(overrides, "outputs") or ["outputs"])[0]).absolute())
-    named = any((folder / "policy" / f"{name}.yaml").is_file() for name in choices_given(overrides, "policy"))
+    keys = [word.lstrip("+").partition("=")[0] for word in overrides]
+    names = [name for key in keys if key.partition("@")[0] == "policy" for name in choices_given(overrides, key)]
+    named = any((folder / "policy" / f"{name}.yaml").is_file() for name in names)
     has_path = any(word.lstrip("+").startswith("hydra.searchpath=") for word in overrides)
     return [f"hydra.searchpath=['file://{folder}']"] if named and not has_path else []
 

@@ -30,6 +30,12 @@ def test_a_chosen_policy_composes_to_its_choices(outputs: Path) -> None:
     assert arguments.find_misspelling(arguments.normalise(["+policy=mine", f"outputs={outputs}"])) is None
 
 
+def test_the_page_shows_a_chosen_policy_beside_another(outputs: Path) -> None:
+    words = ["policy=sled", "+policy@page.policies.mine=mine", f"outputs={outputs}"]
+    with api.composed(*words) as cfg:
+        assert (cfg.policy.name, cfg.page.policies.mine.name) == ("sled", "mine")
+
+
 def test_other_commands_have_no_further_search_path(outputs: Path) -> None:
     assert arguments.normalise(["+policy=sled", f"outputs={outputs}"]) == ["policy=sled", f"outputs={outputs}"]
     assert "there is no policy 'mine'" in str(arguments.find_misspelling(arguments.normalise(["+policy=mine"])))
