@@ -18,6 +18,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("hydra_plugins", "native", "pipeline", "serving", "training")
 TOY = ("+policy=synera", "model=toy", "workload=smoke", "tracking.uri=none", "trainer.threads=1")
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -78,7 +80,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return install(wheel, tmp_path_factory.mktemp("installed"))
 
 
-@pytest.mark.slow
 def test_a_wheel_has_all_that_commands_read(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -89,23 +90,20 @@ def test_a_wheel_has_all_that_commands_read(wheel: Path) -> None:
         for path in (ROOT / "src" / package).rglob("*")
         if path.is_file() and not {"__pycache__", "lib"} & set(path.parts[len(ROOT.parts) :])
     }
-    others = {f"pipeline/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*") if path.is_file()}
-    others |= {f"pipeline/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "docs" / "results").rglob("*.json")}
-    assert len(others) > 500
-    assert sources | others <= names
-    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+    data = [path for name in ("conf", "docs/results") for path in (ROOT / name).rglob("*") if path.is_file()]
+    assert len(data) > 500
+    wanted = sources | {f"pipeline/{path.relative_to(ROOT).as_posix()}" for path in data}
+    assert {name for name in names if ".dist-info/" not in name} == wanted
     assert f"\nVersion: {PROJECT['project']['version']}\n" in metadata
     assert wheel.name.endswith("-py3-none-any.whl")
 
 
-@pytest.mark.slow
 def test_an_installed_wheel_runs_without_the_checkout(installed: Run) -> None:
     found = installed("-c", "import pipeline, sys; print(pipeline.__file__); print(*sys.path, sep='\\n')")
     assert "site-packages/pipeline/__init__.py" in found.stdout.partition("\n")[0]
     assert str(ROOT / "src") not in found.stdout.splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -124,7 +122,14 @@ def test_commands_of_an_installed_wheel(installed: Run, words: str, expected: st
     assert expected in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("words", ['"policy=synera"', '"policy=wisp"', '"policy=hyperion", "hardware=hyperion"'])
+def test_artifacts_of_a_wheel_are_those_of_the_checkout(installed: Run, words: str) -> None:
+    program = f"from pipeline import api; print(*(stage.key for stage in api.stages([{words}])))"
+    ours = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "serve-" in ours.stdout
+    assert installed("-c", program).stdout == ours.stdout
+
+
 def test_an_installed_wheel_trains_and_serves_and_writes_below_the_users_folder(installed: Run, tmp_path: Path) -> None:
     done = installed("-m", "pipeline", *TOY, f"outputs={tmp_path / 'mine'}")
     assert done.returncode == 0, done.stderr
@@ -133,14 +138,12 @@ def test_an_installed_wheel_trains_and_serves_and_writes_below_the_users_folder(
     assert {path.name for path in (tmp_path / "mine").iterdir()} >= {"artifacts", "runs"}
 
 
-@pytest.mark.slow
 def test_what_needs_a_checkout_says_so(installed: Run) -> None:
     done = installed("-m", "pipeline", "results", "write")
     assert done.returncode == 2
     assert "Run it in a checkout of the repository" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_wheel_with_the_compiled_core(sources: Path, tmp_path: Path) -> None:
     wheel = build(sources, tmp_path, compiled=True)
     assert not wheel.name.endswith("-none-any.whl")
