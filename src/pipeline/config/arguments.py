@@ -33,7 +33,20 @@ def normalise(argv: Sequence[str]) -> list[str]:
             overrides.append(_with_hydras_plus(word))
             option = ""
     overrides.sort(key=lambda word: not word.startswith("+experiment="))
-    return [*overrides, *options]
+    return [*overrides, *_chosen_searchpath(overrides), *options]
+
+
+def chosen_folder(outputs: Path) -> Path:
+    """The folder of configuration below `outputs` with the policies that searches chose."""
+    return outputs / "chosen"
+
+
+def _chosen_searchpath(overrides: Sequence[str]) -> list[str]:
+    """The word that lets Hydra find a chosen policy; none where the command names none, or has a search path."""
+    folder = chosen_folder(Path((choices_given(overrides, "outputs") or ["outputs"])[0]).absolute())
+    named = any((folder / "policy" / f"{name}.yaml").is_file() for name in choices_given(overrides, "policy"))
+    has_path = any(word.lstrip("+").startswith("hydra.searchpath=") for word in overrides)
+    return [f"hydra.searchpath=['file://{folder}']"] if named and not has_path else []
 
 
 _OPTIONS_WITH_VALUE = frozenset(
@@ -67,7 +80,7 @@ def config_folders(argv: Sequence[str]) -> Iterator[Path]:
             yield Path(value or next(words, ""))
         elif option.lstrip("+") == "hydra.searchpath":
             for entry in value.strip("[]").split(","):
-                yield Path(entry.strip().removeprefix("file://"))
+                yield Path(entry.strip(" '\"").removeprefix("file://"))
     yield conf_dir()
 
 
