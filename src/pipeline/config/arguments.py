@@ -9,8 +9,11 @@ WHEEL_CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def conf_dir() -> Path:
-    """The project's configuration folder: beside `src` in a checkout, inside the package in a wheel."""
-    return CHECKOUT_CONF if CHECKOUT_CONF.is_dir() else WHEEL_CONF
+    """The project's configuration folder: beside `src` in a checkout, inside the package in a wheel.
+
+    A wheel's own is looked for first: beside the folder that a wheel was installed in, a user may have a conf/, too.
+    """
+    return WHEEL_CONF if WHEEL_CONF.is_dir() else CHECKOUT_CONF
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
