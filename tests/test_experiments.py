@@ -60,6 +60,7 @@ FEW = (
     "workload.max_new_tokens=8",
     "stages.load._resources_.processes=1",
 )
+RECORDED = "runtime.stages.record_outcomes.workload.num_prompts=6"
 HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.num_prompts=12")
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = (
@@ -78,6 +79,21 @@ QUESTIONS = (
     "workload.dataset.shots=0",
 )
 LESS = {
+    "choose": (
+        "+policy=cloud_centric,sled,synera",
+        "require.lossless=false",
+        "require.quality_min=0.0",
+        RECORDED,
+        "choose.efforts.first={trials:3,requests:[4,6,6],keep:[2,2],seeds:[0],batch:3}",
+        "~choose.sensitivity.devices",
+    ),
+    "leaderboard": (
+        "+policy=cloud_centric,sled,hyperion",
+        RECORDED,
+        "leaderboard.requests=6",
+        "leaderboard.seeds=[0]",
+        "leaderboard.in=[orin_wifi_4]",
+    ),
     "validate": (
         f"{EFFORT}.configurations=12",
         f"{EFFORT}.held_out=6",
@@ -263,6 +279,8 @@ AT_EACH_CHANGE = {
 }
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""
 SAID = {
+    "choose": ("keeps the requirements", "held-out requests", "quality", "run it: python -m pipeline +policy=chosen"),
+    "leaderboard": ("AGX Orin, WiFi, 4 devices", "without hyperion", "leaderboard.md"),
     **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},
     **{f"wisp/fig{n}": (f"WISP, Fig. {n}",) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)},
     "hat/fig1c": ("HAT, Fig. 1c", "32 tokens"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 
-from pipeline.command.hydra_errors import suggestion
+from pipeline.config.hydra_errors import suggestion
 from pipeline.config.arguments import choices_available, config_folders, format_choices
 from pipeline.errors import ConfigError
 from serving.metrics import definitions

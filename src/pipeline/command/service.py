@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.command.hydra_errors import as_config_errors
+from pipeline.config.hydra_errors import as_config_errors
 from pipeline.config.arguments import (
     choices_available,
     choices_given,

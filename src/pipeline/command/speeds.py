@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.command.hydra_errors import as_config_errors, suggestion
+from pipeline.config.hydra_errors import as_config_errors, suggestion
 from pipeline.command.named_objects import Library
 from pipeline.config.arguments import config_folders, find_missing_folder
 from pipeline.config.build import load

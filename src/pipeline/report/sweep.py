@@ -90,6 +90,8 @@ class SweepCallback(Callback):
         from pipeline.report.exhibit.sweep import prepare_baseline, prepare_exhibit
 
         SweepCallback.worker_status = 0
+        if _asks_question(config):
+            return
         _experiment_first(config)
         try:
             _check_tracking(config, self.tracking)
@@ -105,6 +107,8 @@ class SweepCallback(Callback):
 
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Print and log the comparison. Raises SystemExit where a job has no result, or where there is no job."""
+        if _asks_question(config):
+            return
         if config.get("stage", "all") == "plan" and config.get("report", "auto") != "full":
             folder = Path(config.hydra.sweep.dir).absolute()
             print_parts(plan.sweep_parts(folder), self._out)
@@ -135,6 +139,11 @@ class SweepCallback(Callback):
     @property
     def _out(self) -> TextIO:
         return self.file or sys.stdout
+
+
+def _asks_question(config: "DictConfig") -> bool:
+    """True for a sweep whose sweeper serves and reports its cells itself (`pipeline.answers`)."""
+    return "question" in config.hydra.sweeper
 
 
 def _check_tracking(config: "DictConfig", tracking: Tracking) -> None:
