@@ -178,7 +178,8 @@ def draw_front(found: Answer, path: Path) -> Path:
     good = [objective_values(row, objective) for row in found.tried if excess(row, found.question.require) == 0]
     front = sorted(point for point, best in zip(good, pareto_front(good), strict=True) if best)
     axes.step([x for x, _ in front], [y for _, y in front], where="post", color=figures.MUTED_COLOUR, linewidth=1.2)
-    figures.style_axes(axes, *(f"{key} ({definitions.find(key).unit})" for key in objective))  # type: ignore[union-attr]
+    x, y = (f"{key} ({definitions.find(key).unit})" for key in objective)  # type: ignore[union-attr]
+    figures.style_axes(axes, x, y)
     figures.add_legend(sheet)
     return figures.save_figure(
         sheet, path, "Candidates of the first rung; the line: the front of those that keep the requirements"

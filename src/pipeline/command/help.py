@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 
-from pipeline.config.hydra_errors import suggestion
 from pipeline.config.arguments import choices_available, config_folders, format_choices
+from pipeline.config.hydra_errors import suggestion
 from pipeline.errors import ConfigError
 from serving.metrics import definitions
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from pipeline.config.hydra_errors import as_config_errors
 from pipeline.config import arguments, composed_cache
 from pipeline.config.collector import collector_paused, resume_collector
+from pipeline.config.hydra_errors import as_config_errors
 from pipeline.errors import INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
