@@ -33,7 +33,9 @@ class Candidate:
     @property
     def described(self) -> str:
         """`wisp, draft.k=4, scheduler=continuous`."""
-        shown = [f"{key.removeprefix('policy.').removeprefix('policy/')}={value}" for key, value in self.values]
+        shown = [
+            f"{key.lstrip('+').removeprefix('policy.').removeprefix('policy/')}={value}" for key, value in self.values
+        ]
         return ", ".join([self.policy, *shown])
 
 

@@ -1,7 +1,6 @@
 """Writes a chosen candidate as a policy file, which `+policy=NAME` runs: OUTPUTS/chosen/policy/NAME.yaml."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,10 @@ def policy_text(name: str, candidate: Candidate, comments: list[str]) -> str:
 
     Raises ConfigError for a value that is no option of the policy.
     """
-    slots = {key.removeprefix(SLOT): value for key, value in candidate.values if key.startswith(SLOT)}
-    options = {key: value for key, value in candidate.values if key.startswith(OPTION)}
-    other = [key for key, _ in candidate.values if not key.startswith((SLOT, OPTION))]
+    values = [(key.lstrip("+"), value) for key, value in candidate.values]
+    slots = {key.removeprefix(SLOT): value for key, value in values if key.startswith(SLOT)}
+    options = {key: value for key, value in values if key.startswith(OPTION)}
+    other = [key for key, _ in values if not key.startswith((SLOT, OPTION))]
     if other:
         raise ConfigError(f"{other[0]} is no option of a policy, and a policy file cannot keep it.")
     lines = [f"# {comment}" for comment in comments]
@@ -60,8 +60,3 @@ def write_policy(outputs: Path, name: str, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     fingerprint.write_atomic(path, text)
     return path
-
-
-def shown_values(candidate: Candidate) -> Mapping[str, str]:
-    """What the candidate sets beside the policy's file, by option."""
-    return {key.removeprefix(OPTION).removeprefix(SLOT): value for key, value in candidate.values}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline.answers import leaderboard_report
+from pipeline.answers import leaderboard_page, leaderboard_report
 from pipeline.answers.asked import Asked
 from pipeline.answers.board import Board, Setting
 from pipeline.answers.candidates import Candidate
@@ -101,9 +101,10 @@ class Leaderboard:
         fingerprint.write_atomic(folder / "leaderboard.md", markdown(found.parts))
         fingerprint.write_atomic(folder / "leaderboard.csv", csv_text(found.records))
         fingerprint.write_atomic(folder / "leaderboard.json", json.dumps(found.records, indent=1) + "\n")
+        fingerprint.write_atomic(folder / "leaderboard.html", leaderboard_page.html(found, board, command))
         if self.page:
             fingerprint.write_atomic(Path(self.page), leaderboard_report.page_text(found, command))
-        print(f"\nwritten: {folder / 'leaderboard.md'}, .csv, .json", file=asked.out, flush=True)
+        print(f"\nwritten: {folder / 'leaderboard.md'}, .html, .csv, .json", file=asked.out, flush=True)
 
 
 def _belongs(setting: Setting, policy: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.answers.board import Board
 from pipeline.answers.intervals import Measured, measure, read_by_prompt
 from pipeline.answers.ranking import Row, objective_values, pareto_front
-from pipeline.report.prompt_sums import prompt_sums
+from pipeline.report.prompt_sums import PromptSums, prompt_sums
 from pipeline.report.records import RequestRecord
 from pipeline.report.statistics import holm, paired_p_value
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number
@@ -35,6 +35,8 @@ class Place:
     setting: str
     row: Row
     measured: Mapping[str, Measured]
+    sums: Mapping[str, PromptSums]
+    """The sums of each measure by prompt, which pair it with another policy's."""
     on_front: bool
     """True if no policy there is both faster and cheaper."""
     ties: frozenset[str]
@@ -50,6 +52,7 @@ class Place:
 @dataclass(frozen=True)
 class BoardReport:
     parts: tuple[ReportPart, ...]
+    places: tuple[Place, ...]
     records: list[dict[str, Any]]
     """A record for each policy and setting."""
 
@@ -75,37 +78,43 @@ def board_report(board: Board, command: str, seeds: int, requests: int) -> Board
         ("front", "no policy there is both faster (service a token) and cheaper"),
         *_left_out(board),
     ]
-    return BoardReport((*parts, LabelledTexts(tuple(facts))), [_record(place) for place in places])
+    return BoardReport((*parts, LabelledTexts(tuple(facts))), tuple(places), [_record(place) for place in places])
 
 
 def _places(setting: str, rows: Sequence[Row]) -> Iterator[Place]:
     prompts = {id(row): read_by_prompt(row.artifacts) for row in rows}
     front = pareto_front([objective_values(row, (SERVICE, COST)) for row in rows])
-    ties = {key: _ties(key, rows, prompts) for key in (SERVICE, COST)}
+    sums = {id(row): _sums(row, prompts[id(row)]) for row in rows}
+    ties = {key: _ties(key, rows, sums) for key in (SERVICE, COST)}
     for row, best in zip(rows, front, strict=True):
         metrics = row.metrics
         found = {key: measure(key, metrics[key], prompts[id(row)]) for _, key, _ in COLUMNS if key in metrics}
         own = frozenset(key for key, names in ties.items() if row.candidate.policy in names)
-        yield Place(setting, row, found, best, own)
+        yield Place(setting, row, found, sums[id(row)], best, own)
 
 
-def _ties(metric: str, rows: Sequence[Row], prompts: Mapping[int, Mapping[str, list[RequestRecord]]]) -> set[str]:
+def _sums(row: Row, by_prompt: Mapping[str, list[RequestRecord]]) -> dict[str, PromptSums]:
+    metrics = row.metrics
+    found = {key: prompt_sums(key, metrics[key], by_prompt) for _, key, _ in COLUMNS if key in metrics}
+    return {key: one for key, one in found.items() if one is not None}
+
+
+def _ties(metric: str, rows: Sequence[Row], sums: Mapping[int, Mapping[str, PromptSums]]) -> set[str]:
     """The policies that are best in a metric, or not significantly worse."""
     known = [row for row in rows if metric in row.metrics]
     if not known:
         return set()
     best = min(known, key=lambda row: row.metrics[metric])
     others = [row for row in known if row is not best]
-    p_values = holm([_p_value(metric, best, row, prompts) for row in others])
+    p_values = holm([_p_value(sums[id(row)].get(metric), sums[id(best)].get(metric)) for row in others])
     return {
         best.candidate.policy,
         *(row.candidate.policy for row, p in zip(others, p_values, strict=True) if p > LEVEL),
     }
 
 
-def _p_value(metric: str, best: Row, row: Row, prompts: Mapping[int, Mapping[str, list[RequestRecord]]]) -> float:
-    ours = prompt_sums(metric, row.metrics[metric], prompts[id(row)])
-    theirs = prompt_sums(metric, best.metrics[metric], prompts[id(best)])
+def _p_value(ours: PromptSums | None, theirs: PromptSums | None) -> float:
+    """1 where the two cannot be paired."""
     if ours is None or theirs is None or ours.prompts != theirs.prompts:
         return 1.0
     return paired_p_value(ours.sums, theirs.sums, ours.combine, seed=0, permutations=_PERMUTATIONS)

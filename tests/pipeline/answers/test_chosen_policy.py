@@ -11,7 +11,7 @@ from pipeline.config import arguments
 from pipeline.errors import ConfigError
 
 CANDIDATE = Candidate(
-    "sled", (("policy.draft.k", "7"), ("policy/scheduler", "continuous"), ("policy.batch_drafts", "true"))
+    "sled", (("policy.draft.k", "7"), ("policy/scheduler", "continuous"), ("+policy.batch_drafts", "true"))
 )
 
 

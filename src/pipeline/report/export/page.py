@@ -68,13 +68,18 @@ def html_page(found: Finished, requests: Sequence[str]) -> str:
         ("sources", "Sources of figures", _facts(provenance.sources(found.complete), len(found.complete))),
     ]
     written = [(name, title, body) for name, title, parts in sections if (body := "".join(parts))]
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in written)
-    bodies = "".join(f'<h2 id="{name}">{title}</h2>\n{body}' for name, title, body in written)
+    return html_document(found.title, "".join(_header(found)), written)
+
+
+def html_document(title: str, header: str, sections: Sequence[tuple[str, str, str]]) -> str:
+    """A page of one file: a `header` below the title, and sections, each by id, title and body."""
+    links = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _ in sections)
+    bodies = "".join(f'<h2 id="{name}">{escape(heading)}</h2>\n{body}' for name, heading, body in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"<title>{escape(found.title)}</title>\n<style>\n{_STYLE}{TABLE_STYLE}</style></head>\n<body>\n"
-        f"<h1>{escape(found.title)}</h1>\n{''.join(_header(found))}<nav>{links}</nav>\n{bodies}"
+        f"<title>{escape(title)}</title>\n<style>\n{_STYLE}{TABLE_STYLE}</style></head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{header}<nav>{links}</nav>\n{bodies}"
         f"<script>\n{TABLE_SCRIPT}</script>\n</body></html>\n"
     )
 
@@ -122,14 +127,14 @@ def _claim_class(status: str) -> str:
 
 def _figures(found: Finished) -> Iterator[str]:
     drawn = [
-        f"<figure>{_inline(figure, name)}<figcaption>{escape(title)}</figcaption></figure>"
+        f"<figure>{inline_svg(figure, name)}<figcaption>{escape(title)}</figcaption></figure>"
         for name, title, figure in found.figures()
     ]
     if drawn:
         yield f'<div class="figures">{"".join(drawn)}</div>\n'
 
 
-def _inline(figure: Figure, name: str) -> str:
+def inline_svg(figure: Figure, name: str) -> str:
     """The figure as an SVG element whose ids are not those of another figure of the page."""
     from matplotlib import rc_context
 
