@@ -1,0 +1,56 @@
+"""How much the users of a service use it, and what that takes: chips, calls, energy, battery."""
+
+from dataclasses import dataclass
+from math import ceil, isfinite
+
+DAY_S = 86_400.0
+HOUR_S = 3_600.0
+DAYS_PER_MONTH = 365 / 12
+HOURS_PER_MONTH = 24 * DAYS_PER_MONTH
+KWH_J = 3.6e6
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One user's use of the service.
+
+    tokens_per_day  of answers
+    active_share    of the users, those who wait for an answer at once in the busiest minutes: a cloud is bought for these
+    """
+
+    tokens_per_day: float
+    active_share: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.tokens_per_day) and self.tokens_per_day > 0):
+            raise ValueError(f"buy.usage.tokens_per_day is {self.tokens_per_day}; it must be above 0")
+        if not 0 < self.active_share <= 1:
+            raise ValueError(f"buy.usage.active_share is {self.active_share}; it is a share of the users: above 0 to 1")
+
+    def check_speed(self, tokens_per_s: float) -> None:
+        """Raises ValueError if users whose answers are that slow wait for them for a larger share of the day than
+        `active_share`, which is that of the busiest minutes.
+        """
+        waiting = self.tokens_per_day / tokens_per_s / DAY_S
+        if waiting > self.active_share:
+            raise ValueError(
+                f"buy.usage: {self.tokens_per_day:g} tokens a day at the promised {tokens_per_s:g} tokens/s keep a user "
+                f"waiting {waiting:.2g} of the day, and active_share, of the busiest minutes, is only "
+                f"{self.active_share:g}; set active_share higher, or tokens_per_day lower"
+            )
+
+    def chips(self, users: int, capacity: float) -> int:
+        """Clouds for so many users, each of which carries `capacity` devices at once."""
+        return ceil(users * self.active_share / capacity - 1e-9)
+
+    def tokens_per_month(self, users: int) -> float:
+        return users * self.tokens_per_day * DAYS_PER_MONTH
+
+    def device_j_per_day(self, j_per_token: float) -> float:
+        """Joules of one user's device."""
+        return j_per_token * self.tokens_per_day
+
+
+def busy_share(usage: Usage, users: int, chip_s_per_token: float, chips: int) -> float:
+    """The mean share of the day in which chips compute. Batches of quiet hours are smaller, so it is a lower bound."""
+    return users * usage.tokens_per_day * chip_s_per_token / (chips * DAY_S)
