@@ -69,7 +69,11 @@ def _rows_of_tables(template: RowTemplate, jobs: Sequence[ComparisonRow], base: 
         replicate = row_key(template, choices).replicate
         for row in read_rows(Path(job.result.artifact), replicate):
             group, label = _table_place(template, choices, row)
-            place = (group, label) if ((group, label), replicate) not in seen else (group, f"{label}, job {job.result.number}")
+            place = (
+                (group, label)
+                if ((group, label), replicate) not in seen
+                else (group, f"{label}, job {job.result.number}")
+            )
             seen.add((place, replicate))
             found.setdefault(place, []).append(row.measured)
             chosen.setdefault(place, choices)

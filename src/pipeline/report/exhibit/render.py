@@ -10,8 +10,8 @@ from typing import Any
 from pipeline.artifacts import fingerprint
 from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit import plot
-from pipeline.report.exhibit.order import order_texts
 from pipeline.report.exhibit.claims import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
+from pipeline.report.exhibit.order import order_texts
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
 from pipeline.report.mlflow_store import FORBIDDEN_CHARS

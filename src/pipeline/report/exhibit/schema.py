@@ -101,7 +101,7 @@ class ExhibitFigure:
 
 @dataclass(frozen=True)
 class ExhibitOrder:
-    """Which row of each group is the best by `column`, and between which groups, in their order, another one becomes it.
+    """Asks for the best row of each group by `column`, and between which groups, in their order, another becomes it.
 
     Rows without a number in the column do not take part.
     """

@@ -107,5 +107,5 @@ def missing_metric_notes(exhibit: Exhibit, rows: Sequence[ExhibitRow]) -> Iterat
     """Metrics of columns that no row has, often by a spelling mistake."""
     known = {metric for row in rows for metric in row.measured}
     for column in exhibit.columns:
-        if column.metric_name not in known:
+        if known and column.metric_name not in known:
             yield f"no row has {column.metric_name!r}; there are {', '.join(sorted(known))}"

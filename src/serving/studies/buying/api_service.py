@@ -85,9 +85,7 @@ class _Answer:
         return too_slow or (self.slo.ttft_s is not None and self.ttft_s > self.slo.ttft_s)
 
 
-def measure_api(
-    setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api: HostedApi, seed: int
-) -> ApiService:
+def measure_api(setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api: HostedApi, seed: int) -> ApiService:
     """How the setup's policy serves one device of each SLO class with `api`; `hosting.api_refusal` allows it.
 
     Raises ValueError without a complete answer.
@@ -115,6 +113,7 @@ def measure_api(
 def _summary(answers: Sequence[_Answer], run: LoadRun, records: Sequence[SessionRecord]) -> ApiService:
     every = [call for answer in answers for call in answer.calls]
     tokens, number = sum(len(answer.record.tokens) for answer in answers), len(answers)
+    device_js = [device_j(answer.record, run.topology, answer.delay_s) for answer in answers]
     radio_j = radio_j_by_session(records, run.topology)
     return ApiService(
         answers=number,
@@ -125,7 +124,7 @@ def _summary(answers: Sequence[_Answer], run: LoadRun, records: Sequence[Session
         ttft_s=fmean(answer.ttft_s for answer in answers),
         tokens_per_s=fmean(answer.tokens_per_s for answer in answers),
         violations=_late_shares(answers),
-        device_j_per_token=over_tokens([device_j(answer.record, run.topology, answer.delay_s) for answer in answers], tokens),
+        device_j_per_token=over_tokens(device_js, tokens),
         radio_j_per_token=over_tokens([radio_j[answer.record.session] for answer in answers], tokens),
     )
 
@@ -135,4 +134,3 @@ def _late_shares(answers: Sequence[_Answer]) -> dict[str, float]:
     for answer in answers:
         by_class.setdefault(answer.slo.name, []).append(answer.is_late)
     return {name: sum(late) / len(late) for name, late in by_class.items()}
-

@@ -14,8 +14,9 @@ from serving.studies.buying.api_service import ApiService, measure_api
 from serving.studies.buying.offers import Offers
 from serving.studies.buying.usage import HOUR_S, HOURS_PER_MONTH, KWH_J, Usage, busy_share
 from serving.studies.capacity.measure import read_capacities
-from serving.studies.capacity.policy_capacity import AnswerSpending, PolicyCapacity, describe_slo
+from serving.studies.capacity.policy_capacity import PolicyCapacity, describe_slo
 from serving.studies.capacity.search import CapacitySearch
+from serving.studies.capacity.spending import AnswerSpending
 
 Cells = dict[str, Any]
 """The cells of one row by column: a number, a text, or None."""
@@ -49,31 +50,34 @@ def list_offers(out: Path, *, offers: Offers, capacity: Path, services: Path, ep
     """
     clouds = read_capacities(capacity)
     apis = json.loads((services / SERVICES_FILE).read_text(encoding="utf-8"))
-    served = {api: [ApiService(**one) for one in apis[api.name].values()] for api in offers.served_by}
-    name, slo = offers.setup.policy.name, describe_slo(offers.setup.workload.slo)
+    served = {name: [ApiService(**one) for one in own.values()] for name, own in apis.items()}
+    policy, slo = offers.setup.policy.name, describe_slo(offers.setup.workload.slo)
     refused: dict[str, str] = {**offers.clouds.refusals, **offers.api_refusals}
     refused |= {cloud: one.why_none(offers.setup.workload.slo) for cloud, one in clouds.items() if _is_none(one)}
-    refused |= {api.name: why for api, own in served.items() if (why := _why_late(own, epsilon, slo))}
+    refused |= {name: why for name, own in served.items() if (why := _why_late(own, epsilon, slo))}
     table: dict[str, dict[str, Cells]] = {}
     for users in offers.users:
-        rows = {f"{name}, {cloud}": cloud_cells(offers, cloud, one, users) for cloud, one in clouds.items()}
-        rows |= {f"{name}, {api.name}": api_cells(offers, api, own, users) for api, own in served.items()}
-        able = {row: cells for row, cells in rows.items() if row.removeprefix(f"{name}, ") not in refused}
-        if able:
-            table[f"{users:,} users"] = able
+        rows = {name: cloud_cells(offers, name, one, users) for name, one in clouds.items() if name not in refused}
+        rows |= {
+            api.name: api_cells(offers, api, served[api.name], users)
+            for api in offers.served_by
+            if api.name not in refused
+        }
+        table |= {f"{users:,} users": {f"{policy}, {offer}": cells for offer, cells in rows.items()}} if rows else {}
     if refused:
-        table[NOT_SERVED] = {f"{name}, {offer}": {"why": why} for offer, why in refused.items()}
+        table[NOT_SERVED] = {f"{policy}, {offer}": {"why": why} for offer, why in refused.items()}
     (out / "rows.json").write_text(json.dumps(table, indent=1), encoding="utf-8")
 
 
 def cloud_cells(offers: Offers, cloud: str, found: PolicyCapacity, users: int) -> Cells:
     """The row of chips of one's own, rented for the whole month; of a policy without a cloud, that of the devices."""
     usage, spent = offers.usage, [one.spending for one in found.by_seed.values()]
-    common = {"users": users, **_service_cells(spent), **_device_cells(offers, spent, users)}
+    common = {"users": users, "text": _writer(offers), **_service_cells(spent), **_device_cells(offers, spent, users)}
     if found.devices is None:
         return common | _cost_cells(usage, users, 0.0) | {"chips": 0, "cloud, kWh a month": 0.0}
     price, fleet = offers.price(cloud), offers.clouds.setups[cloud].hardware.cloud
-    assert price and fleet, "checked by Offers"
+    assert price, "checked by Offers"
+    assert fleet, "checked by OfferedClouds"
     clouds = usage.chips(users, found.devices)
     busy = min(1.0, busy_share(usage, users, fmean(one.cloud_chip_s_per_token for one in spent), clouds))
     month_s = HOURS_PER_MONTH * HOUR_S
@@ -93,12 +97,20 @@ def api_cells(offers: Offers, api: HostedApi, found: Sequence[ApiService], users
     usd = offers.usage.tokens_per_month(users) * fmean(one.usd_per_token(api) for one in found)
     return {
         "users": users,
+        "text": _writer(offers),
         **_service_cells(found),
         **_device_cells(offers, found, users),
         **_cost_cells(offers.usage, users, usd),
         "calls an answer": fmean(one.calls for one in found),
         "billed tokens a token": fmean((one.input_tokens + one.output_tokens) / one.tokens for one in found),
     }
+
+
+def _writer(offers: Offers) -> str:
+    """Whose text users get: quality is not simulated."""
+    if offers.setup.policy.lossless:
+        return "the cloud's"
+    return "of both" if offers.setup.uses_target else "the device's"
 
 
 def _cost_cells(usage: Usage, users: int, usd: float) -> Cells:
@@ -160,4 +172,3 @@ def _chips_interval(usage: Usage, users: int, found: PolicyCapacity, chips: int)
         return None
     least = usage.chips(users, found.high) * chips
     return f"{least} to {usage.chips(users, found.low) * chips}" if found.low >= 1 else f"{least} or more"
-

@@ -15,7 +15,7 @@ class Usage:
     """One user's use of the service.
 
     tokens_per_day  of answers
-    active_share    of the users, those who wait for an answer at once in the busiest minutes: a cloud is bought for these
+    active_share    of the users, those who wait for an answer at once in the busiest minutes
     """
 
     tokens_per_day: float
@@ -34,8 +34,8 @@ class Usage:
         waiting = self.tokens_per_day / tokens_per_s / DAY_S
         if waiting > self.active_share:
             raise ValueError(
-                f"buy.usage: {self.tokens_per_day:g} tokens a day at the promised {tokens_per_s:g} tokens/s keep a user "
-                f"waiting {waiting:.2g} of the day, and active_share, of the busiest minutes, is only "
+                f"buy.usage: {self.tokens_per_day:g} tokens a day at the promised {tokens_per_s:g} tokens/s keep a "
+                f"user waiting {waiting:.2g} of the day, and active_share, of the busiest minutes, is only "
                 f"{self.active_share:g}; set active_share higher, or tokens_per_day lower"
             )
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from serving.deployment.setup import Setup
@@ -128,9 +129,9 @@ def _interval_text(found: PolicyCapacity) -> str | None:
 
 def _late_text(found: PolicyCapacity) -> str:
     """The share of late answers of each class at the measured load, mean over the seeds."""
-    classes = next(iter(found.by_seed.values())).violations
-    shares = {name: [one.violations[name] for one in found.by_seed.values() if name in one.violations] for name in classes}
-    return "; ".join(f"{name}: {sum(own) / len(own):.1%}" for name, own in shares.items())
+    seeds = [one.violations for one in found.by_seed.values()]
+    names = dict.fromkeys(name for own in seeds for name in own)
+    return "; ".join(f"{name}: {fmean(own[name] for own in seeds if name in own):.1%}" for name in names)
 
 
 def _write(path: Path, content: Any) -> None:

@@ -77,9 +77,9 @@ class PolicyCapacity:
 
 
 def describe_slo(classes: Sequence[SloClass]) -> str:
-    """The promises, as in `4 tokens/s, first token in 1 s`; with several classes each with its share."""
+    """The promises, as in `4 tokens/s, TTFT 1 s`; with several classes each with its share."""
     shares = [f"{one.share:.0%} of the devices " if len(classes) > 1 else "" for one in classes]
-    begins = [f", first token in {one.ttft_s:g} s" if one.ttft_s else "" for one in classes]
+    begins = [f", TTFT {one.ttft_s:g} s" if one.ttft_s else "" for one in classes]
     return "; ".join(
         f"{share}{one.tokens_per_s:g} tokens/s{begin}"
         for share, one, begin in zip(shares, classes, begins, strict=True)
