@@ -1,7 +1,7 @@
 """How many devices a cloud carries under one policy: a search for each seed, and what an answer takes at that load."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -100,8 +100,9 @@ def find_policy_capacity(setup: Setup, outcomes: OutcomeSource, search: Capacity
 
     slowest = min(one.tokens_per_s for one in setup.workload.slo)
     found = search_capacity(evaluate, search, slowest)
-    low, high = found.interval or (None, None)
-    seeds = {seed: _measure(setup, outcomes, search, seed, most) for seed, most in found.by_seed.items()}
+    whole = {seed: most if most >= 1 else 0.0 for seed, most in found.by_seed.items()}  # below 1 a lone device is late
+    low, high = CapacityResult(whole).interval or (None, None)
+    seeds = {seed: _measure(setup, outcomes, search, seed, most) for seed, most in whole.items()}
     return PolicyCapacity(seeds, low, high, found.hit_max_devices, search.epsilon)
 
 
@@ -110,7 +111,7 @@ def _without_cloud(setup: Setup, outcomes: OutcomeSource, search: CapacitySearch
     late = fmean(max(one.violations.values()) for one in alone.values())
     if late <= search.epsilon:
         return PolicyCapacity(alone, None, None, False, search.epsilon)
-    none = {seed: SeedCapacity(**{**vars(one), "capacity": 0.0}) for seed, one in alone.items()}
+    none = {seed: replace(one, capacity=0.0) for seed, one in alone.items()}
     low, high = CapacityResult(dict.fromkeys(none, 0.0)).interval or (None, None)
     return PolicyCapacity(none, low, high, False, search.epsilon)
 
