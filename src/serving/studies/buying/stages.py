@@ -167,7 +167,9 @@ def _why_late(found: Sequence[ApiService], epsilon: float, slo: str) -> str:
 
 
 def _chips_interval(usage: Usage, users: int, found: PolicyCapacity, chips: int) -> str | None:
-    """The chips at both ends of the capacity's interval."""
+    """The chips at both ends of the capacity's interval; the capacity is at least as large where the search ended."""
+    if found.bounded and found.devices:
+        return f"{usage.chips(users, found.devices) * chips} or fewer"
     if found.low is None or found.high is None:
         return None
     least = usage.chips(users, found.high) * chips

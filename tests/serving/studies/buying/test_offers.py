@@ -71,6 +71,12 @@ def test_chips_are_bought_for_the_users_of_the_busiest_minutes(tmp_path: Path) -
     assert (many["TTFT, s"], many["tokens/s"], many["text"], many["users"]) == (0.4, 9.0, "the cloud's", 1000)
 
 
+def test_a_search_that_ended_at_its_limit_says_so(tmp_path: Path) -> None:
+    bounded = replace(capacity(12.0, 12.0, 12.0), bounded=True)
+    rows = table(tmp_path, offers(apis=()), {"a100_80gb": bounded})
+    assert rows["1,000 users"]["cloud_centric, a100_80gb"]["chips, 95 %"] == "9 or fewer"
+
+
 def test_a_price_of_the_offer_replaces_the_chip_s(tmp_path: Path) -> None:
     prices = {"a100_80gb": Price(1.0, "datasheet: another list", "2026-11")}
     rows = table(tmp_path, offers(apis=(), prices=prices), {"a100_80gb": capacity(12.0)})
