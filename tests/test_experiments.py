@@ -18,10 +18,10 @@ NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglo
 QUANTISED = "synera/table6"
 DISTINCT = (
     "buy", "capacity", "compare", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
-    "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig13", "synera/fig14", "synera/fig4",
-    "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "what_if",
-    "wisp/embedded_pair", "wisp/fig1", "wisp/fig11", "wisp/fig2", "wisp/fig4", "wisp/fig9", "wisp/matched_recall", "wisp/slo", "wisp/table11",
-    "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
+    "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig13", "synera/fig14",
+    "synera/fig4", "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "what_if",
+    "wisp/embedded_pair", "wisp/fig1", "wisp/fig11", "wisp/fig2", "wisp/fig4", "wisp/fig9", "wisp/matched_recall",
+    "wisp/slo", "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
 )  # fmt: skip
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
