@@ -11,9 +11,11 @@ from serving.hardware.hosted_api import HostedApi
 from serving.progress import Progress
 from serving.runtimes.simulated import Simulated
 from serving.studies.buying.api_service import ApiService, measure_api
+from serving.studies.buying.hosting import api_refusal
 from serving.studies.buying.offers import Offers
 from serving.studies.buying.usage import HOUR_S, HOURS_PER_MONTH, KWH_J, Usage, busy_share
 from serving.studies.capacity.measure import read_capacities
+from serving.studies.capacity.offered_clouds import OfferedClouds
 from serving.studies.capacity.policy_capacity import PolicyCapacity, describe_slo
 from serving.studies.capacity.search import CapacitySearch
 from serving.studies.capacity.spending import AnswerSpending
@@ -26,19 +28,27 @@ NOT_SERVED = "not served"
 MILLION = 1e6
 
 
-def measure_apis(out: Path, *, progress: Progress, offers: Offers, runtime: Simulated, search: CapacitySearch) -> None:
-    """Measures how the setup's policy serves a device with each offered API that can serve it.
+def measure_apis(
+    out: Path,
+    *,
+    progress: Progress,
+    clouds: OfferedClouds,
+    apis: tuple[HostedApi, ...],
+    runtime: Simulated,
+    search: CapacitySearch,
+) -> None:
+    """Measures how the setup's policy serves a device with each API that can serve it.
 
     Writes services.json: by API and seed. The device's own work and the link are simulated, the API's time is stated.
     """
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    cloud = offers.clouds.setups
-    setup = next(iter(cloud.values()), offers.setup)
-    for number, api in enumerate(offers.served_by, 1):
+    setup = next(iter(clouds.setups.values()), clouds.setup)
+    able = [api for api in apis if not api_refusal(setup, api)]
+    for number, api in enumerate(able, 1):
         found[api.name] = {
             seed: measure_api(setup, runtime.outcomes, search, api, seed).to_dict() for seed in search.seeds
         }
-        progress(number, len(offers.served_by), api.name)
+        progress(number, len(able), api.name)
     (out / SERVICES_FILE).write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
@@ -53,7 +63,7 @@ def list_offers(out: Path, *, offers: Offers, capacity: Path, services: Path, ep
     served = {name: [ApiService(**one) for one in own.values()] for name, own in apis.items()}
     policy, slo = offers.setup.policy.name, describe_slo(offers.setup.workload.slo)
     refused: dict[str, str] = {**offers.clouds.refusals, **offers.api_refusals}
-    refused |= {cloud: one.why_none(offers.setup.workload.slo) for cloud, one in clouds.items() if _is_none(one)}
+    refused |= {cloud: why for cloud, one in clouds.items() if (why := _why_not_bought(offers, one))}
     refused |= {name: why for name, own in served.items() if (why := _why_late(own, epsilon, slo))}
     table: dict[str, dict[str, Cells]] = {}
     for users in offers.users:
@@ -150,8 +160,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _is_none(found: PolicyCapacity) -> bool:
-    return found.devices is not None and found.devices < 1
+def _why_not_bought(offers: Offers, found: PolicyCapacity) -> str:
+    """Why chips cannot be counted: a lone device is late, or the usage contradicts the speed that users get."""
+    if found.devices is None:
+        return ""
+    speed = fmean(one.spending.tokens_per_s for one in found.by_seed.values())
+    return found.why_none(offers.setup.workload.slo) or offers.usage.contradiction(speed)
 
 
 def _why_late(found: Sequence[ApiService], epsilon: float, slo: str) -> str:

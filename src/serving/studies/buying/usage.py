@@ -27,17 +27,19 @@ class Usage:
         if not 0 < self.active_share <= 1:
             raise ValueError(f"buy.usage.active_share is {self.active_share}; it is a share of the users: above 0 to 1")
 
-    def check_speed(self, tokens_per_s: float) -> None:
-        """Raises ValueError if users whose answers are that slow wait for them for a larger share of the day than
-        `active_share`, which is that of the busiest minutes.
+    def contradiction(self, tokens_per_s: float) -> str:
+        """Why users whose answers are that fast wait longer for them than `active_share` allows; empty if they do not.
+
+        They wait for a mean share of the day, and `active_share` is that of the busiest minutes.
         """
         waiting = self.tokens_per_day / tokens_per_s / DAY_S
-        if waiting > self.active_share:
-            raise ValueError(
-                f"buy.usage: {self.tokens_per_day:g} tokens a day at the promised {tokens_per_s:g} tokens/s keep a "
-                f"user waiting {waiting:.2g} of the day, and active_share, of the busiest minutes, is only "
-                f"{self.active_share:g}; set active_share higher, or tokens_per_day lower"
-            )
+        if waiting <= self.active_share:
+            return ""
+        return (
+            f"{self.tokens_per_day:g} tokens a day at {tokens_per_s:.3g} tokens/s keep a user waiting {waiting:.2g} of "
+            f"the day, and active_share, of the busiest minutes, is only {self.active_share:g}; set it higher, or "
+            "tokens_per_day lower (buy.usage)"
+        )
 
     def chips(self, users: int, capacity: float) -> int:
         """Clouds for so many users, each of which carries `capacity` devices at once."""

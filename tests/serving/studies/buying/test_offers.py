@@ -102,7 +102,9 @@ def test_an_api_is_paid_by_the_token_whatever_the_busiest_minutes(tmp_path: Path
     folder.mkdir()
     search = CapacitySearch(warmup_s=4, window_s=20, stagger_s=2, answers=4, seeds=(0, 1))
     offered = offers(chips=())
-    measure_apis(folder, progress=silent, offers=offered, runtime=Simulated(ALWAYS), search=search)
+    measure_apis(
+        folder, progress=silent, clouds=offered.clouds, apis=offered.apis, runtime=Simulated(ALWAYS), search=search
+    )
     services = json.loads((folder / SERVICES_FILE).read_text(encoding="utf-8"))
     assert list(services["an_api"]) == ["0", "1"]
     rows = table(tmp_path, offered, {}, services)
@@ -123,11 +125,20 @@ def test_what_cannot_serve_has_a_row_that_says_why(tmp_path: Path) -> None:
     assert why["sled, a100_80gb"].startswith("a lone device: 80% of its answers are late, 5% may be")
 
 
+def test_chips_are_not_counted_for_a_usage_that_contradicts_the_speed(tmp_path: Path) -> None:
+    """100,000 tokens at 9 tokens/s take 0.129 of the day, more than the tenth of the busiest minutes."""
+    offered = offers(apis=(), usage=Usage(100_000.0, 0.1))
+    (row,) = table(tmp_path, offered, {"a100_80gb": capacity(12.0)})["not served"].values()
+    assert "keep a user waiting 0.13 of the day" in row["why"]
+
+
 def test_an_api_that_is_late_is_not_bought(tmp_path: Path) -> None:
     slo = (SloClass(name="c", tokens_per_s=2.0, ttft_s=0.4),)
     offered = offers(setup=setup(slo=slo, chosen=DECODES), chips=())
     search = CapacitySearch(warmup_s=4, window_s=20, stagger_s=2, answers=4, seeds=(0,))
-    measure_apis(tmp_path, progress=silent, offers=offered, runtime=Simulated(ALWAYS), search=search)
+    measure_apis(
+        tmp_path, progress=silent, clouds=offered.clouds, apis=offered.apis, runtime=Simulated(ALWAYS), search=search
+    )
     services = json.loads((tmp_path / SERVICES_FILE).read_text(encoding="utf-8"))
     (row,) = table(tmp_path, offered, {}, services)["not served"].values()
     assert "100% of its answers are late" in row["why"]
@@ -153,7 +164,6 @@ def test_a_policy_without_a_cloud_costs_no_chips(tmp_path: Path) -> None:
         ({"users": ()}, r"give different numbers of users"),
         ({"users": (0, 5)}, r"each 1 or more"),
         ({"setup": setup(slo=(), chosen=DECODES)}, r"no SLO class"),
-        ({"usage": Usage(100_000.0, 0.1)}, r"set active_share higher"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_any_work(how: dict[str, Any], why: str) -> None:
