@@ -91,7 +91,7 @@ def decide(results: Sequence[KeptResult], draws: Mapping[str, Mapping[str, float
     draws    experiment -> claim's key (`claim_key`) -> share of the clock's draws in which it holds
     """
     bases = {result.experiment: Basis.of(result) for result in results}
-    nodes = [(result, node) for result in results for node in result.exhibit["claims"] if node.get("reported")]
+    nodes = [(result, node) for result in results for node in result.exhibit.get("claims", ()) if node.get("reported")]
     sides = [_sides(node) for _, node in nodes]
     tested = [place for place, own in enumerate(sides) if own is not None]
     adjusted = dict(zip(tested, holm([_two_sided(sides[place]) for place in tested]), strict=True))

@@ -119,7 +119,7 @@ def test_wisp_s_exhibits_on_its_own_coefficients_have_them_for_every_target():
     """A target without coefficients falls back on the roofline: its group must be declared."""
     fitted = sources.read_named("hardware/chip/a100_80gb")["fitted"]["wisp_table_12"]["latencies"]
     for name, result in RESULTS.items():
-        claims = any(claim.get("reported") for claim in result.exhibit["claims"])
+        claims = any(claim.get("reported") for claim in result.exhibit.get("claims", ()))
         if claims and not Basis.of(result).has_roofline and "hardware/wisp" in result.files:
             targets = {one for one in result.files if one.startswith("model/architecture/qwen3_")}
             without = targets - {f"model/architecture/{known}" for known in (*fitted, "qwen3_0_6b")}
