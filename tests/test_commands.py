@@ -15,7 +15,7 @@ from pipeline import api
 ROOT = Path(__file__).parents[1]
 RUNNER = Path(__file__).parent / "programs" / "run_commands.py"
 COMMAND = re.compile(r"^    python -m pipeline ([^#\n]+?)\s*(?:#.*)?$", re.MULTILINE)
-NOT_PLANNED = ("--help", "show", "cache", "results", "doctor", "ui")
+NOT_PLANNED = ("--help", "show", "cache", "results", "report", "doctor", "ui")
 
 
 def commands(page: str) -> list[str]:

@@ -35,7 +35,8 @@ OVERRIDES = ("slo", "draws", *(name for name in FOLDERS if name.startswith("vari
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",
-    "policy/artifacts", "page", "policy/placement/partition", "network/radio", *OVERRIDES,
+    "policy/artifacts", "page", "policy/placement/partition", "network/radio", "hardware/api",
+    "hardware/battery", *OVERRIDES,
 )  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
 """Experiments have tests of their own; chips, architectures and radios are named in nodes; outcomes are one runtime's,

@@ -17,11 +17,11 @@ CONF = Path(__file__).parents[1] / "conf" / "experiment"
 NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("[!_]*.yaml"))
 QUANTISED = "synera/table6"
 DISTINCT = (
-    "compare", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision", "hat/table4",
-    "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig13", "synera/fig14", "synera/fig4",
-    "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "wisp/embedded_pair",
-    "wisp/fig1", "wisp/fig11", "wisp/fig2", "wisp/fig4", "wisp/fig9", "wisp/matched_recall", "wisp/slo", "wisp/table11",
-    "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
+    "buy", "capacity", "compare", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
+    "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig13", "synera/fig14",
+    "synera/fig4", "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "what_if",
+    "wisp/embedded_pair", "wisp/fig1", "wisp/fig11", "wisp/fig2", "wisp/fig4", "wisp/fig9", "wisp/matched_recall",
+    "wisp/slo", "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
 )  # fmt: skip
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
@@ -60,6 +60,16 @@ FEW = (
     "workload.max_new_tokens=8",
     "stages.load._resources_.processes=1",
 )
+RECORDED = "runtime.stages.record_outcomes.workload.num_prompts=6"
+QUICK = (
+    "capacity_search.seeds=[0]",
+    "capacity_search.max_devices=2",
+    "capacity_search.answers=2",
+    "capacity_search.warmup_s=5",
+    "capacity_search.window_s=2",
+    "workload.max_new_tokens=16",
+    "runtime.stages.record_outcomes.workload.num_prompts=12",
+)
 HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.num_prompts=12")
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = (
@@ -85,6 +95,31 @@ QUESTIONS = (
     "workload.dataset.shots=0",
 )
 LESS = {
+    "choose": (
+        "+policy=cloud_centric,sled,synera",
+        "require.lossless=false",
+        "require.quality_min=0.0",
+        RECORDED,
+        "choose.efforts.first={trials:3,requests:[4,6,6],keep:[2,2],seeds:[0],batch:3}",
+        "~choose.sensitivity.devices",
+    ),
+    "leaderboard": (
+        "+policy=cloud_centric,sled,hyperion",
+        RECORDED,
+        "leaderboard.requests=6",
+        "leaderboard.seeds=[0]",
+        "leaderboard.in=[synera]",
+    ),
+    "capacity": ("policy=cloud_centric,edge_centric", "stages.capacity._resources_.processes=1", *QUICK),
+    "buy": (
+        "policy=cloud_centric,sled",
+        "stages.capacity._resources_.processes=1",
+        "buy.users=[10,1000]",
+        "buy.chips=[rtx_4090,a100_80gb]",
+        "buy.apis=[deepinfra_qwen3_14b]",
+        *QUICK,
+    ),
+    "what_if": ("+variant/what_if=load", "policy=cloud_centric,sled", "workload.devices=1,2", "seed=0", *QUICK[-2:]),
     "validate": (
         f"{EFFORT}.configurations=12",
         f"{EFFORT}.held_out=6",
@@ -280,6 +315,11 @@ AT_EACH_CHANGE = {
 SAID = {
     "beyond/where": ("Who wins where", "AGX Orin, 2 devices"),
     "beyond/borders": ("beside closed forms", "a device that drafts, a cloud that decodes"),
+    "choose": ("keeps the requirements", "held-out requests", "quality", "run it: python -m pipeline +policy=chosen"),
+    "leaderboard": ("Synera's testbed, 4 devices", "without hyperion", "leaderboard.md"),
+    "capacity": ("Devices that one cloud carries under an SLO", "any number", "best"),
+    "buy": ("What serves so many users", "cloud_centric, deepinfra_qwen3_14b", "sled has drafts verified"),
+    "what_if": ("What changes along one thing", "2 devices"),
     **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},
     **{f"wisp/fig{n}": (f"WISP, Fig. {n}",) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)},
     "hat/fig1c": ("HAT, Fig. 1c", "32 tokens"),

@@ -23,7 +23,8 @@ LAYERS = {
         "fitting", "embedded_pair", "checkpoints", "latency", "synera", "wisp", "hat", "routing", "hyperion", "privacy",
     ),
     "pipeline": (
-        "errors", "artifacts", "config", "report", "search", "running", "parallel", "api", "command", "__main__",
+        "errors", "artifacts", "config", "report", "search", "running", "parallel", "api", "answers", "command",
+        "__main__",
     ),
 }  # fmt: skip
 """The children of each package, from the bottom up: each imports only those before it, for type checking too."""

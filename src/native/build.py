@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from native import classes
 from native.classes import field_annotations, rewritten
 from native.loader import find_mismatch
-from native.modules import LIBRARY, MANIFEST, MODULES, SOURCES, source_digests, source_path
+from native.modules import LIBRARY, MANIFEST, MODULES, PACKAGES, SOURCES, source_digests, source_path
 
 _CONFIG = (
     "[mypy]\nstrict = True\nexplicit_package_bases = True\nignore_missing_imports = True\nfollow_imports = silent\n"
@@ -69,9 +69,12 @@ def build() -> None:
 
 
 def _copy_sources(tree: Path) -> dict[str, str]:
-    """All packages, for types, with the compiled modules rewritten; the digests of the latter as they were."""
-    for package in sorted(path for path in SOURCES.iterdir() if (path / "__init__.py").exists()):
-        shutil.copytree(package, tree / package.name, ignore=shutil.ignore_patterns("__pycache__", "lib"))
+    """The project's packages, for types, with the compiled modules rewritten; the digests of the latter as they were.
+
+    An installed wheel lies among packages of others.
+    """
+    for package in PACKAGES:
+        shutil.copytree(SOURCES / package, tree / package, ignore=shutil.ignore_patterns("__pycache__", "lib", "conf"))
     digests = source_digests(tree)
     for module in MODULES:
         path = source_path(module, tree)

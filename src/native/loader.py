@@ -29,7 +29,7 @@ def install() -> None:
     if in_use or manifest is None:
         return
     if reason := find_mismatch(manifest):
-        print(f"note: the compiled core is not used: {reason}. `make compiled` builds it again.", file=sys.stderr)
+        print(f"note: the compiled core is not used: {reason}. `python -m native` builds it again.", file=sys.stderr)
         return
     sys.meta_path.insert(0, CompiledFinder(manifest["files"], manifest["annotations"]))
     in_use = True

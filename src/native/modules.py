@@ -38,6 +38,8 @@ MODULES = (
     "serving.outcomes.sampled_engine",
 )
 
+PACKAGES = ("native", "pipeline", "serving", "training")
+"""Those that the compiled modules take types from, and theirs."""
 SOURCES = Path(__file__).parents[1]
 LIBRARY = Path(__file__).parent / "lib"
 """The built files, and a manifest that says what they were built from."""

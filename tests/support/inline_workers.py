@@ -24,6 +24,9 @@ class InlineWorkers:
     def batch_size(self, num_jobs: int) -> int:
         return self.batch
 
+    def prepare(self, call: WorkerCall, task: tuple[Any, ...]) -> Iterator[Any]:
+        return iter([call(*task)])
+
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
     ) -> Iterator[tuple[int, Any | LostTask]]:

@@ -10,7 +10,8 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes
 from serving.deployment.wiring import connect_nodes as connect
-from serving.drivers.simulator import ComputeResource, LinkDirection, Simulator
+from serving.drivers.link_table import LinkDirection, LinkTable
+from serving.drivers.simulator import ComputeResource, Simulator
 from serving.hardware.testbed import Testbed, Tier
 from serving.messages import EmitTokens, GenerationRequest, Node, SamplingParams
 from serving.network.outages import OutageInterval
@@ -92,7 +93,7 @@ class RecordingSimulator:
         self._simulator = Simulator(observers)
         self.nodes: dict[str, Node] = {}
         self.chips: dict[str, ComputeResource] = {}
-        self.links: dict[tuple[str, str], LinkDirection] = {}
+        self.links = LinkTable()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._simulator, name)
@@ -103,7 +104,11 @@ class RecordingSimulator:
 
     def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
         self._simulator.connect(sender, receiver, link)
-        self.links[sender, receiver] = link
+        self.links.connect(sender, receiver, link)
+
+    def connect_access(self, name: str, outgoing: LinkDirection, incoming: LinkDirection) -> None:
+        self._simulator.connect_access(name, outgoing, incoming)
+        self.links.connect_access(name, outgoing, incoming)
 
 
 class TieredRun:

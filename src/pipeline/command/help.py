@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 
-from pipeline.command.hydra_errors import suggestion
 from pipeline.config.arguments import choices_available, config_folders, format_choices
+from pipeline.config.hydra_errors import suggestion
 from pipeline.errors import ConfigError
 from serving.metrics import definitions
 
@@ -32,6 +32,7 @@ usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--
        python -m pipeline show metrics [WORD]             every metric: key, unit, meaning, formula
        python -m pipeline cache list|why|clean            the artifacts in outputs/artifacts
        python -m pipeline results list|keep|draws|write   results of experiments, and the tables of docs
+       python -m pipeline report FOLDER [export=latex,csv,figures]   a sweep or run as a page, or for print
        python -m pipeline trace export|show|import FILE   a recorded trace as a file, to simulate elsewhere
        python -m pipeline speeds FILE [WORD=VALUE ...]    a benchmark of your machine against the clock
        python -m pipeline ui                              MLflow in the browser, with the pages to open
@@ -42,6 +43,7 @@ Builds what a policy needs, serves a workload with it, and reports latency, qual
 _OPTIONS = """\
   stage=plan          print the stages that would run, and why; also train, profile or a stage's name
   outputs=DIR         where artifacts, runs and the MLflow store go (outputs)
+  export=latex,csv    write the results for print when the run has ended; also figures and html
   force=[NAME]        build these stages again
   --cfg job           print the composed configuration; every key of it is an option
   --hydra-help        flags of Hydra"""

@@ -5,11 +5,11 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from pipeline.command.hydra_errors import as_config_errors
 from pipeline.config import arguments, composed_cache
 from pipeline.config.collector import collector_paused, resume_collector
+from pipeline.config.hydra_errors import as_config_errors
 from pipeline.errors import INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def main() -> None:
         "cache": _run_cache_command, "show": _run_show_command, "results": _run_results_command,
         "speeds": _run_speeds_command, "trace": _run_trace_command,
         "doctor": _run_doctor_command, "ui": _run_ui_command, "sweep": _run_sweep_command,
+        "report": _run_report_command,
     }  # fmt: skip
     command = commands.get(argv[0] if argv else "")
     if command:
@@ -33,20 +34,63 @@ def main() -> None:
             sys.exit(command(argv[1:]))
         except UserError as error:
             sys.exit(print_error(error))
+    _run(argv)
+
+
+def _run(argv: list[str]) -> None:
+    """Runs or plans what the words configure, and ends the process."""
     if {"--help", "-h"} & set(argv):
         from pipeline.command.help import overview
 
         print(overview(argv))
         sys.exit(0)
+    try:
+        argv, kinds = _without_export(argv)
+    except UserError as error:
+        sys.exit(print_error(error))
     problem = arguments.find_missing_folder(argv)
     if not problem and not INFO_FLAGS & set(argv):
         problem = arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
     if problem:
         sys.exit(print_error(problem))
+    if kinds:
+        _run_and_export(argv, kinds)
     entry = composed_cache.find_entry(argv)
     if entry and _print_known_plan(entry):
         sys.exit(0)
     _run_hydra(argv, entry)
+
+
+def _without_export(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words for Hydra, and what `export=` asks for. Raises UserError for an unknown kind, or where nothing runs."""
+    given = [word for word in argv if word.lstrip("+").startswith("export=")]
+    if not given:
+        return argv, ()
+    from pipeline.report.export.kinds import check_runs, parse_kinds
+
+    words = [word for word in argv if word not in given]
+    check_runs(words)
+    return words, parse_kinds(given[-1].partition("=")[2])
+
+
+def _run_and_export(argv: list[str], kinds: Sequence[str]) -> NoReturn:
+    """Runs to the end and writes the kinds of what complete jobs left, in the results' own folder."""
+    from pipeline.command.report import export_last
+    from pipeline.running import WAIT_VARIABLE
+
+    os.environ[WAIT_VARIABLE] = "1"  # the run's folder is whole when the command goes on
+    code: int | str | None = 0
+    try:
+        _run_hydra(argv)
+    except SystemExit as end:
+        code = end.code
+    if code == INTERRUPTED:
+        sys.exit(code)
+    try:
+        export_last(kinds)
+    except UserError as problem:
+        sys.exit(code or print_error(problem))
+    sys.exit(code)
 
 
 @collector_paused()
@@ -144,7 +188,15 @@ def _run_sweep_command(argv: list[str]) -> int:
     from pipeline.command import sweep
 
     with _closed_pipe_tolerated():
-        return sweep.main(argv, lambda words: _run_hydra(arguments.normalise(words)))
+        return sweep.main(argv, lambda words: _run(arguments.normalise(words)))
+    return 0
+
+
+def _run_report_command(argv: list[str]) -> int:
+    from pipeline.command import report
+
+    with _closed_pipe_tolerated():
+        return report.main(argv)
     return 0
 
 

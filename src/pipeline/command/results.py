@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.config import sources
-from pipeline.config.arguments import conf_dir
+from pipeline.config.arguments import WHEEL_CONF, conf_dir
 from pipeline.errors import UserError
 from pipeline.report.results import draws, kept, pages, verdicts
 
@@ -26,6 +26,11 @@ def main(argv: Sequence[str]) -> int:
     name, words = (argv[0], argv[1:]) if argv else ("", ())
     if name not in commands or (words and name not in ("keep", "draws")):
         raise UserError(f"results: {' '.join(argv) or 'nothing'} was asked for; there are\n{USAGE}")
+    if name != "list" and conf_dir() == WHEEL_CONF:
+        raise UserError(
+            f"results {name} writes or checks docs/ of a checkout, and this is an installed package, in "
+            f"{WHEEL_CONF.parents[1]}. Run it in a checkout of the repository; `results list` works here, too."
+        )
     return commands[name](words)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.command.hydra_errors import as_config_errors
 from pipeline.config.arguments import (
     choices_available,
     choices_given,
@@ -18,6 +17,7 @@ from pipeline.config.arguments import (
     find_unwritable_outputs,
     normalise,
 )
+from pipeline.config.hydra_errors import as_config_errors
 from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_error
 
 if TYPE_CHECKING:

@@ -9,8 +9,11 @@ WHEEL_CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def conf_dir() -> Path:
-    """The project's configuration folder: beside `src` in a checkout, inside the package in a wheel."""
-    return CHECKOUT_CONF if CHECKOUT_CONF.is_dir() else WHEEL_CONF
+    """The project's configuration folder: beside `src` in a checkout, inside the package in a wheel.
+
+    A wheel's own is looked for first: beside the folder that a wheel was installed in, a user may have a conf/, too.
+    """
+    return WHEEL_CONF if WHEEL_CONF.is_dir() else CHECKOUT_CONF
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
@@ -30,7 +33,22 @@ def normalise(argv: Sequence[str]) -> list[str]:
             overrides.append(_with_hydras_plus(word))
             option = ""
     overrides.sort(key=lambda word: not word.startswith("+experiment="))
-    return [*overrides, *options]
+    return [*overrides, *_chosen_searchpath(overrides), *options]
+
+
+def chosen_folder(outputs: Path) -> Path:
+    """The folder of configuration below `outputs` with the policies that searches chose."""
+    return outputs / "chosen"
+
+
+def _chosen_searchpath(overrides: Sequence[str]) -> list[str]:
+    """The word that lets Hydra find a chosen policy; none where the command names none, or has a search path."""
+    folder = chosen_folder(Path((choices_given(overrides, "outputs") or ["outputs"])[0]).absolute())
+    keys = [word.lstrip("+").partition("=")[0] for word in overrides]
+    names = [name for key in keys if key.partition("@")[0] == "policy" for name in choices_given(overrides, key)]
+    named = any((folder / "policy" / f"{name}.yaml").is_file() for name in names)
+    has_path = any(word.lstrip("+").startswith("hydra.searchpath=") for word in overrides)
+    return [f"hydra.searchpath=['file://{folder}']"] if named and not has_path else []
 
 
 _OPTIONS_WITH_VALUE = frozenset(
@@ -64,7 +82,7 @@ def config_folders(argv: Sequence[str]) -> Iterator[Path]:
             yield Path(value or next(words, ""))
         elif option.lstrip("+") == "hydra.searchpath":
             for entry in value.strip("[]").split(","):
-                yield Path(entry.strip().removeprefix("file://"))
+                yield Path(entry.strip(" '\"").removeprefix("file://"))
     yield conf_dir()
 
 

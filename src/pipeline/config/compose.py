@@ -3,7 +3,8 @@
 `ConfigLibrary` reads the files of groups whose nodes may be given by a plain name, such as `chip: rtx_a6000`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,6 +32,20 @@ def prepare_hydra() -> None:
 
     register_resolvers()
     use_parsed_files()
+
+
+@contextmanager
+def apart_from_command() -> Iterator[None]:
+    """Hydra as if no command ran in this process: another configuration can be composed within."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    kept, known = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().hydra, HydraConfig.instance().cfg = None, None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra, HydraConfig.instance().cfg = kept, known
 
 
 def written_overrides(hydra: Any) -> list[str]:

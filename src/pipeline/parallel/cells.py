@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _INHERITED = ("TANDEM_PROCESS", "TANDEM_DATA")
 """Variables that a worker on another host needs. Others may be secrets, and submitit writes tasks to files."""
+_USED_BY_JOBS = ("pipeline.running", "pipeline.report.job", "pipeline.report.figures", "serving.stages", "numpy")
+_USED_BY_TRACKED_JOBS = ("mlflow.tracking",)
+"""It takes longer to import than all others."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,13 @@ def failed_result(cell: Cell, reason: str) -> JobResult:
     """What job.json says of a job whose worker process died."""
     overrides = tuple(map(mask_override, written_overrides(cell.config.hydra)))
     return JobResult("failed", cell.number, str(cell.config.policy.name), overrides, error=reason)
+
+
+def import_modules(launch: Launch, tracked: bool) -> None:
+    """Imports what nearly every job uses; `tracked`: also what logs to MLflow."""
+    launch.restore()
+    for name in (*_USED_BY_JOBS, *(_USED_BY_TRACKED_JOBS if tracked else ())):
+        import_module(name)
 
 
 def run_cells(launch: Launch, cells: Sequence[Cell]) -> list[CellEnd]:

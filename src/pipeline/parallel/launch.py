@@ -17,6 +17,7 @@ from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
 from pipeline.parallel.workers import LostTask, Workers
 from pipeline.report import job_result
+from pipeline.report.mlflow_store import OFF
 from pipeline.running import Job, create_job
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class SweepLaunch:
 
     def run(self, jobs: Sequence[Cell]) -> None:
         """Raises KeyboardInterrupt where a job was interrupted."""
+        tracked = any(job.config.tracking.uri != OFF for job in jobs)
+        ready = self.workers.prepare(cells.import_modules, (self.launch, tracked))
         plans = self._plan(jobs)
         left = [job for job in jobs if not self._is_complete(job, plans.get(job.number))]
         needed = [plans[job.number] for job in left if job.number in plans]
@@ -56,6 +59,8 @@ class SweepLaunch:
             (cells.job_folder(job.config) / job_result.JOB_FILE).unlink()
         if left:
             self._say(_describe(len(left), shared, self.workers.describe(memory_nbytes)))
+        for _ in ready:  # the processes are there
+            pass
         problems = self._build_shared(shared, plans, memory_nbytes)
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
         if INTERRUPTED in self.statuses.values():

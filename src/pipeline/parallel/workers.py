@@ -3,6 +3,7 @@
 Each class is what a file of conf/hydra/launcher describes.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,11 @@ class Workers(Protocol):
 
     def batch_size(self, num_jobs: int) -> int:
         """Jobs that one task should run, one after the other."""
+
+    def prepare(self, call: WorkerCall, task: tuple[Any, ...]) -> Iterator[Any]:
+        """Lets each process that stays begin with `call(*task)`, while this process goes on; the iterator ends when all
+        have done so. It is to end before `run` begins.
+        """
 
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
@@ -69,25 +75,43 @@ class JoblibWorkers:
         """One: the processes stay, with what they imported."""
         return 1
 
+    def prepare(self, call: WorkerCall, task: tuple[Any, ...]) -> Iterator[Any]:
+        """As many processes as jobs of the least memory have; `run` ends those that are too many."""
+        count = self.count(0.0)
+        return _until_lost(self._start(count, call, [task] * count))
+
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
     ) -> Iterator[tuple[int, Any | LostTask]]:
-        from joblib import Parallel, delayed
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        # joblib sends a second task ahead to each process unless told to wait
-        run_all = Parallel(
-            n_jobs=self.count(job_nbytes), backend="loky", batch_size=1, pre_dispatch="n_jobs",
-            return_as="generator_unordered",
-        )  # fmt: skip
         waiting = set(range(len(tasks)))
         try:
-            for index, result in run_all(delayed(_call_numbered)(i, call, task) for i, task in enumerate(tasks)):
+            for index, result in self._start(self.count(job_nbytes), call, tasks):
                 waiting.discard(index)
                 yield index, result
         except TerminatedWorkerError as problem:
             for index in waiting:
                 yield index, LostTask(f"a worker process was killed, perhaps for its memory ({problem})"[:300])
+
+    def _start(self, count: int, call: WorkerCall, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """The first tasks have begun when this returns; the others follow as their results are taken."""
+        from joblib import Parallel, delayed
+
+        # joblib sends a second task ahead to each process unless told to wait
+        run_all = Parallel(
+            n_jobs=count, backend="loky", batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
+        )
+        found: Iterator[Any] = run_all(delayed(_call_numbered)(i, call, task) for i, task in enumerate(tasks))
+        return found
+
+
+def _until_lost(results: Iterator[Any]) -> Iterator[Any]:
+    """A process that dies before it has a job is no loss: `run` starts others."""
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    with contextlib.suppress(TerminatedWorkerError):
+        yield from results
 
 
 def _call_numbered(index: int, call: WorkerCall, task: tuple[Any, ...]) -> tuple[int, Any]:
@@ -117,6 +141,10 @@ class SubmititWorkers:
     def batch_size(self, num_jobs: int) -> int:
         """So many that each of the workers starts, and imports, three times."""
         return max(1, num_jobs // (3 * self.max_workers))
+
+    def prepare(self, call: WorkerCall, task: tuple[Any, ...]) -> Iterator[Any]:  # noqa: ARG002
+        """Its processes do not stay."""
+        return iter(())
 
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
@@ -176,6 +204,10 @@ class RayWorkers:
     def batch_size(self, num_jobs: int) -> int:  # noqa: ARG002
         """One: Ray keeps its processes, with what they imported."""
         return 1
+
+    def prepare(self, call: WorkerCall, task: tuple[Any, ...]) -> Iterator[Any]:  # noqa: ARG002
+        """Ray starts its processes when tasks come."""
+        return iter(())
 
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float

@@ -78,8 +78,17 @@ def compare_jobs(sweep: Path, baseline: str | None = None) -> list[ComparisonRow
 
     `baseline` is a policy or a value that jobs differ in; by default the first complete job is the baseline.
     """
+    return compare_results(read_jobs(sweep), baseline)
+
+
+def read_jobs(sweep: Path) -> list[JobResult]:
+    """The result of each started job below the folder of a multirun, in the jobs' order."""
     found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := job_result.read_result(folder))]
-    found.sort(key=lambda one: (one.number is None, one.number or 0))
+    return sorted(found, key=lambda one: (one.number is None, one.number or 0))
+
+
+def compare_results(found: Sequence[JobResult], baseline: str | None = None) -> list[ComparisonRow]:
+    """As `compare_jobs`, of results that were read."""
     choices = differing_overrides([one.overrides for one in found])
     sums = [_paired_sums(one) for one in found]
     candidates = _baselines(found, choices, baseline)

@@ -13,8 +13,9 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.report.figure_look import SCREEN, FigureLook
 from pipeline.report.records import Records, RequestRecord, TimelineSpan
-from pipeline.report.series_style import COLOURS, SeriesStyle, series_styles
+from pipeline.report.series_style import SeriesStyle, series_styles
 from pipeline.report.statistics import percentile
 from serving.metrics import definitions
 
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 TEXT_COLOUR, MUTED_COLOUR = "#1f2933", "#9aa5b1"
 REPORTED = ", reported"
 """The end of a series' name with a paper's values, which stand last in legends."""
-_TITLE_PT, _LEGEND_PT = 11.0, 8.5
-_HANDLE_PT = 6 * _LEGEND_PT
-"""The width of a legend's line and marker, and of the space around them."""
+_TITLE_PT = 11.0
 _MAX_POINT_LABELS = 16
 _METADATA: Mapping[str, Mapping[str, None]] = {
     "png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "svg": {"Date": None},
@@ -43,34 +42,43 @@ def create_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def style_axes(axes: "Axes", x: str, y: str) -> None:
+def style_axes(axes: "Axes", x: str, y: str, look: FigureLook = SCREEN) -> None:
     """Name both axes and leave only what helps to read them."""
-    axes.set_xlabel(x, fontsize=9, color=TEXT_COLOUR)
-    axes.set_ylabel(y, fontsize=9, color=TEXT_COLOUR)
-    axes.tick_params(labelsize=8.5, colors=TEXT_COLOUR, length=3)
+    axes.set_xlabel(x, fontsize=look.label_pt, color=TEXT_COLOUR)
+    axes.set_ylabel(y, fontsize=look.label_pt, color=TEXT_COLOUR)
+    axes.tick_params(labelsize=look.tick_pt, colors=TEXT_COLOUR, length=3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED_COLOUR)
     axes.grid(visible=True, color="#e4e7eb", linewidth=0.7)
     axes.set_axisbelow(True)
 
 
-def save_figure(figure: "Figure", path: Path, title: str) -> Path:
-    """Writes the figure under its title, which is wrapped: the PNG file `path`, and PDF and SVG files beside it."""
+def save_figure(figure: "Figure", path: Path, title: str, look: FigureLook = SCREEN) -> Path:
+    """Writes the figure as the look's kinds of files, beside one another: `path` is one of them.
+
+    On a screen its title, which is wrapped, stands above it. PDF files hold their fonts, SVG files hold outlines.
+    """
     from matplotlib import rc_context
 
+    if look.titled:
+        _set_title(figure, title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # a PDF's fonts are a page of its remarks
+    with rc_context({"svg.hashsalt": "figure", "svg.fonttype": "path", "pdf.fonttype": 42}):
+        for kind, metadata in _METADATA.items():
+            if kind in look.kinds:
+                figure.savefig(path.with_suffix(f".{kind}"), dpi=130, metadata=dict(metadata))
+    return path
+
+
+def _set_title(figure: "Figure", title: str) -> None:
     width_pt = 72 * float(figure.get_size_inches()[0]) - 20
     chars = max(20, int(width_pt / _width_pt(title, _TITLE_PT) * len(title)))
     text = "\n".join(textwrap.wrap(title, chars, break_long_words=False))
     figure.suptitle(text, x=0.01, ha="left", fontsize=_TITLE_PT, color=TEXT_COLOUR)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("fontTools").setLevel(logging.WARNING)  # a PDF's fonts are a page of its remarks
-    with rc_context({"svg.hashsalt": "figure", "pdf.fonttype": 42}):
-        for kind, metadata in _METADATA.items():
-            figure.savefig(path.with_suffix(f".{kind}"), dpi=130, metadata=dict(metadata))
-    return path
 
 
-def add_legend(figure: "Figure") -> None:
+def add_legend(figure: "Figure", look: FigureLook = SCREEN) -> None:
     """One legend for all panels, below them, in as many columns as fit; labels wider than the figure lose their middle.
 
     The figure grows by the legend's further rows, and its panels with many series.
@@ -81,22 +89,23 @@ def add_legend(figure: "Figure") -> None:
             found.setdefault(label, handle)
     names = sorted(found, key=lambda label: label.endswith(REPORTED))
     width, height = map(float, figure.get_size_inches())
-    room_pt = 72 * width - 6 * _LEGEND_PT
-    labels = [_shortened(label, room_pt) for label in names]
-    column_pt = max((_width_pt(label, _LEGEND_PT) for label in labels), default=0.0) + _HANDLE_PT
+    room_pt = 72 * width - look.legend_margin_em * look.legend_pt
+    labels = [_shortened(label, room_pt, look) for label in names]
+    column_pt = max((_width_pt(label, look.legend_pt) for label in labels), default=0.0) + look.handle_pt
     rows = ceil(len(labels) / max(1, int(room_pt / column_pt)))
     crowd = 0.06 * min(32, max(0, len(labels) - 8))
-    figure.set_size_inches(width, height + crowd + (rows - 1) * 1.5 * _LEGEND_PT / 72)
+    figure.set_size_inches(width, height + crowd + (rows - 1) * 1.5 * look.legend_pt / 72)
     figure.legend(
         [found[name] for name in names], labels, loc="outside lower center", ncols=ceil(len(labels) / rows),
-        frameon=False, fontsize=_LEGEND_PT, columnspacing=1.5, handlelength=3,
+        frameon=False, fontsize=look.legend_pt, columnspacing=look.legend_gap_em,
+        handlelength=look.handle_em,
     )  # fmt: skip
 
 
-def _shortened(label: str, room_pt: float) -> str:
+def _shortened(label: str, room_pt: float, look: FigureLook) -> str:
     """The label, or as much of both its ends as fits, with … between them."""
-    room_pt -= _HANDLE_PT
-    if _width_pt(label, _LEGEND_PT) <= room_pt:
+    room_pt -= look.handle_pt
+    if _width_pt(label, look.legend_pt) <= room_pt:
         return label
 
     def cut(letters: int) -> str:
@@ -104,7 +113,7 @@ def _shortened(label: str, room_pt: float) -> str:
 
     # A search by halves, because measuring a long label takes long.
     too_wide = bisect_left(
-        range(1, ceil(len(label) / 2)), x=True, key=lambda n: _width_pt(cut(n), _LEGEND_PT) > room_pt
+        range(1, ceil(len(label) / 2)), x=True, key=lambda n: _width_pt(cut(n), look.legend_pt) > room_pt
     )
     return cut(max(1, too_wide))
 
@@ -138,11 +147,13 @@ def draw_points(
                   markersize=markersize, linestyle=style.line, linewidth=linewidth, capsize=2, label=name)  # fmt: skip
 
 
-def label_points(axes: "Axes", placed: Sequence[tuple[float, PlotPoint, str]]) -> None:
+def label_points(axes: "Axes", placed: Sequence[tuple[float, PlotPoint, str]], look: FigureLook = SCREEN) -> None:
     """The labels of points at x, each in its series' colour; none where so many would cover each other and the data."""
     labelled = [(x, point, colour) for x, point, colour in placed if point.label]
     for x, point, colour in labelled if len(labelled) <= _MAX_POINT_LABELS else ():
-        axes.annotate(point.label, (x, point.y), (6, -11), textcoords="offset points", fontsize=8, color=colour)
+        axes.annotate(
+            point.label, (x, point.y), (6, -11), textcoords="offset points", fontsize=look.note_pt, color=colour
+        )
 
 
 LANES = {
@@ -158,23 +169,31 @@ LANES = {
 _USER_LANE = "user sees"
 _MAX_ROUNDS = 12
 _MARKED_PERCENTILES = (0.5, 0.9, 0.99)
+LATENCY_PANELS = ("ttft_s", "tbt_s")
+"""The figures of a job's latency, by the ends of their metrics' keys."""
 
 
 def draw_latency(records: Records, path: Path) -> Path:
     """Distributions of TTFT and of TBT: the share of requests at or below each time."""
     figure = create_figure(9.0, 3.4)
-    for place, name in enumerate(("ttft_s", "tbt_s"), 1):
-        metric = definitions.metric(f"latency/{name}")
-        assert isinstance(metric.formula, definitions.Distribution)
-        values_s = [getattr(request, metric.formula.attribute) for request in records.requests]
-        _draw_ecdf(figure.add_subplot(1, 2, place), values_s, metric.name, COLOURS[place - 1])
+    for place, name in enumerate(LATENCY_PANELS, 1):
+        draw_latency_panel(figure.add_subplot(1, 2, place), records, name)
     return save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
 
 
-def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colour: str) -> None:
+def draw_latency_panel(axes: "Axes", records: Records, name: str, look: FigureLook = SCREEN) -> None:
+    """One of `LATENCY_PANELS`."""
+    metric = definitions.metric(f"latency/{name}")
+    assert isinstance(metric.formula, definitions.Distribution)
+    values_s = [getattr(request, metric.formula.attribute) for request in records.requests]
+    if look.titled:
+        axes.set_title(metric.name, loc="left", fontsize=look.label_pt + 1, color=TEXT_COLOUR)
+    style_axes(axes, "ms" if look.titled else f"{metric.label}, ms", "share of requests", look)
+    _draw_ecdf(axes, values_s, look.colours[LATENCY_PANELS.index(name)], look)
+
+
+def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], colour: str, look: FigureLook) -> None:
     ranked = sorted(1000 * value for value in values_s if value is not None)
-    axes.set_title(title, loc="left", fontsize=10, color=TEXT_COLOUR)
-    style_axes(axes, "ms", "share of requests")
     axes.set_ylim(0, 1.04)
     if not ranked:
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=MUTED_COLOUR)
@@ -187,7 +206,9 @@ def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colou
         value = percentile(ranked, share)
         axes.plot([value], [share], "o", color=colour, markersize=4)
         label = f"p{100 * share:.0f}  {value:,.0f}" if value >= 100 else f"p{100 * share:.0f}  {value:.1f}"
-        axes.annotate(label, (value, share), (6, -9), textcoords="offset points", fontsize=8, color=TEXT_COLOUR)
+        axes.annotate(
+            label, (value, share), (6, -9), textcoords="offset points", fontsize=look.note_pt, color=TEXT_COLOUR
+        )
 
 
 def draw_timeline(records: Records, path: Path) -> Path:
@@ -285,7 +306,7 @@ class TradeoffPoint:
     policy: str = ""
 
 
-_TRADEOFF_AXES = {
+TRADEOFF_AXES = {
     "offloading/token_share": "tokens that the cloud judged or wrote, %",
     "latency/tbt_s/mean": "mean time between tokens, ms",
     "latency/service_s_per_token/mean": "mean service time a token, ms",
@@ -300,22 +321,37 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], path: Path, metric: str = "qu
     """
     if not points:
         raise ValueError("a trade-off needs one complete job with a quality at least.")
-    keys = [key for key in _TRADEOFF_AXES if any(key in point.metrics for point in points)] or [*_TRADEOFF_AXES][:1]
-    figure = create_figure(4.4 * len(keys), 4.0)
-    styles = series_styles({point.group: point.policy for point in points})
-    first = None
-    for column, key in enumerate(keys):
-        first = panel = figure.add_subplot(1, len(keys), column + 1, sharey=first)
-        _draw_quality_against(panel, points, key, styles)
-        style_axes(panel, _TRADEOFF_AXES[key], metric if column == 0 else "")
-        panel.margins(x=0.12, y=0.12)
-    add_legend(figure)
+    keys = tradeoff_axes(points)
+    figure = tradeoff_figure(points, keys, metric, (4.4 * len(keys), 4.0))
     return save_figure(figure, path, f"{metric} and what it costs (bars: 95 % intervals)")
 
 
+def tradeoff_axes(points: Sequence[TradeoffPoint]) -> list[str]:
+    """The metrics that quality is drawn against: those of which a point has a value, the first if there is none."""
+    return [key for key in TRADEOFF_AXES if any(key in point.metrics for point in points)] or [*TRADEOFF_AXES][:1]
+
+
+def tradeoff_figure(
+    points: Sequence[TradeoffPoint], keys: Sequence[str], metric: str, size: tuple[float, float],
+    look: FigureLook = SCREEN,
+) -> "Figure":  # fmt: skip
+    """Quality against each of `keys`, side by side on a sheet of this size in inches."""
+    figure = create_figure(*size)
+    styles = series_styles({point.group: point.policy for point in points}, look.colours)
+    first = None
+    for column, key in enumerate(keys):
+        first = panel = figure.add_subplot(1, len(keys), column + 1, sharey=first)
+        _draw_quality_against(panel, points, key, styles, look)
+        style_axes(panel, TRADEOFF_AXES[key], metric if column == 0 else "", look)
+        panel.margins(x=0.12, y=0.12)
+    add_legend(figure, look)
+    return figure
+
+
 def _draw_quality_against(
-    axes: "Axes", points: Sequence[TradeoffPoint], key: str, styles: Mapping[str, SeriesStyle]
-) -> None:
+    axes: "Axes", points: Sequence[TradeoffPoint], key: str, styles: Mapping[str, SeriesStyle],
+    look: FigureLook = SCREEN,
+) -> None:  # fmt: skip
     metric = definitions.find(key)
     assert metric is not None
     placed = []
@@ -323,6 +359,6 @@ def _draw_quality_against(
         known = [point for point in points if point.group == group and key in point.metrics]
         xs = [metric.scale * point.metrics[key] for point in known]
         marks = [PlotPoint(x, one.quality, one.low, one.high, one.label) for x, one in zip(xs, known, strict=True)]
-        draw_points(axes, xs, marks, style, group, markersize=5.5)
+        draw_points(axes, xs, marks, style, group, markersize=look.marker_pt + 1)
         placed += [(x, mark, style.colour) for x, mark in zip(xs, marks, strict=True)]
-    label_points(axes, placed)
+    label_points(axes, placed, look)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.artifacts.environment import DISTRIBUTION
 from pipeline.report import statistics
 from pipeline.report.clock_errors import with_errors
 from pipeline.report.context import JobContext
@@ -66,7 +67,8 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
     ]
     if runtime := str(meta.raw.get("runtime", "")):
         yield "runtime", f"{runtime}: {meta.raw.get('runtime_described', '')}"
-    yield "run", ", ".join([f"seed {meta.seed}", f"code {context.revision or 'without revision'}", *versions])
+    code = context.revision or f"{DISTRIBUTION} {context.versions.get(DISTRIBUTION, 'of no known version')}"
+    yield "run", ", ".join([f"seed {meta.seed}", f"code {code}", *versions])
 
 
 def _side_facts(records: Records, context: JobContext, side: str) -> str:

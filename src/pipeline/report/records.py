@@ -323,7 +323,7 @@ class Records:
             requests,
             tuple(timeline),
             tuple(_read_parquet(artifact / "chunks.parquet", ChunkRecord)),
-            _read_metadata(artifact),
+            read_metadata(artifact),
         )
 
 
@@ -348,7 +348,8 @@ def _read_parquet(path: Path, kind: type[RecordT]) -> list[RecordT]:
     return [kind(**row) for row in rows]
 
 
-def _read_metadata(artifact: Path) -> RunMetadata:
+def read_metadata(artifact: Path) -> RunMetadata:
+    """The metadata alone. Raises RecordsError as `Records.read` does."""
     path = artifact / "meta.json"
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

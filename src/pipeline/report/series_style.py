@@ -1,7 +1,7 @@
 """The look of a figure's series: a colour for each policy, and markers and lines, so that no two are alike."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -13,7 +13,7 @@ COLOURS = (
 POLICIES = (
     "synera", "cloud_centric", "edge_centric", "hat", "wisp", "u_shape", "citer", "hyperion", "sled", "u_medusa",
     "hybrid", "u_sarathi", "edgefm", "co_llm", "gpipe", "heft", "wisp_deadline", "cloud_speculative",
-    "specedge", "delay_adaptive",
+    "specedge", "delay_adaptive", "tandem",
 )  # fmt: skip
 """The policies of conf/policy, each with the colour at its place."""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
@@ -29,30 +29,32 @@ class SeriesStyle:
     line: str | tuple[float, tuple[float, ...]]
 
 
-def series_styles(policies: Mapping[str, str]) -> dict[str, SeriesStyle]:
+def series_styles(policies: Mapping[str, str], colours: Sequence[str] = COLOURS) -> dict[str, SeriesStyle]:
     """The style of each series, by its name; `policies` has the policy of each, "" for a series of several or none.
 
     Series of one policy have its colour. Where all series have one policy, or one has none, each has the colour of its
-    own name. No two styles are alike in a figure of up to 1,200 series.
+    own name. No two styles are alike in a figure of up to 1,200 series with the 24 colours of a screen.
     """
     by_policy = all(policies.values()) and len(set(policies.values())) > 1
     keys = {name: policy if by_policy else name for name, policy in policies.items()}
-    places = _colour_places(set(keys.values()))
+    places = _colour_places(set(keys.values()), len(colours))
     used: Counter[int] = Counter()
     styles = {}
     for name, key in keys.items():
         place = places[key]
         marker, line = _MARKERS[(place + used[place]) % len(_MARKERS)], _LINES[used[place] % len(_LINES)]
-        styles[name] = SeriesStyle(COLOURS[place], marker, line)
+        styles[name] = SeriesStyle(colours[place], marker, line)
         used[place] += 1
     return styles
 
 
-def _colour_places(names: set[str]) -> dict[str, int]:
-    """The place of a known policy, and by hash the next free one for other names, as long as one is free."""
-    places = {name: POLICIES.index(name) for name in POLICIES if name in names}
-    for name in sorted(names - places.keys()):
-        wanted = [(crc32(name.encode()) + step) % len(COLOURS) for step in range(len(COLOURS))]
+def _colour_places(names: set[str], num_colours: int) -> dict[str, int]:
+    """The places of known policies, and by hash those of other names: each the next free one, as long as one is."""
+    starts = {name: POLICIES.index(name) for name in POLICIES if name in names}
+    starts |= {name: crc32(name.encode()) for name in sorted(names - starts.keys())}
+    places: dict[str, int] = {}
+    for name, start in starts.items():
+        wanted = [(start + step) % num_colours for step in range(num_colours)]
         times = Counter(places.values())
         places[name] = min(wanted, key=times.__getitem__)
     return places

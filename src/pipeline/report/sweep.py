@@ -64,6 +64,8 @@ class SweepCallback(Callback):
 
     running: "ClassVar[SweepCallback | None]" = None
     """The sweep of this process that has begun and not ended: Hydra does not tell callbacks of Ctrl-C."""
+    results: ClassVar[Path | None] = None
+    """The folder of this process's last sweep or run."""
     worker_status: ClassVar[int] = 0
     """The exit status of the first job that failed in a worker process."""
 
@@ -73,6 +75,13 @@ class SweepCallback(Callback):
         self.baseline: str | None = None
         self.folder = Path()
 
+    def on_job_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
+        """Notes the folder of a run that is no job of a sweep."""
+        from hydra.types import RunMode
+
+        if config.hydra.mode == RunMode.RUN:
+            SweepCallback.results = Path(config.hydra.runtime.output_dir)
+
     def on_multirun_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Checks the exhibit; creates the store, before any job could, and the run that contains the jobs' runs.
 
@@ -81,6 +90,8 @@ class SweepCallback(Callback):
         from pipeline.report.exhibit.sweep import prepare_baseline, prepare_exhibit
 
         SweepCallback.worker_status = 0
+        if _asks_question(config):
+            return
         _experiment_first(config)
         try:
             _check_tracking(config, self.tracking)
@@ -89,13 +100,15 @@ class SweepCallback(Callback):
         except UserError as problem:
             sys.exit(print_error(problem))
         if config.get("stage", "all") == "all":
-            self.folder = Path(config.hydra.sweep.dir).absolute()
+            self.folder = SweepCallback.results = Path(config.hydra.sweep.dir).absolute()
             goes_on = config.hydra.launcher._target_ == _SKIPS_COMPLETE_JOBS
             start_sweep(self.folder, _sweep_note(config), self.tracking, self._out, goes_on)
             SweepCallback.running = self
 
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Print and log the comparison. Raises SystemExit where a job has no result, or where there is no job."""
+        if _asks_question(config):
+            return
         if config.get("stage", "all") == "plan" and config.get("report", "auto") != "full":
             folder = Path(config.hydra.sweep.dir).absolute()
             print_parts(plan.sweep_parts(folder), self._out)
@@ -126,6 +139,11 @@ class SweepCallback(Callback):
     @property
     def _out(self) -> TextIO:
         return self.file or sys.stdout
+
+
+def _asks_question(config: "DictConfig") -> bool:
+    """True for a sweep whose sweeper serves and reports its cells itself (`pipeline.answers`)."""
+    return "question" in config.hydra.sweeper
 
 
 def _check_tracking(config: "DictConfig", tracking: Tracking) -> None:

@@ -13,6 +13,19 @@ CacheKey = tuple[str, int]
 """(session, first layer of the span)."""
 
 
+@dataclass(slots=True)
+class _Cache:
+    """The account of one cache."""
+
+    length: int = 0
+    allocated_tokens: int = 0
+    """Tokens that its blocks can hold: no less than in the engine, rejected drafts included."""
+    draft_start: int = -1
+    """Where the drafts of the last pass began: a tree's accepted drafts are moved together from here on; negative: no
+    pass has started.
+    """
+
+
 class KVAccounting:
     """
     Args:
@@ -23,12 +36,17 @@ class KVAccounting:
 
     def __init__(self, capacity_tokens: float, keep_caches: bool, block_tokens: int = 1) -> None:
         self.capacity_tokens, self.keep_caches, self.block_tokens = capacity_tokens, keep_caches, block_tokens
-        self.cached_lens: dict[CacheKey, int] = {}
-        self._draft_starts: dict[CacheKey, int] = {}
-        """Where the drafts of the last pass began: a tree's accepted drafts are moved together from here on."""
-        self._allocated: dict[CacheKey, int] = {}
-        """Tokens that each cache's blocks can hold: no less than in the engine, rejected drafts included."""
+        self._caches: dict[CacheKey, _Cache] = {}
+        """Least recently used first."""
         self._used_tokens = 0
+
+    @property
+    def cached_lens(self) -> dict[CacheKey, int]:
+        """The length of each cache, least recently used first."""
+        return {key: cache.length for key, cache in self._caches.items()}
+
+    def has_cache(self, key: CacheKey) -> bool:
+        return key in self._caches
 
     @property
     def used_tokens(self) -> int:
@@ -47,19 +65,19 @@ class KVAccounting:
         first = span.start_layer
         if first == span.end_layer or not self.keep_caches:
             return INF
-        key = seq.session, first
-        cached, kept = self.cached_lens.get(key, 0), seq.kept_tree_nodes
-        if kept is None or key not in self._draft_starts:
+        cache, kept = self._caches.get((seq.session, first)), seq.kept_tree_nodes
+        cached, tree_start = (cache.length, cache.draft_start) if cache else (0, -1)
+        if kept is None or tree_start < 0:
             return cached
-        tree_start = self._draft_starts[key]
         return tree_start + len(kept) if max(kept, default=-1) < cached - tree_start else min(tree_start, cached)
 
     def ends_with_tree(self, seq: SequenceSlice, span: Span) -> bool:
         """True if the cache ends with the tree whose accepted drafts this slice names; False: it continues behind them,
         since they were moved together before.
         """
-        tree_start = self._draft_starts.get((seq.session, span.start_layer))
-        return tree_start is not None and tree_start + len(seq.kept_tree_nodes or ()) == seq.start
+        cache = self._caches.get((seq.session, span.start_layer))
+        tree_start = cache.draft_start if cache else -1
+        return tree_start >= 0 and tree_start + len(seq.kept_tree_nodes or ()) == seq.start
 
     def extra_tokens(self, seq: SequenceSlice, span: Span, num_tokens: int, done_tokens: int = 0) -> int:
         """Tokens of blocks that `num_tokens` more tokens of this slice allocate, after `done_tokens` of them.
@@ -68,55 +86,59 @@ class KVAccounting:
         """
         if span.start_layer == span.end_layer or not self.keep_caches:
             return 0
-        return self.round_up_to_blocks(seq.start + done_tokens + num_tokens) - self._allocated.get(
-            (seq.session, span.start_layer), 0
-        )
+        whole = self.round_up_to_blocks(seq.start + done_tokens + num_tokens)
+        return whole - self.allocated_tokens((seq.session, span.start_layer))
 
     def reclaimable_tokens(self, busy_sessions: Iterable[str]) -> float:
         """Tokens of blocks that are free, or would be if all sessions except `busy_sessions` were evicted."""
         if self.capacity_tokens == INF or not self.keep_caches:
             return INF
         busy = set(busy_sessions)
-        return self.capacity_tokens - sum([tokens for key, tokens in self._allocated.items() if key[0] in busy])
+        return self.capacity_tokens - sum(
+            [cache.allocated_tokens for key, cache in self._caches.items() if key[0] in busy]
+        )
 
     def allocated_tokens(self, key: CacheKey) -> int:
         """Tokens that the blocks of one cache can hold."""
-        return self._allocated.get(key, 0)
+        cache = self._caches.get(key)
+        return cache.allocated_tokens if cache else 0
 
     def start_forward(self, seq: SequenceSlice, span: Span) -> None:
         """A pass starts: the cache is valid up to `start` only, and blocks are allocated for the whole slice."""
         if span.start_layer < span.end_layer:
-            key, start, lengths = (seq.session, span.start_layer), seq.start, self.cached_lens
-            lengths.pop(key, None)  # moves to the end: least recently used first
-            lengths[key] = start
-            self._draft_starts[key] = start + seq.num_tokens - seq.num_drafts
-            self._allocate(key, start + seq.num_tokens)
+            key, end = (seq.session, span.start_layer), seq.start + seq.num_tokens
+            cache = self._caches.pop(key, None) or _Cache()  # moves to the end
+            self._caches[key] = cache
+            cache.length, cache.draft_start = seq.start, end - seq.num_drafts
+            self._allocate(cache, end)
 
     def finish_forward(self, seq: SequenceSlice, span: Span, num_rejected: int) -> None:
         if span.start_layer < span.end_layer and self.keep_caches:
             key, length = (seq.session, span.start_layer), seq.start + seq.num_tokens - num_rejected
-            self.cached_lens[key] = length
-            self._allocate(key, length)
+            cache = self._caches.get(key)
+            if cache is None:
+                cache = self._caches[key] = _Cache()
+            cache.length = length
+            self._allocate(cache, length)
 
-    def _allocate(self, key: CacheKey, tokens: int) -> None:
+    def _allocate(self, cache: _Cache, tokens: int) -> None:
         if self.keep_caches:
             allocated = self.round_up_to_blocks(tokens)
-            self._used_tokens += allocated - self._allocated.get(key, 0)
-            self._allocated[key] = allocated
+            self._used_tokens += allocated - cache.allocated_tokens
+            cache.allocated_tokens = allocated
 
     def idle_caches(self, busy_sessions: Iterable[str]) -> list[CacheKey]:
         """Caches of all sessions except `busy_sessions`, least recently used first."""
         busy = set(busy_sessions)
-        return [key for key in self.cached_lens if key[0] not in busy]
+        return [key for key in self._caches if key[0] not in busy]
 
     def evict(self, key: CacheKey) -> None:
-        self.cached_lens.pop(key, None)
-        self._draft_starts.pop(key, None)
-        self._used_tokens -= self._allocated.pop(key, 0)
+        if cache := self._caches.pop(key, None):
+            self._used_tokens -= cache.allocated_tokens
 
     def evict_session(self, session: str) -> list[CacheKey]:
         """Removes a session's caches from the account; returns them."""
-        gone = [key for key in self.cached_lens if key[0] == session]
+        gone = [key for key in self._caches if key[0] == session]
         for key in gone:
             self.evict(key)
         return gone
@@ -229,4 +251,4 @@ def _queued_caches(excluded: QueuedRequest, kv_accounting: KVAccounting, queue: 
     """Caches of the other queued sessions, youngest first."""
     young = [i for i in reversed([parts[0] for parts in queue.values()]) if i is not excluded]
     keys = [(i.slice.session, i.span.start_layer) for i in young]
-    return [key for key in keys if key in kv_accounting.cached_lens]
+    return [key for key in keys if kv_accounting.has_cache(key)]

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from serving.deployment.queries import UNAVAILABLE_ENGINE
 from serving.deployment.topology import Topology
-from serving.drivers.simulator import ComputeResource, LinkDirection, Processor
+from serving.drivers.link_table import LinkDirection
+from serving.drivers.simulator import ComputeResource, Processor
 from serving.engines.prefix_reuse import PrefixReusingEngine
 from serving.hardware.executor import Engine, Executor
 from serving.hardware.latency import LatencyModel
@@ -25,6 +26,8 @@ class Driver(Protocol):
     def add(self, name: str, node: Node, compute: ComputeResource) -> None: ...
 
     def connect(self, sender: str, receiver: str, link: LinkDirection) -> None: ...
+
+    def connect_access(self, name: str, outgoing: LinkDirection, incoming: LinkDirection) -> None: ...
 
     def post(self, at: float, node: str, event: Event) -> None: ...
 
@@ -101,12 +104,14 @@ def add_nodes(
 
 def connect_nodes(driver: Driver, topology: Topology) -> None:
     """Connects every device with every cloud node by one access link per device, and the nodes of all tiers."""
+    behind = {worker: topology.intermediate_links(topology.tier_of[worker]) for worker in topology.workers}
+    behind_links = {worker: links for worker, links in behind.items() if links}
     for name in topology.devices:
         up, down = topology.channels(name)
-        for worker in topology.workers:
-            further = topology.intermediate_links(topology.tier_of[worker])
-            driver.connect(name, worker, _with_relay(up, further, "up"))
-            driver.connect(worker, name, _with_relay(down, further, "down"))
+        driver.connect_access(name, up, down)
+        for worker in behind_links:
+            driver.connect(name, worker, _with_relay(up, behind_links[worker], "up"))
+            driver.connect(worker, name, _with_relay(down, behind_links[worker], "down"))
     if topology.setup.hardware.tiers:
         _connect_tiers(driver, topology)
 

@@ -15,8 +15,9 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from serving.drivers.clock import Clock
+from serving.drivers.link_table import LinkDirection, LinkTable
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import ARRIVAL, DECISION, ComputeResource, LinkDirection
+from serving.drivers.simulator import ARRIVAL, DECISION, ComputeResource
 from serving.hardware.executor import FatalWorkError, TransientWorkError
 from serving.messages import (
     INF,
@@ -90,7 +91,7 @@ class RealTimeDriver:
         self._serial = count()
         self._nodes: dict[str, Node] = {}
         self._compute: dict[str, ComputeResource] = {}
-        self._links: dict[tuple[str, str], LinkDirection] = {}
+        self._links = LinkTable()
         self._transmitters: dict[str, Transmit] = {}
         self._emit_callbacks: list[Callable[[EmitTokens, float], None]] = []
         self._wakeup = asyncio.Event()
@@ -107,7 +108,11 @@ class RealTimeDriver:
 
     def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
         """Messages from `sender` to `receiver` take this link; without one they arrive at once."""
-        self._links[sender, receiver] = link
+        self._links.connect(sender, receiver, link)
+
+    def connect_access(self, name: str, outgoing: LinkDirection, incoming: LinkDirection) -> None:
+        """All messages from and to this node take these links, but those for which `connect` gives another one."""
+        self._links.connect_access(name, outgoing, incoming)
 
     def add_remote(self, node: str, transmit: Transmit) -> None:
         """Messages to `node` leave through `transmit`: it runs in another process, or is reached as if it did."""
@@ -207,7 +212,7 @@ class RealTimeDriver:
         self._thread.submit(self._run_work, asyncio.get_running_loop(), name, job, work, now, next(self._serial))
 
     def _send(self, name: str, to: str, message: Message, nbytes: int, now: float) -> None:
-        link = self._links.get((name, to))
+        link = self._links.find(name, to)
         arrives_s = link.arrival_s(nbytes, now) if link else now
         for observer in self._observers:
             observer.message_sent(name, to, message, nbytes, now, arrives_s)

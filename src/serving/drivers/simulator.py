@@ -6,14 +6,15 @@ they were posted.
 
 import gc
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Protocol
+from sys import maxsize
+from typing import Any
 
+from serving.drivers.link_table import LinkDirection, LinkTable
 from serving.drivers.observer import Observer
 from serving.hardware.executor import DraftPoolingExecutor, Executor, TimedDraft, TransientWorkError
 from serving.messages import (
@@ -41,16 +42,10 @@ ARRIVAL = 0
 DECISION = 1
 """The phase after it, of timers."""
 _CALLBACK_PHASE = -1
+_CRASHED = maxsize
+"""More than any serial: no event reaches the node."""
 _GC_THRESHOLD = 100_000
 """New objects between two runs of the garbage collector."""
-
-
-class LinkDirection(Protocol):
-    """One direction of a link."""
-
-    def arrival_s(self, nbytes: float, now: float) -> float:
-        """When a message sent at `now` arrives; infinite: it is lost. Calls come in order of `now`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -69,10 +64,37 @@ class ComputeResource:
 
 
 @dataclass(slots=True, eq=False)
+class _Place:
+    """A node in the run. Events, work and messages hold it, so that the node is looked up by name once for each pair of
+    sender and receiver, not for each of them: at thousands of nodes each look-up waits for memory.
+    """
+
+    name: str
+    handle: Callable[[Event, float], Sequence[Command]]
+    """The node's own."""
+    compute: ComputeResource
+    begin_draft: Callable[[DraftWork], TimedDraft | None] | None = None
+    """How its executor begins a draft; None: it executes each at once."""
+    first_serial: int = 0
+    """The serial of its first event: older ones were posted to a node of this name that has crashed."""
+    routes: dict[str, "_Route"] = field(default_factory=dict)
+    """Receiver -> the way there, entered with the first message."""
+
+
+@dataclass(slots=True, eq=False)
+class _Route:
+    """The way from one node to another."""
+
+    receiver: _Place
+    link: LinkDirection | None
+    """None: messages arrive at once."""
+
+
+@dataclass(slots=True, eq=False)
 class _RunningDraft:
     """A draft on a node's chip that its engine has not written to the end."""
 
-    node: str
+    place: _Place
     job: int
     work: DraftWork
     draft: TimedDraft
@@ -85,47 +107,58 @@ class _RunningDraft:
 class Simulator:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, int, str, Any]] = []
-        """(time, phase, serial, node, event); a callback has the node ""."""
-        self._crash_serials: dict[str, float] = {}
-        """Crashed node -> the first serial of its successor's events; infinite until a successor is added."""
+        self._heap: list[tuple[float, int, int, _Place | None, Any]] = []
+        """(time, phase, serial, node, event); a callback has no node."""
         self._serial = count()
-        self._nodes: dict[str, Node] = {}
-        self._compute: dict[str, ComputeResource] = {}
-        self._begin: dict[str, Callable[[DraftWork], TimedDraft | None] | None] = {}
-        """Node -> how its executor begins a draft; None: it executes each at once."""
-        self._links: dict[str, dict[str, LinkDirection]] = defaultdict(dict)
-        self._observers = tuple(observers)
+        self._places: dict[str, _Place] = {}
+        self._links = LinkTable()
+        self.set_observers(observers)
+        self._has_routes = False
         self._drafts: list[_RunningDraft] = []
         """Drafts that their engines have not written to the end, in the order in which the chips began them."""
         self._end_callbacks: list[Callable[[str, float], None]] = []
 
+    def set_observers(self, observers: Iterable[Observer]) -> None:
+        """These take the place of the observers so far."""
+        observing = tuple(observers)
+        self._event_handled = [each.event_handled for each in observing]
+        self._work_done = [each.work_done for each in observing]
+        self._message_sent = [each.message_sent for each in observing]
+
     def add(self, name: str, node: Node, compute: ComputeResource) -> None:
-        self._nodes[name], self._compute[name] = node, compute
-        executor = compute.executor
-        self._begin[name] = executor.begin if isinstance(executor, DraftPoolingExecutor) else None
-        if name in self._crash_serials:
-            self._crash_serials[name] = next(self._serial)
+        place = self._places.get(name)
+        if place is None:
+            place = self._places[name] = _Place(name, node.handle, compute)
+        place.handle, place.compute, executor = node.handle, compute, compute.executor
+        place.begin_draft = executor.begin if isinstance(executor, DraftPoolingExecutor) else None
+        if place.first_serial == _CRASHED:
+            place.first_serial = next(self._serial)
 
     def crash(self, name: str) -> None:
         """Removes a node, its work and the messages on their way to it, until a node of that name is added again."""
-        self._end([each for each in self._drafts if each.node == name])
-        self._crash_serials[name] = INF
+        self._end([each for each in self._drafts if each.place.name == name])
+        self._places[name].first_serial = _CRASHED
 
     def call_at(self, at: float, callback: Callable[[], None]) -> None:
         """Calls `callback()` at that time, before the events of that instant."""
-        heappush(self._heap, (max(at, self.now), _CALLBACK_PHASE, next(self._serial), "", callback))
+        heappush(self._heap, (max(at, self.now), _CALLBACK_PHASE, next(self._serial), None, callback))
 
     def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
         """Messages from `sender` to `receiver` take this link; without one they arrive at once."""
-        self._links[sender][receiver] = link
+        self._links.connect(sender, receiver, link)
+        self._forget_routes()
+
+    def connect_access(self, name: str, outgoing: LinkDirection, incoming: LinkDirection) -> None:
+        """All messages from and to this node take these links, but those for which `connect` gives another one."""
+        self._links.connect_access(name, outgoing, incoming)
+        self._forget_routes()
 
     def on_session_end(self, callback: Callable[[str, float], None]) -> None:
         """Calls `callback(session, now)` when a session has ended."""
         self._end_callbacks.append(callback)
 
     def post(self, at: float, node: str, event: Event, phase: int = ARRIVAL) -> None:
-        heappush(self._heap, (max(at, self.now), phase, next(self._serial), node, event))
+        heappush(self._heap, (max(at, self.now), phase, next(self._serial), self._places[node], event))
 
     def run(self, until: float = INF) -> None:
         """Runs all events up to `until`, in seconds."""
@@ -133,79 +166,80 @@ class Simulator:
             self._run(until)
 
     def _run(self, until: float) -> None:
-        heap, nodes, crash_serials = self._heap, self._nodes, self._crash_serials
-        observe = [observer.event_handled for observer in self._observers]
+        heap, observe = self._heap, self._event_handled
         while True:
             if self._drafts:
                 self._run_drafts()
             if not heap or heap[0][0] > until:
                 break
-            now, _, serial, name, event = heappop(heap)
+            now, _, serial, place, event = heappop(heap)
             self.now = now
-            if not name:
+            if place is None:
                 event()
                 continue
-            if crash_serials and serial < crash_serials.get(name, 0):
+            if serial < place.first_serial:
                 continue
-            commands = nodes[name].handle(event, now)
+            commands = place.handle(event, now)
             for event_handled in observe:
-                event_handled(name, event, now, commands)
+                event_handled(place.name, event, now, commands)
             for command in commands:
-                self._carry_out(name, command)
+                self._carry_out(place, command)
 
-    def _carry_out(self, name: str, command: Command) -> None:
+    def _carry_out(self, place: _Place, command: Command) -> None:
         """A `DraftDecision` is for observers only."""
         if isinstance(command, SendMessage):
-            self._send(name, command)
+            self._send(place, command)
         elif isinstance(command, StartWork):
-            self._start_work(name, command)
+            self._start_work(place, command)
         elif isinstance(command, EmitTokens):
             self._emit(command)
         elif isinstance(command, SetTimer):
-            self._set_timer(name, command)
+            self._set_timer(place, command)
         elif isinstance(command, DropCache):
-            self._drop_cache(name, command)
+            self._drop_cache(place, command)
 
-    def _set_timer(self, name: str, command: SetTimer) -> None:
-        self.post(command.due_s, name, TimerFired(command.timer), DECISION)
+    def _set_timer(self, place: _Place, command: SetTimer) -> None:
+        due_s, event = max(command.due_s, self.now), TimerFired(command.timer)
+        heappush(self._heap, (due_s, DECISION, next(self._serial), place, event))
 
-    def _drop_cache(self, name: str, command: DropCache) -> None:
+    def _drop_cache(self, place: _Place, command: DropCache) -> None:
         if self._drafts:
             self._end([each for each in self._drafts if each.work.session == command.session])
-        self._compute[name].executor.drop(command.session, command.start_layer)
+        place.compute.executor.drop(command.session, command.start_layer)
 
     def _emit(self, command: EmitTokens) -> None:
         if command.ending:
             for callback in self._end_callbacks:
                 callback(command.session, self.now)
 
-    def _start_work(self, name: str, command: StartWork) -> None:
-        compute, work = self._compute[name], command.work
+    def _start_work(self, place: _Place, command: StartWork) -> None:
+        compute, work = place.compute, command.work
         processor = compute.processor
         if self._drafts:
             self._end([each for each in self._drafts if each.processor is processor])
-        if (begin_draft := self._begin[name]) and isinstance(work, DraftWork) and (draft := begin_draft(work)):
-            self._enter(draft, name, command.job, work, processor)
+        if (begin_draft := place.begin_draft) and isinstance(work, DraftWork) and (draft := begin_draft(work)):
+            self._enter(draft, place, command.job, work)
             return
         try:
             outcome, seconds = compute.executor.execute(work)
         except TransientWorkError as error:
-            log.warning("%s: %s", name, error)
-            heappush(self._heap, (self.now, ARRIVAL, next(self._serial), name, WorkFailed(command.job)))
+            log.warning("%s: %s", place.name, error)
+            heappush(self._heap, (self.now, ARRIVAL, next(self._serial), place, WorkFailed(command.job)))
             return
         begin, busy_until_s = self.now, processor.busy_until_s
         if busy_until_s > begin:
             begin = busy_until_s  # abandoned work still occupies its chip
         end = processor.busy_until_s = begin + seconds
-        for observer in self._observers:
-            observer.work_done(name, work, outcome, begin, end)
-        heappush(self._heap, (end, ARRIVAL, next(self._serial), name, WorkFinished(command.job, outcome)))
+        for work_done in self._work_done:
+            work_done(place.name, work, outcome, begin, end)
+        heappush(self._heap, (end, ARRIVAL, next(self._serial), place, WorkFinished(command.job, outcome)))
 
-    def _enter(self, draft: TimedDraft, name: str, job: int, work: DraftWork, processor: Processor) -> None:
+    def _enter(self, draft: TimedDraft, place: _Place, job: int, work: DraftWork) -> None:
         """Keeps a draft running, so that it is written together with those that begin before it can end."""
-        begin_s, serial = max(self.now, processor.busy_until_s), next(self._serial)
+        processor, serial = place.compute.processor, next(self._serial)
+        begin_s = max(self.now, processor.busy_until_s)
         least_end_s = begin_s + draft.least_s
-        self._drafts.append(_RunningDraft(name, job, work, draft, processor, begin_s, serial, least_end_s))
+        self._drafts.append(_RunningDraft(place, job, work, draft, processor, begin_s, serial, least_end_s))
 
     def _run_drafts(self) -> None:
         """Runs forwards until no draft can end before the next event."""
@@ -224,20 +258,33 @@ class Simulator:
         for each in ending:
             outcome, seconds = each.draft.finish()
             end_s = each.processor.busy_until_s = each.begin_s + seconds
-            for observer in self._observers:
-                observer.work_done(each.node, each.work, outcome, each.begin_s, end_s)
+            for work_done in self._work_done:
+                work_done(each.place.name, each.work, outcome, each.begin_s, end_s)
             event = WorkFinished(each.job, outcome)
-            heappush(self._heap, (end_s, ARRIVAL, each.serial, each.node, event))
+            heappush(self._heap, (end_s, ARRIVAL, each.serial, each.place, event))
         self._drafts = [each for each in self._drafts if each not in ending]
 
-    def _send(self, name: str, command: SendMessage) -> None:
+    def _send(self, place: _Place, command: SendMessage) -> None:
         now, to, message, nbytes = self.now, command.to, command.message, command.nbytes
-        link = self._links[name].get(to)
+        route = place.routes.get(to) or self._enter_route(place, to)
+        link = route.link
         arrives_s = link.arrival_s(nbytes, now) if link else now
-        for observer in self._observers:
-            observer.message_sent(name, to, message, nbytes, now, arrives_s)
+        for message_sent in self._message_sent:
+            message_sent(place.name, to, message, nbytes, now, arrives_s)
         if arrives_s < INF:
-            heappush(self._heap, (arrives_s, ARRIVAL, next(self._serial), to, MessageReceived(message)))
+            heappush(self._heap, (arrives_s, ARRIVAL, next(self._serial), route.receiver, MessageReceived(message)))
+
+    def _enter_route(self, sender: _Place, to: str) -> _Route:
+        self._has_routes = True
+        route = sender.routes[to] = _Route(self._places[to], self._links.find(sender.name, to))
+        return route
+
+    def _forget_routes(self) -> None:
+        """Links are given before the run, as a rule, when no route is known."""
+        if self._has_routes:
+            for place in self._places.values():
+                place.routes.clear()
+            self._has_routes = False
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 from serving.deployment.wiring import Driver
-from serving.drivers.simulator import ComputeResource, LinkDirection
+from serving.drivers.link_table import LinkDirection
+from serving.drivers.simulator import ComputeResource
 from serving.hardware.executor import Executor
 from serving.messages import Command, Event, Node, Outcome, Work
 
@@ -28,6 +29,9 @@ class OverheadTimer:
 
     def connect(self, a: str, b: str, wire: LinkDirection) -> None:
         self._driver.connect(a, b, wire)
+
+    def connect_access(self, name: str, outgoing: LinkDirection, incoming: LinkDirection) -> None:
+        self._driver.connect_access(name, outgoing, incoming)
 
     def post(self, at: float, node: str, event: Event) -> None:
         self._driver.post(at, node, event)

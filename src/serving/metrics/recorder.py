@@ -1,9 +1,9 @@
 """Records each session from outside the nodes: tokens and their times, bytes, busy and waiting seconds."""
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 
 from serving.messages import (
     INF,
@@ -36,34 +36,35 @@ TimelineInterval = tuple[str, float, float, int]
 """(lane, begin_s, end_s, tokens or bytes): one interval of a session's time line."""
 _LANES = ("draft", "cloud_draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
 _LANE_INDEX = {lane: index for index, lane in enumerate(_LANES)}
+_INTERVAL = Struct("<bddq")
+"""Lane, begin, end, amount."""
 
 
 class Timeline:
-    """The intervals of one session, in arrays: a run of thousands of devices has millions of intervals."""
+    """The intervals of one session, packed: a run of thousands of devices has millions of intervals."""
 
-    __slots__ = ("_amounts", "_lanes", "_times_s")
+    __slots__ = ("_packed",)
 
     def __init__(self, intervals: Iterable[TimelineInterval] = ()) -> None:
-        self._lanes, self._times_s, self._amounts = bytearray(), array("d"), array("q")
+        self._packed = bytearray()
         for lane, begin_s, end_s, amount in intervals:
             self.add(lane, begin_s, end_s, amount)
 
     def add(self, lane: str, begin_s: float, end_s: float, amount: int) -> None:
         """Raises KeyError for an unknown lane."""
-        self._lanes.append(_LANE_INDEX[lane])
-        self._times_s.append(begin_s)
-        self._times_s.append(end_s)
-        self._amounts.append(amount)
+        self._packed += _INTERVAL.pack(_LANE_INDEX[lane], begin_s, end_s, amount)
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._packed) // _INTERVAL.size
 
     def __iter__(self) -> Iterator[TimelineInterval]:
-        times_s = iter(self._times_s)
-        return zip(map(_LANES.__getitem__, self._lanes), times_s, times_s, self._amounts, strict=True)
+        return ((_LANES[lane], *interval) for lane, *interval in _INTERVAL.iter_unpack(self._packed))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Timeline) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return f"Timeline({list(self)})"
 
 
 @dataclass(slots=True)

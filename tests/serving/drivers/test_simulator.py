@@ -135,6 +135,23 @@ def test_a_link_is_first_in_first_out_and_charges_bytes() -> None:
     ]
 
 
+def test_a_link_that_is_replaced_carries_the_messages_from_then_on() -> None:
+    simulator, _, _ = one({number: [SendMessage("b", Release(str(number)), 0)] for number in (1, 2, 3)})
+    b, links = Script(), [Link(8.0, 8.0, delay_ms=ms).channel("up", 0) for ms in (100, 200, 300)]
+    simulator.add("b", b, ComputeResource(Second()))
+    for at, connect in enumerate(
+        (
+            lambda: simulator.connect_access("b", links[0], links[0]),
+            lambda: simulator.connect_access("a", links[1], links[1]),
+            lambda: simulator.connect("a", "b", links[2]),
+        )
+    ):
+        connect()
+        simulator.post(float(at), "a", begin())
+        simulator.run()
+    assert [now for now, _ in b.heard] == [pytest.approx(at) for at in (0.1, 1.2, 2.3)]
+
+
 def test_without_a_link_a_message_arrives_at_once() -> None:
     simulator, _, _ = one({1: [SendMessage("a", Release("s"), 9)]})
     simulator.post(2.0, "a", begin())
@@ -179,8 +196,8 @@ def test_a_lost_message_is_never_received() -> None:
 
 def test_a_failed_run_restores_the_garbage_collector() -> None:
     before = gc.get_threshold()
-    simulator, _, _ = one()
-    simulator.post(0.0, "b", begin())
+    simulator, _, _ = one({1: [SendMessage("b", Release("s"), 0)]})
+    simulator.post(0.0, "a", begin())
     with pytest.raises(KeyError, match="b"):
         simulator.run()
     assert gc.get_threshold() == before

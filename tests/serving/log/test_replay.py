@@ -99,9 +99,9 @@ def restarted(event_log: EventLog) -> World:
     p = policy("synera", link_loss=LinkLoss("local"))
     w = world(p, drive=lambda own: Simulator([*own, event_log]))
     w.simulator.run(until=0.25)
-    while any(s.busy_until_s > w.simulator.now for s in [w.simulator._compute["cloud"].processor]):
+    while any(s.busy_until_s > w.simulator.now for s in [w.simulator._places["cloud"].compute.processor]):
         w.simulator.run(until=w.simulator.now + 0.005)
-        if not w.simulator._nodes["cloud"].running:
+        if not w.nodes["cloud"].running:
             break
     event_log.node_created("cloud", w.simulator.now)
     w.simulator.add("cloud", Worker("cloud", p), ComputeResource(FakePair()))

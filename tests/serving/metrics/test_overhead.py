@@ -113,12 +113,16 @@ def test_timing_the_overhead_still_drops_caches() -> None:
         def connect(self, a: str, b: str, wire: object) -> None:
             added[a] = wire
 
+        def connect_access(self, name: str, outgoing: object, incoming: object) -> None:
+            added[name] = outgoing, incoming
+
         def post(self, at: float, node: str, event: object) -> None: ...
 
     made, chip = OverheadTimer(Stage()), ComputeResource(executor)
     made.add("cloud-0", Asks(), chip)
     made.connect("a", "b", "wire")
+    made.connect_access("c", "up", "down")
     added["cloud-0"].executor.drop("s", 0)
     assert executor.dropped == [("s", 0)]
     assert added["cloud-0"].processor is chip.processor
-    assert added["a"] == "wire"
+    assert (added["a"], added["c"]) == ("wire", ("up", "down"))

@@ -34,7 +34,7 @@ def recorded(name: str, **how: Any) -> tuple[World, dict[str, SessionRecord]]:
     """A run whose simulator tells a recorder beside the log."""
     w = world(policy(name), **how)
     recorder = Recorder([n for n in w.nodes if n != "cloud"])
-    w.simulator._observers = (w.log, recorder)
+    w.simulator.set_observers((w.log, recorder))
     w.run()
     return w, recorder.records
 
@@ -116,7 +116,7 @@ def test_only_drafts_that_the_cloud_computed_count_as_verified(choice: str) -> N
     name, override = EVERY_VERIFY_CHOICE[choice]
     w = world(policy(name, **override), devices=4, limit=30)
     recorder = Recorder([n for n in w.nodes if n.startswith("device-")])
-    w.simulator._observers = (w.log, recorder)
+    w.simulator.set_observers((w.log, recorder))
     w.run()
     records = recorder.records.values()
     works = [start.work for start in w.log.commands(StartWork)]
@@ -169,11 +169,18 @@ def test_every_timeline_entry_has_a_lane_and_ordered_times() -> None:
 def test_a_request_cancelled_in_the_queue_never_started() -> None:
     w = world(policy("edge_centric"), devices=1, calls_each=2)
     recorder = Recorder(["device-0"])
-    w.simulator._observers = (Log(), recorder)
+    w.simulator.set_observers((Log(), recorder))
     w.simulator.post(0.0, "device-0", SessionCancelled("s0.1"))
     w.run()
     record = recorder.records["s0.1"]
     assert (record.ending, record.started_s, record.tokens) == ("cancelled", None, [])
+
+
+def test_a_timeline_says_its_intervals() -> None:
+    intervals = [("draft", 0.5, 1.25, 4), ("uplink", 1.25, 2.0, 2**40)]
+    assert list(Timeline(intervals)) == intervals
+    assert (len(Timeline(intervals)), repr(Timeline(intervals))) == (2, f"Timeline({intervals})")
+    assert Timeline(intervals) == Timeline(iter(intervals)) != Timeline(intervals[:1])
 
 
 def test_chunks_are_kept_in_order() -> None:
@@ -189,7 +196,7 @@ def test_without_detail_only_timeline_and_chunks_are_missing(name: str) -> None:
     w = world(policy(name), limit=30)
     names = [n for n in w.nodes if n != "cloud"]
     whole, brief = Recorder(names), Recorder(names, detail=False)
-    w.simulator._observers = (whole, brief)
+    w.simulator.set_observers((whole, brief))
     w.run()
     assert any(r.timeline for r in whole.records.values())
     for record in whole.records.values():

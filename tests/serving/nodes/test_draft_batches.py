@@ -151,7 +151,7 @@ def test_a_batchs_time_is_shared_by_tokens() -> None:
 
         def message_sent(self, *_: object) -> None: ...
 
-    w.simulator._observers = (w.log, recorder, Busy())
+    w.simulator.set_observers((w.log, recorder, Busy()))
     w.run()
     assert sum(record.device_busy_s for record in recorder.records.values()) == pytest.approx(sum(busy))
     drafted = sum(len(chunk.tokens) for chunk in w.chunks())

@@ -123,7 +123,7 @@ def test_the_answer_is_the_targets_and_all_of_it_is_the_clouds(draft: Any) -> No
 def test_drafting_in_the_cloud_is_a_stall_of_the_device_and_no_work_of_its_own() -> None:
     w = world(colocated(), devices=1)
     recorder = Recorder(["device-0"])
-    w.simulator._observers = (w.log, recorder)
+    w.simulator.set_observers((w.log, recorder))
     w.run()
     (record,) = recorder.records.values()
     lanes = {lane for lane, *_ in record.timeline}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.deployment.topology import Topology
-from serving.drivers.simulator import LinkDirection
+from serving.drivers.link_table import LinkDirection
 from serving.messages import (
     INF,
     CacheMiss,
@@ -333,7 +333,7 @@ def cut(run: TieredRun, ends: set[str], down_s: float, up_s: float) -> None:
     stage = run.simulator
     a, b = ends
     for here, there in ((a, b), (b, a)):
-        stage.connect(here, there, CutLink(stage.links[here, there], down_s, up_s))
+        stage.connect(here, there, CutLink(stage.links.find(here, there), down_s, up_s))
         stage.post(down_s, here, PeerLost(there))
         stage.post(up_s, here, PeerRestored(there))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.report.estimate import Estimate, estimate, pool
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, fill_template, parse_override
@@ -17,6 +17,7 @@ from pipeline.report.text_reference import TEXT_METRICS, RequestsByPrompt, text_
 if TYPE_CHECKING:
     from pipeline.report.comparison import ComparisonRow
 
+T = TypeVar("T")
 _STAGE = "stage/"
 """Begins the metrics that a stage wrote."""
 
@@ -59,16 +60,44 @@ def rows_of_jobs(exhibit: Exhibit, jobs: Sequence[ComparisonRow], base: Mapping[
 def _rows_of_tables(template: RowTemplate, jobs: Sequence[ComparisonRow], base: Mapping[str, str]) -> list[ExhibitRow]:
     """The rows of the tables that the jobs' goals wrote, pooled over the jobs; without any, one that says why."""
     found: dict[tuple[str, str], list[Mapping[str, Cell]]] = {}
+    chosen: dict[tuple[str, str], Mapping[str, str]] = {}
+    seen, why = set[tuple[tuple[str, str], str]](), dict[tuple[str, str], str]()
     for job in jobs:
         if job.problem is not None or not job.result.artifact:
             continue
-        replicate = row_key(template, choices_of(job.result.overrides, base)).replicate
+        choices = choices_of(job.result.overrides, base)
+        replicate = row_key(template, choices).replicate
         for row in read_rows(Path(job.result.artifact), replicate):
-            found.setdefault((row.group, row.label), []).append(row.measured)
+            group, label = _table_place(template, choices, row)
+            place = (
+                (group, label)
+                if ((group, label), replicate) not in seen
+                else (group, f"{label}, job {job.result.number}")
+            )
+            seen.add((place, replicate))
+            found.setdefault(place, []).append(row.measured)
+            chosen.setdefault(place, choices)
+            if row.problem:
+                why.setdefault(place, row.problem)
     problem = _problem(jobs)
     if not found:
         return [ExhibitRow("", "no table", problem=problem or "no job left an artifact")] if jobs else []
-    return [ExhibitRow(*place, _pooled_cells(tables), problem=problem) for place, tables in found.items()]
+    return [
+        ExhibitRow(*place, _pooled_cells(tables), chosen[place], problem=why.get(place, problem))
+        for place, tables in _in_order_of_groups(found).items()
+    ]
+
+
+def _table_place(template: RowTemplate, choices: Mapping[str, str], row: ExhibitRow) -> tuple[str, str]:
+    """The group and the label of a table's row."""
+    known = {**choices, "row": row.label, "group": row.group}
+    return fill_template(template.group or "{group}", known), fill_template(template.label or "{row}", known)
+
+
+def _in_order_of_groups(found: Mapping[tuple[str, str], T]) -> dict[tuple[str, str], T]:
+    """The rows of a group behind one another: each job brings rows of several groups."""
+    groups = list(dict.fromkeys(group for group, _ in found))
+    return {place: found[place] for place in sorted(found, key=lambda place: groups.index(place[0]))}
 
 
 def _pooled_cells(tables: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:

@@ -9,11 +9,16 @@ from pipeline.report import figures
 from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit, fill_template, template_fields
 from pipeline.report.exhibit.schema import ExhibitFigure
+from pipeline.report.figure_look import SCREEN, FigureLook
 from pipeline.report.figures import PlotPoint
 from pipeline.report.series_style import SeriesStyle, series_styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CHARS_OF_A_COLUMN = 50
+"""Names of categories with more characters in all would cover each other in one column of print."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +116,24 @@ def draw_exhibit(shown: RenderedExhibit, path: Path) -> Path | None:
     found = build_panels(shown, figure) if figure else []
     if figure is None or not found:
         return None
-    styles = series_styles(_policies(shown, figure, [name for panel in found for name in panel.names]))
-    sheet = figures.create_figure(4.8 * max(1.4, len(found)), 3.9)
-    for place, panel in enumerate(found, 1):
-        axes = sheet.add_subplot(1, len(found), place)
-        _draw_panel(axes, panel, styles)
-        figures.style_axes(axes, figure.x.strip("{}"), panel.y)
-        _set_log_scales(axes, figure, panel)
-    figures.add_legend(sheet)
+    sheet = panels_figure(shown, figure, found, (4.8 * max(1.4, len(found)), 3.9))
     return figures.save_figure(sheet, path, shown.exhibit.title)
+
+
+def panels_figure(
+    shown: RenderedExhibit, figure: ExhibitFigure, panels: Sequence[Panel], size: tuple[float, float],
+    look: FigureLook = SCREEN,
+) -> "Figure":  # fmt: skip
+    """The panels side by side on a sheet of this size in inches, with one legend."""
+    styles = series_styles(_policies(shown, figure, [name for one in panels for name in one.names]), look.colours)
+    sheet = figures.create_figure(*size)
+    for place, panel in enumerate(panels, 1):
+        axes = sheet.add_subplot(1, len(panels), place)
+        _draw_panel(axes, panel, styles, look)
+        figures.style_axes(axes, figure.x.strip("{}"), panel.y, look)
+        _set_log_scales(axes, figure, panel)
+    figures.add_legend(sheet, look)
+    return sheet
 
 
 def _policies(shown: RenderedExhibit, figure: ExhibitFigure, names: Sequence[str]) -> dict[str, str]:
@@ -130,7 +144,7 @@ def _policies(shown: RenderedExhibit, figure: ExhibitFigure, names: Sequence[str
     return {name: next(iter(own)) if len(own) == 1 else "" for name, own in found.items()}
 
 
-def _draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, SeriesStyle]) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, SeriesStyle], look: FigureLook) -> None:
     """Points of categories are not connected."""
     categories = panel.categories
     placed = []
@@ -138,15 +152,16 @@ def _draw_panel(axes: "Axes", panel: Panel, styles: Mapping[str, SeriesStyle]) -
         style = styles[name]
         measured, reported = panel.measured.get(name, ()), panel.reported.get(name, ())
         xs, line = _x_positions(measured, categories), 1.4 if categories is None else 0.0
-        figures.draw_points(axes, xs, measured, style, name, linewidth=line)
+        figures.draw_points(axes, xs, measured, style, name, look.marker_pt, line)
         placed += [(x, point, style.colour) for x, point in zip(xs, measured, strict=True)]
         if reported:
             axes.plot(_x_positions(reported, categories), [point.y for point in reported], style.marker,
-                      markerfacecolor="none", markersize=7, markeredgecolor=style.colour,
+                      markerfacecolor="none", markersize=look.marker_pt + 2.5, markeredgecolor=style.colour,
                       label=name + figures.REPORTED)  # fmt: skip
-    figures.label_points(axes, placed)
+    figures.label_points(axes, placed, look)
     if categories is not None:
-        axes.set_xticks(range(len(categories)), categories, rotation=20, ha="right")
+        crowded = look.column_in is not None and sum(map(len, categories)) > _CHARS_OF_A_COLUMN
+        axes.set_xticks(range(len(categories)), categories, rotation=60 if crowded else 20, ha="right")
     axes.margins(x=0.08, y=0.12)
 
 

@@ -12,10 +12,11 @@ from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit import plot
 from pipeline.report.exhibit.claims import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
 from pipeline.report.exhibit.map_plot import draw_maps
+from pipeline.report.exhibit.order import order_texts
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
 from pipeline.report.mlflow_store import FORBIDDEN_CHARS
-from pipeline.report.table import LabelledTexts, ReportPart, Table, csv_text, shared_decimals
+from pipeline.report.table import WIDTH, LabelledTexts, ReportPart, Table, csv_text, shared_decimals
 
 _LEGEND = (
     ("ours", "value [95 % interval, seeds and prompts resampled] (least to greatest seed); a dash: not known"),
@@ -34,12 +35,12 @@ def exhibit_parts(
         *(("differs", text) for text in exhibit.deviations),
         *(("note", text) for text in (*notes, *_missing_jobs(shown))),
     ]
-    legend = (*_LEGEND[: 2 if said else 1], *_sample_sizes(shown))
+    legend = (*_LEGEND[: 2 if said else 1], *sample_sizes(shown))
     found: list[ReportPart] = [exhibit.title, _table(shown), LabelledTexts(legend)]
-    return [*found, *(LabelledTexts(tuple(pairs)) for pairs in (said, rest) if pairs)]
+    return [*found, *(LabelledTexts(tuple(pairs)) for pairs in (order_texts(shown), said, rest) if pairs)]
 
 
-def _sample_sizes(shown: RenderedExhibit) -> Iterator[tuple[str, str]]:
+def sample_sizes(shown: RenderedExhibit) -> Iterator[tuple[str, str]]:
     """What the rows rest on; a prompt that a simulation repeats is one prompt."""
     requests = [row.num_requests for row in shown.rows if row.num_requests]
     prompts = [row.num_prompts for row in shown.rows if row.num_prompts]
@@ -55,9 +56,10 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _missing_jobs(shown: RenderedExhibit) -> Iterator[str]:
-    """The missing jobs of rows that other jobs have filled."""
+    """The missing jobs of rows that other jobs have filled, what tables say of their rows, and remarks that are cut."""
     for row in shown.rows:
-        if row.problem and any(cell is not None for cell in row.measured.values()):
+        filled = any(cell is not None for cell in row.measured.values())
+        if row.problem and (filled or len(row.problem) > WIDTH // 2):
             yield f"{row.label}: {row.problem}"
 
 

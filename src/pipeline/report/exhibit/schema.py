@@ -56,7 +56,8 @@ class ExhibitColumn:
 class RowTemplate:
     """Templates of a row's label and group; jobs that differ only in the choice `pool_over` (a seed) are one row.
 
-    from_table        each job's goal is a stage that writes rows.json: its rows are the exhibit's, without `label`
+    from_table        each job's goal is a stage that writes rows.json: its rows are the exhibit's. Templates may name
+                      the table's own labels, `{row}` and `{group}`; by default they are the labels
     text_reference    label of a row; `text/rouge_1`, `text/equal` and `text/same_prefix` compare the texts of the other
                       rows of its group with its own, prompt by prompt
     """
@@ -68,8 +69,8 @@ class RowTemplate:
     from_table: bool = False
 
     def __post_init__(self) -> None:
-        if self.from_table and (self.label or self.group or self.text_reference):
-            raise ValueError("exhibit.rows.from_table takes label and group from the table; leave them out")
+        if self.from_table and self.text_reference:
+            raise ValueError("exhibit.rows.from_table has rows without texts; leave text_reference out")
         if not self.from_table and not self.label.strip():
             raise ValueError("exhibit.rows.label is empty; write a template over the choices, such as '{policy}'")
         if "{" in self.pool_over:
@@ -116,6 +117,17 @@ class ExhibitMap:
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.x, self.y, *self.colours, self.panel_row, self.panel_column)
+
+
+@dataclass(frozen=True)
+class ExhibitOrder:
+    """Asks for the best row of each group by `column`, and between which groups, in their order, another becomes it.
+
+    Rows without a number in the column do not take part.
+    """
+
+    column: str
+    better: Literal["lower", "higher"] = "lower"
 
 
 @dataclass(frozen=True)
@@ -167,6 +179,7 @@ class Exhibit:
     rows: RowTemplate | None = None
     reported: Mapping[str, Any] = field(default_factory=dict)
     figure: ExhibitFigure | None = None
+    order: ExhibitOrder | None = None
     claims: tuple[Claim, ...] = ()
     deviations: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
@@ -198,6 +211,8 @@ class Exhibit:
                     f"exhibit.reported: {row!r} is {values!r}; column names with their values are wanted"
                 )
             yield from ((f"exhibit.reported of {row!r}", name) for name in values)
+        if self.order:
+            yield "exhibit.order", self.order.column
         if self.figure:
             yield from (("exhibit.figure.y", name) for name in self.figure.panels)
             axes = {"x": self.figure.x, "series": self.figure.series}

@@ -11,7 +11,8 @@
 
 rows.json is `{row: {metric: cell}}`, or `{group: {row: {metric: cell}}}`, with the metrics of the exhibit's columns. A
 cell is a number, a text, null, or a list with a number for each prompt, which gets an interval and pairs with lists of
-the same length; or `{"by_seed": {seed: number or list}}`, with an interval that covers the seeds too.
+the same length; or `{"by_seed": {seed: number or list}}`, with an interval that covers the seeds too. The cell `why` is
+a text that says why a row lacks values, or why they are what they are: it stands behind the table.
 """
 
 import json
@@ -28,6 +29,7 @@ from pipeline.report.table import plain_lines
 
 ROWS_FILE = "rows.json"
 BY_SEED = "by_seed"
+WHY = "why"
 
 
 class TableError(UserError):
@@ -61,8 +63,9 @@ def read_rows(artifact: Path, replicate: str = "") -> Iterator[ExhibitRow]:
             found_cells = {
                 full_metric_name(name): _cell(value, f"{path}: {label}, {name}", replicate)
                 for name, value in cells.items()
+                if name != WHY
             }
-            yield ExhibitRow(group, label, found_cells)
+            yield ExhibitRow(group, label, found_cells, problem=cells.get(WHY))
 
 
 def _is_table(node: Any) -> bool:
@@ -104,5 +107,5 @@ def missing_metric_notes(exhibit: Exhibit, rows: Sequence[ExhibitRow]) -> Iterat
     """Metrics of columns that no row has, often by a spelling mistake."""
     known = {metric for row in rows for metric in row.measured}
     for column in exhibit.columns:
-        if column.metric_name not in known:
+        if known and column.metric_name not in known:
             yield f"no row has {column.metric_name!r}; there are {', '.join(sorted(known))}"

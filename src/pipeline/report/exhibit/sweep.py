@@ -48,6 +48,10 @@ class SweepExhibit:
         notes = [*transport_checks(job.result for job in jobs), *self._missing_metric_notes(jobs, rows)]
         return write_exhibit(shown, folder, folder / "exhibit.png", notes)
 
+    def shown(self, jobs: Sequence[ComparisonRow]) -> RenderedExhibit:
+        """The exhibit with the rows of the jobs; writes nothing."""
+        return RenderedExhibit.with_reported_rows(self.exhibit, rows_of_jobs(self.exhibit, jobs, self.base_choices))
+
     def _missing_metric_notes(self, jobs: Sequence[ComparisonRow], rows: Sequence[ExhibitRow]) -> Iterator[str]:
         """Columns whose metric no job has: those of stages are known only after the jobs."""
         if self.exhibit.rows and self.exhibit.rows.from_table:
@@ -76,7 +80,8 @@ def prepare_exhibit(config: DictConfig) -> SweepExhibit | None:
     written, asked = job_overrides(config, []), job_overrides(config, written_overrides(config.hydra))
     base = _base_choices(config, exhibit, exhibit.rows, written + asked)
     places = [[row_key(exhibit.rows, choices_of(job, base)) for job in jobs] for jobs in (written, asked)]
-    _check_unique_rows(places[1], exhibit.rows)
+    if not _named_by_tables(exhibit.rows):
+        _check_unique_rows(places[1], exhibit.rows)
     if asked and not exhibit.rows.from_table:
         _check_rows(exhibit, [one for own in places for one in own])
     return SweepExhibit(exhibit, base, len(written))
@@ -163,7 +168,9 @@ def _template_names(exhibit: Exhibit, rows: RowTemplate) -> list[str]:
     figure = exhibit.figure
     templates = (figure.x, figure.series, figure.point_labels) if figure else ()
     drawn = [name for name in template_fields(*templates) if name not in ("row", "group")]
-    return [*template_fields(rows.label, rows.group), *drawn, *([rows.pool_over] if rows.pool_over else [])]
+    own = ("row", "group") if rows.from_table else ()
+    named = [name for name in template_fields(rows.label, rows.group) if name not in own]
+    return [*named, *drawn, *([rows.pool_over] if rows.pool_over else [])]
 
 
 def _configured_value(config: DictConfig, name: str) -> str | None:
@@ -174,6 +181,11 @@ def _configured_value(config: DictConfig, name: str) -> str | None:
         return str(group)
     value: Any = OmegaConf.select(config, name) if "/" not in name else None
     return None if value is None or OmegaConf.is_config(value) else str(value)
+
+
+def _named_by_tables(rows: RowTemplate) -> bool:
+    """True if labels have parts that are known only after the jobs."""
+    return rows.from_table and not {"row", "group"}.isdisjoint(template_fields(rows.label, rows.group))
 
 
 def _check_unique_rows(places: Sequence[RowKey], rows: RowTemplate) -> None:

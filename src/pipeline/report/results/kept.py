@@ -70,7 +70,7 @@ class KeptResult:
 
 
 def results_folder() -> Path:
-    """docs/results of the checkout."""
+    """docs/results of the checkout; in a wheel, the copy that it brings, which is only read."""
     return conf_dir().parent / "docs" / "results"
 
 

@@ -1,6 +1,6 @@
 """A load test: a simulated steady state of a number of devices, measured in a window of time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite
 from statistics import fmean, median
@@ -118,6 +118,20 @@ class LoadTestResult:
         return asdict(self)
 
 
+Observe = Callable[[Topology, float, float], Sequence[Observer]]
+"""(topology, begin_s, end_s) -> further observers of a load test whose window is that time."""
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """A simulated load test with what was observed in its window of `window_s` seconds."""
+
+    topology: Topology
+    observer: LoadObserver
+    evaluator: SloEvaluator
+    window_s: float
+
+
 def run_load_test(
     setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, num_devices: int, seed: int, max_late_share: float = 1.0
 ) -> LoadTestResult:
@@ -125,24 +139,52 @@ def run_load_test(
 
     Raises ValueError for a workload without SLO classes, or one that is no closed loop.
     """
+    scheduler = TimedScheduler(setup.policy.scheduler)
+    setup = replace(setup, policy=replace(setup.policy, scheduler=scheduler))
+    parts: list[VerificationObserver | BusyTimeObserver] = []
+
+    def observe(topology: Topology, begin_s: float, end_s: float) -> Sequence[Observer]:
+        if load_test.attribution:
+            parts.append(VerificationObserver(topology.workers, begin_s, end_s))
+        if load_test.busy_time:
+            estimators = {node: topology.estimator(node) for node in topology.workers}
+            parts.append(BusyTimeObserver(estimators, begin_s, end_s))
+        return parts
+
+    run = simulate_load(setup, outcomes, load_test, num_devices, seed, max_late_share, observe)
+    metrics = _window_metrics(run.observer, run.window_s, num_devices) | scheduler.metrics()
+    for part in parts:
+        if isinstance(part, VerificationObserver):
+            metrics |= lateness_shares(part.verifications)
+        else:
+            metrics |= part.metrics(run.observer.counts.emitted, len(run.topology.workers))
+    return LoadTestResult(num_devices, seed, *run.evaluator.counts(run.observer), metrics)
+
+
+def simulate_load(
+    setup: Setup,
+    outcomes: OutcomeSource,
+    load_test: LoadTest,
+    num_devices: int,
+    seed: int,
+    max_late_share: float = 1.0,
+    observe: Observe = lambda *_: (),
+) -> LoadRun:
+    """Simulates `num_devices` devices until each answer of the window is known to be in time or late.
+
+    Raises ValueError for a workload without SLO classes, or one that is no closed loop.
+    """
     if not setup.workload.slo:
         raise ValueError("no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
-    scheduler = TimedScheduler(setup.policy.scheduler)
-    workload, policy = replace(setup.workload, devices=num_devices), replace(setup.policy, scheduler=scheduler)
-    setup = replace(setup, seed=seed, workload=workload, policy=policy)
+    setup = replace(setup, seed=seed, workload=replace(setup.workload, devices=num_devices))
     slowest_s = max(setup.workload.max_new_tokens / one.tokens_per_s for one in setup.workload.slo)
     warmup_s, window_s = max(load_test.warmup_s, slowest_s), load_test.window_for(num_devices, slowest_s)
     ends_s = warmup_s + window_s
     load = make_load(setup, outcomes, num_devices, ends_s + slowest_s, load_test.stagger_s)
     engines = outcomes.open(load.queries, setup.policy, seed)
-    topology, observer = (
-        Topology(setup, engines.cloud_layers, tokenizer=engines.tokenizer),
-        LoadObserver(warmup_s, ends_s),
-    )
-    verifications = VerificationObserver(topology.workers, warmup_s, ends_s)
-    busy = BusyTimeObserver({node: topology.estimator(node) for node in topology.workers}, warmup_s, ends_s)
-    optional: list[tuple[Observer, bool]] = [(verifications, load_test.attribution), (busy, load_test.busy_time)]
-    simulator = Simulator([observer, *[each for each, wanted in optional if wanted]])
+    topology = Topology(setup, engines.cloud_layers, tokenizer=engines.tokenizer)
+    observer = LoadObserver(warmup_s, ends_s)
+    simulator = Simulator([observer, *observe(topology, warmup_s, ends_s)])
     _wire_simulator(simulator, topology, engines, load)
     evaluator = SloEvaluator(load, load_test.speed_from)
     simulator.run(until=ends_s)
@@ -150,12 +192,7 @@ def run_load_test(
         if evaluator.is_decided(observer, simulator.now, max_late_share):
             break
         simulator.run(until=ends_s + min(second, slowest_s))
-    metrics = _window_metrics(observer, window_s, num_devices) | scheduler.metrics()
-    if load_test.attribution:
-        metrics |= lateness_shares(verifications.verifications)
-    if load_test.busy_time:
-        metrics |= busy.metrics(observer.counts.emitted, len(topology.workers))
-    return LoadTestResult(num_devices, seed, *evaluator.counts(observer), metrics)
+    return LoadRun(topology, observer, evaluator, window_s)
 
 
 def _wire_simulator(simulator: Simulator, topology: Topology, engines: OutcomeEngines, load: OfferedLoad) -> None:

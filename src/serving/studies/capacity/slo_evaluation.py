@@ -108,7 +108,10 @@ SloCounts = tuple[dict[str, int], dict[str, int], dict[str, float]]
 
 
 class SloEvaluator:
-    """Evaluates the answers of a load; speed counts from the arrival (`asked`) or from the first token."""
+    """Evaluates the answers of a load; speed counts from the arrival (`asked`) or from the first token.
+
+    An answer is late if it is slower than its class promises, or if its first token comes later.
+    """
 
     def __init__(self, load: OfferedLoad, speed_from: SpeedFrom) -> None:
         self._speed_from = speed_from
@@ -130,16 +133,23 @@ class SloEvaluator:
         for answer in observer.answers.values():
             name, speed = self._slo_class(answer).name, self._speed(answer)
             asked[name] += 1
-            violated[name] += speed < self._slo_class(answer).tokens_per_s
+            violated[name] += speed < self._slo_class(answer).tokens_per_s or self._began_late(answer)
             if 0 < speed < inf:
                 reached[name].append(speed)
         return dict(asked), dict(violated), {name: fmean(own) for name, own in reached.items()}
 
     def _is_late(self, answer: AnswerTiming, now: float) -> bool:
-        rate = self._slo_class(answer).tokens_per_s
+        rate, ttft_s = self._slo_class(answer).tokens_per_s, self._slo_class(answer).ttft_s
         if answer.ended_s < INF:
-            return self._speed(answer) < rate
+            return self._speed(answer) < rate or self._began_late(answer)
+        if ttft_s is not None and min(now, answer.first_token_s) > answer.arrived_s + ttft_s:
+            return True
         return self._speed_from == "asked" and now > answer.arrived_s + self._max_new_tokens[answer.session] / rate
+
+    def _began_late(self, answer: AnswerTiming) -> bool:
+        """True if the class promises a time to the first token, and the answer's took longer."""
+        ttft_s = self._slo_class(answer).ttft_s
+        return ttft_s is not None and answer.first_token_s > answer.arrived_s + ttft_s
 
     def _speed(self, answer: AnswerTiming) -> float:
         """Tokens per second; 0 if the answer has not ended."""
@@ -149,10 +159,14 @@ class SloEvaluator:
         since_s, n = (answer.arrived_s, answer.num_tokens) if asked else (answer.first_token_s, answer.num_tokens - 1)
         return n / (answer.last_token_s - since_s) if answer.last_token_s > since_s else inf
 
-    def _slo_class(self, answer: AnswerTiming) -> SloClass:
-        promised = self._slo_of[answer.session]
+    def slo_class(self, session: str) -> SloClass:
+        """What was promised to the session."""
+        promised = self._slo_of[session]
         assert promised is not None
         return promised
+
+    def _slo_class(self, answer: AnswerTiming) -> SloClass:
+        return self.slo_class(answer.session)
 
 
 SPIKE_FACTOR = 1.5

@@ -77,7 +77,7 @@ def test_a_run_leaves_no_state_whenever_its_client_disconnects() -> None:
         observer = LeavingObserver(["device-0", "device-1"], after)
         for call in w.calls:
             observer.start(call.session, "device-0")
-        w.simulator._observers = (observer,)
+        w.simulator.set_observers((observer,))
         w.run()
         observer.leave()
         assert observer._recorder.records == observer._device_of == observer._drafted_tokens == {}

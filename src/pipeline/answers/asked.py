@@ -1,0 +1,68 @@
+"""A question as a command asks it: the objects of its configuration, the command's own words, and where answers go."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
+
+from pipeline.answers.evaluation import Evaluator
+from pipeline.answers.words import key_of, without
+from pipeline.config.build import ConfigSchema, construct
+from pipeline.errors import ConfigError
+from pipeline.parallel.workers import create_workers
+from pipeline.report.mlflow_store import Tracking
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+NOT_OF_CELLS = ("experiment", "policy", "require", "tracking", "report", "stage", "force", "hydra")
+"""Keys of a command that asks which its cells do not have: `policy` names the candidates."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command's `words` for its cells, the `policies` that it names, and the means to serve cells."""
+
+    evaluator: Evaluator
+    words: tuple[str, ...]
+    policies: tuple[str, ...]
+    outputs: Path
+    tracking: Tracking
+    plan_only: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+
+
+class Question(Protocol):
+    """What `hydra.sweeper.question` describes."""
+
+    KEYS: ClassVar[tuple[str, ...]]
+    """Top-level keys of the command that are the question's own, and no words of its cells."""
+
+    def answer(self, asked: Asked) -> None:
+        """Serves cells, prints the answer and writes its files. Raises UserError for what a user can mend."""
+
+
+def ask(
+    question: Mapping[str, Any], workers: Mapping[str, Any], arguments: Sequence[str], config: "DictConfig",
+    config_dir: Path | None,
+) -> None:  # fmt: skip
+    """Answers the question of a composed command. Raises UserError."""
+    stage = str(config.get("stage", "all"))
+    if stage not in ("all", "plan"):
+        raise ConfigError(f"stage is {stage!r}; a question is asked with stage=all, or planned with stage=plan.")
+    outputs = Path(str(config.outputs)).absolute()
+    schema = ConfigSchema(lambda path: str(path), lambda _class, _name: None)
+    asked: Question = construct(schema.coerce(question, Any, "hydra.sweeper.question"), None)
+    tracking = Tracking(str(config.tracking.uri) if config.tracking.uri else None, str(config.tracking.experiment),
+                        str(config.outputs))  # fmt: skip
+    evaluator = Evaluator(create_workers(dict(workers)), str(config_dir) if config_dir else None)
+    words = without(arguments, (*NOT_OF_CELLS, *asked.KEYS))
+    policies = [name for word in arguments if key_of(word) == "policy" for name in _choices(word)]
+    asked.answer(Asked(evaluator, tuple(words), tuple(policies), outputs, tracking, stage == "plan"))
+
+
+def _choices(word: str) -> list[str]:
+    """The names of `policy=a,b`, or of `policy=choice(a,b)`, as a sweep's word has become."""
+    value = word.partition("=")[2].removeprefix("choice(").removesuffix(")")
+    return [one.strip() for one in value.split(",") if one.strip()]

@@ -1,0 +1,105 @@
+"""Serves many cells on worker processes, each cell once, and builds first what they need."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TextIO
+
+from pipeline.answers.cell import CellResult, composed_cell, run_cell
+from pipeline.artifacts.progress_display import ProgressLines, display_for
+from pipeline.artifacts.stage import Stage
+from pipeline.config.build import construct
+from pipeline.config.plan import Plan
+from pipeline.errors import ConfigError, UserError
+from pipeline.parallel.workers import LostTask, Workers
+from pipeline.report.plan import PlannedStage, plan_stages
+from pipeline.running import Job, create_job
+
+LOSSY = "its text is not the cloud model's own, which require.lossless asks for"
+CELL_NBYTES = 6e8
+"""Memory of a worker process that simulates some hundred requests."""
+
+
+@dataclass
+class Evaluator:
+    """Cells that were served, by their words; further ones are served by `workers`."""
+
+    workers: Workers
+    config_dir: str | None = None
+    file: TextIO = field(default_factory=lambda: sys.stderr)
+    known: dict[tuple[str, ...], CellResult] = field(default_factory=dict)
+
+    def evaluate(self, name: str, cells: Sequence[Sequence[str]]) -> list[CellResult]:
+        """The results of the cells in their order; progress is printed under `name`."""
+        wanted = [tuple(words) for words in cells]
+        missing = [words for words in dict.fromkeys(wanted) if words not in self.known]
+        lines = ProgressLines(name, self._say, brief=True)
+        tasks = [(words, self.config_dir) for words in missing]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "A worker stopped")  # joblib starts a process anew where it has grown
+            for done, (index, result) in enumerate(self.workers.run(run_cell, tasks, CELL_NBYTES), 1):
+                words = missing[index]
+                self.known[words] = CellResult(words, problem=result.reason) if isinstance(result, LostTask) else result
+                lines.progress(done, len(missing))
+        return [self.known[words] for words in wanted]
+
+    def build_inputs(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> dict[tuple[str, ...], str]:
+        """Builds the stages that the cells are served from, with progress; the problem of each cell that has one, and
+        `LOSSY` for a lossy one where only lossless ones are wanted: for these nothing is built.
+        """
+        problems = {}
+        for words in dict.fromkeys(map(tuple, cells)):
+            try:
+                if not self._build_inputs(words, only_lossless):
+                    problems[words] = LOSSY
+            except UserError as problem:
+                problems[words] = str(problem).partition("\n")[0]
+        return problems
+
+    def _build_inputs(self, words: Sequence[str], only_lossless: bool) -> bool:
+        """False for a lossy policy that is not wanted."""
+        with composed_cell(words, self.config_dir) as cfg:
+            job, plan = _planned(create_job(cfg))
+            if only_lossless and not _is_lossless(plan):
+                return False
+            missing = _missing_inputs(job, plan)
+            if missing:
+                replace(job, observer=display_for(self.file)).run(missing)
+        return True
+
+    def planned_stages(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> list[PlannedStage]:
+        """What the cells are served from, each stage once, with estimates of those to build; invalid cells are left
+        out.
+        """
+        found: dict[str, PlannedStage] = {}
+        for words in cells:
+            try:
+                with composed_cell(words, self.config_dir) as cfg:
+                    job, plan = _planned(create_job(cfg))
+                    if only_lossless and not _is_lossless(plan):
+                        continue
+                    inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
+                    found |= {one.key: one for one in plan_stages(inputs, plan.kinds, job.store)}
+            except ConfigError:
+                continue
+        return list(found.values())
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.file, flush=True)
+
+
+def _planned(job: Job) -> tuple[Job, Plan]:
+    return job, job.plan()
+
+
+def _is_lossless(plan: Plan) -> bool:
+    """True if the policy writes the cloud model's own text; known before any of its artifacts is built."""
+    policy = construct(plan.serve.args["setup"]["policy"], None, "policy")
+    return bool(getattr(policy, "lossless", True))
+
+
+def _missing_inputs(job: Job, plan: Plan) -> list[Stage]:
+    if job.store.has(plan.serve):
+        return []
+    return [stage for stage in plan.stages.values() if stage is not plan.serve and not job.store.has(stage)]

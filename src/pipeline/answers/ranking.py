@@ -1,0 +1,102 @@
+"""The order of measured candidates: what keeps the requirements first, then the Pareto front, then the objective."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from pipeline.answers.candidates import Candidate
+from pipeline.answers.cell import CellResult
+from pipeline.answers.requirements import Limit, Requirements
+
+INDIFFERENCE = 0.01
+"""Values of the first objective within this share of each other are equal: the second one decides."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate with its cells, one a seed; `metrics` are means over them."""
+
+    candidate: Candidate
+    cells: tuple[CellResult, ...]
+    quality: Mapping[str, float] = field(default_factory=dict)
+    """What a run on text measured; empty without one."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        shared: set[str] = set.intersection(*(set(cell.metrics) for cell in self.cells))
+        own = {key: fmean(cell.metrics[key] for cell in self.cells) for key in sorted(shared)}
+        return {**own, **self.quality}
+
+    @property
+    def lossless(self) -> bool:
+        return all(cell.lossless for cell in self.cells)
+
+    @property
+    def artifacts(self) -> list[str]:
+        return [cell.artifact for cell in self.cells]
+
+
+def broken(row: Row, require: Requirements) -> list[tuple[str, float]]:
+    """What the row breaks, each with the share by which it does."""
+    metrics = row.metrics
+    limits: list[Limit] = [*require.limits()]
+    quality = require.quality_limit()
+    if quality and "quality/mean" in metrics:
+        limits.append(quality)
+    found = [(limit.describe(metrics), limit.excess(metrics)) for limit in limits]
+    if require.lossless and not row.lossless:
+        found.append(("tokens that are not the cloud model's own", 1.0))
+    return [(text, excess) for text, excess in found if excess > 0]
+
+
+def excess(row: Row, require: Requirements) -> float:
+    """The sum of the shares by which the row breaks the requirements; 0 for one that keeps them."""
+    return sum(share for _, share in broken(row, require))
+
+
+def objective_values(row: Row, objective: Sequence[str]) -> tuple[float, ...]:
+    """The row's objectives, all to be minimised; infinite where one is not known."""
+    metrics = row.metrics
+    return tuple(metrics.get(one, float("inf")) for one in objective)
+
+
+def pareto_front(values: Sequence[Sequence[float]]) -> list[bool]:
+    """True for each point that no other is at least as good as everywhere and better somewhere."""
+    return [not any(_dominates(other, one) for other in values) for one in values]
+
+
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+
+
+def ranked(rows: Sequence[Row], require: Requirements, objective: Sequence[str]) -> list[Row]:
+    """The rows, best first."""
+    left = sorted(rows, key=lambda row: objective_values(row, objective))
+    found: list[Row] = []
+    for kept in (True, False):
+        some = [row for row in left if (excess(row, require) == 0) == kept]
+        found += _by_objective(some, objective) if kept else sorted(some, key=lambda row: excess(row, require))
+    return found
+
+
+def _by_objective(rows: Sequence[Row], objective: Sequence[str]) -> list[Row]:
+    """The rows by their first objective; among those that are equal there, by the others."""
+    found, left = [], list(rows)
+    while left:
+        least = objective_values(left[0], objective)[0]
+        equal = [row for row in left if objective_values(row, objective)[0] <= least * (1 + INDIFFERENCE)]
+        first = min(equal, key=lambda row: objective_values(row, objective)[1:])
+        found.append(first)
+        left.remove(first)
+    return found
+
+
+def promoted(rows: Sequence[Row], require: Requirements, objective: Sequence[str], keep: int) -> list[Row]:
+    """The `keep` rows that go on: half of them at most from the Pareto front of those that keep the requirements, the
+    others by rank.
+    """
+    order = ranked(rows, require, objective)
+    good = [row for row in order if excess(row, require) == 0]
+    front = pareto_front([objective_values(row, objective) for row in good])
+    first = [row for row, best in zip(good, front, strict=True) if best][: max(1, keep // 2)]
+    return [*first, *(row for row in order if row not in first)][:keep]

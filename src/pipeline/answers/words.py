@@ -1,0 +1,64 @@
+"""Words of a command line, put together: of two that set the same key the later one holds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def key_of(word: str) -> str:
+    """The key that a word sets, without Hydra's signs."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+def joined(*parts: Iterable[str]) -> tuple[str, ...]:
+    """All words in their order, without those that a later word of the same key replaces. Groups come first: a choice
+    of a group would replace the options of an earlier one.
+    """
+    found: dict[str, str] = {}
+    for word in (word for part in parts for word in part):
+        found.pop(key_of(word), None)
+        found[key_of(word)] = word
+    return tuple(sorted(found.values(), key=lambda word: "." in key_of(word)))
+
+
+def without(words: Iterable[str], keys: Sequence[str]) -> list[str]:
+    """The words whose keys are none of these, and below none of these."""
+    return [
+        word for word in words if not any(key_of(word) == key or key_of(word).startswith(f"{key}.") for key in keys)
+    ]
+
+
+def mixed_networks(networks: Mapping[str, float], fleet: Mapping[str, object], devices: int) -> tuple[str, ...]:
+    """The words of a testbed whose `devices` devices, all of one `fleet`, are dealt to networks by their shares.
+
+    Raises ValueError for shares that are not above 0, or a fleet that cannot be written in a word.
+    """
+    wrong = [f"{name}: {share}" for name, share in networks.items() if not share > 0]
+    if wrong:
+        raise ValueError(f"networks has the share {wrong[0]}; a share is a number above 0, in any unit")
+    nested = [key for key, value in fleet.items() if isinstance(value, Mapping | list)]
+    if nested:
+        raise ValueError(
+            f"networks splits the devices of hardware.device, whose {nested[0]} has options of its own; give it by a "
+            "plain name, or write hardware.fleets yourself"
+        )
+    counts = deal(networks, devices)
+    own = {key: value for key, value in fleet.items() if value is not None and key not in ("count", "network")}
+    texts = [_node({**own, "count": count, "network": name}) for name, count in counts.items() if count]
+    return ("hardware.device=null", f"+hardware.fleets=[{','.join(texts)}]")
+
+
+def deal(shares: Mapping[str, float], total: int) -> dict[str, int]:
+    """`total` devices by shares, the largest remainders rounded up."""
+    whole = sum(shares.values())
+    exact = {name: total * share / whole for name, share in shares.items()}
+    counts = {name: int(value) for name, value in exact.items()}
+    for name in sorted(exact, key=lambda one: counts[one] - exact[one])[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def _node(values: Mapping[str, object]) -> str:
+    return "{" + ",".join(f"{key}:{_text(value)}" for key, value in values.items()) + "}"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,29 @@
+"""What the marks of a table mean."""
+
+from collections.abc import Iterator
+
+from pipeline.report.export.results import ResultTable
+from pipeline.report.export.significance import SIGNIFICANCE, Judgement
+
+DAGGER = "†"
+_NAMED_NOTES = frozenset({"baseline", "note", "sample"})
+"""The notes of a table that stand below it in print; what differs from a paper is a matter of the text."""
+
+
+def legend(table: ResultTable, found: Judgement) -> Iterator[tuple[str, str]]:
+    """Pairs of mark and meaning, of those marks that the table has; then the table's own notes."""
+    cells = [cell for row in table.rows for cell in row.cells]
+    if any(cell.low is not None for cell in cells):
+        yield "[ ]", "95 % interval, bootstrap over seeds and prompts"
+    if found.best:
+        yield "bold", "best of the column" + (" in its group" if len(table.groups) > 1 else "")
+    if found.p_values:
+        other = "its baseline" if table.against else "the best" + (" of its group" if len(table.groups) > 1 else "")
+        tests = f"{found.num_tests} comparison{'s' if found.num_tests > 1 else ''}"
+        marked = any(found.differs(*place) for place in found.p_values)
+        yield (
+            DAGGER if marked else f"no {DAGGER}",
+            f"{'differs' if marked else 'nothing differs'} significantly from {other} (p < {SIGNIFICANCE:g}; paired "
+            f"tests, Holm's correction for {tests})",
+        )
+    yield from (note for note in table.notes if note[0] in _NAMED_NOTES)
