@@ -53,7 +53,9 @@ def _setting(name: str, places: Sequence[Place], board: Board) -> Iterator[str]:
 
 def _setting_table(name: str, places: Sequence[Place]) -> ResultTable:
     columns = tuple(metric_column(key) for _, key, _ in COLUMNS)
-    rows = [ResultRow((place.policy,), tuple(_cell(place, key) for _, key, _ in COLUMNS)) for place in places]
+    rows = [
+        ResultRow((place.policy,), tuple(_cell(place, key) for _, key, _ in COLUMNS), place.kind) for place in places
+    ]
     return ResultTable(name, name, ("policy",), columns, tuple(rows))
 
 
@@ -62,7 +64,7 @@ def _cell(place: Place, key: str) -> ResultCell:
     if found is None or metric is None:
         return ResultCell(text="-")
     low, high = (None if one is None else metric.scale * one for one in (found.low, found.high))
-    return ResultCell(metric.scale * found.value, low, high, sums=place.sums.get(key))
+    return ResultCell(metric.scale * found.value, low, high)
 
 
 def _picture(places: Sequence[Place]) -> "Figure":

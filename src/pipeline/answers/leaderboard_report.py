@@ -24,6 +24,7 @@ COLUMNS = (
     ("accept", "speculation/acceptance_length_with_bonus", 1.0),
 )
 BASELINE = "cloud_centric"
+LOSSLESS, LOSSY = "the cloud model's own text", "other text, whose quality is not in this table"
 LEVEL = 0.05
 _PERMUTATIONS = 1999
 
@@ -35,18 +36,20 @@ class Place:
     setting: str
     row: Row
     measured: Mapping[str, Measured]
-    sums: Mapping[str, PromptSums]
-    """The sums of each measure by prompt, which pair it with another policy's."""
     on_front: bool
-    """True if no policy there is both faster and cheaper."""
+    """True if no policy of its kind, lossless or lossy, is both faster and cheaper there."""
     ties: frozenset[str]
-    """Measures in which it is the best there, or not significantly different from the best (paired permutation test
-    over prompts, Holm's correction over the setting's policies).
+    """Measures in which it is the best of its kind there, or not significantly different from the best (paired
+    permutation test over prompts, Holm's correction over the policies of the kind).
     """
 
     @property
     def policy(self) -> str:
         return self.row.candidate.policy
+
+    @property
+    def kind(self) -> str:
+        return LOSSLESS if self.row.lossless else LOSSY
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,21 @@ def board_report(board: Board, command: str, seeds: int, requests: int) -> Board
             "cells",
             f"{sum(len(place.row.cells) for place in places)}; {requests} requests each, {seeds} seeds; {command}",
         ),
-        (
-            "*",
-            "the best there, or not significantly different from it (paired permutation test, Holm over the setting)",
-        ),
-        ("front", "no policy there is both faster (service a token) and cheaper"),
+        ("*", "the best of its kind there, or not significantly different from it (paired permutation test, Holm)"),
+        ("front", "no policy of its kind there is both faster (service a token) and cheaper"),
+        ("kinds", f"{LOSSLESS}; {LOSSY}"),
         *_left_out(board),
     ]
     return BoardReport((*parts, LabelledTexts(tuple(facts))), tuple(places), [_record(place) for place in places])
 
 
 def _places(setting: str, rows: Sequence[Row]) -> Iterator[Place]:
+    """The rows of a setting, lossless ones first. A faster lossy row is no better: its text is another one."""
+    for lossless in (True, False):
+        yield from _places_of_kind(setting, [row for row in rows if row.lossless == lossless])
+
+
+def _places_of_kind(setting: str, rows: Sequence[Row]) -> Iterator[Place]:
     prompts = {id(row): read_by_prompt(row.artifacts) for row in rows}
     front = pareto_front([objective_values(row, (SERVICE, COST)) for row in rows])
     sums = {id(row): _sums(row, prompts[id(row)]) for row in rows}
@@ -90,7 +97,7 @@ def _places(setting: str, rows: Sequence[Row]) -> Iterator[Place]:
         metrics = row.metrics
         found = {key: measure(key, metrics[key], prompts[id(row)]) for _, key, _ in COLUMNS if key in metrics}
         own = frozenset(key for key, names in ties.items() if row.candidate.policy in names)
-        yield Place(setting, row, found, sums[id(row)], best, own)
+        yield Place(setting, row, found, best, own)
 
 
 def _sums(row: Row, by_prompt: Mapping[str, list[RequestRecord]]) -> dict[str, PromptSums]:
@@ -129,7 +136,7 @@ def _overall(places: Sequence[Place], settings: Sequence[str]) -> Table:
         counts = (sum(place.on_front for place in own), *(_times_best(key, own) for key in (SERVICE, COST)))
         ratios = (_relative(SERVICE, own, places), _relative(COST, own, places))
         rows.append((policy, lossless, f"{len(own)} of {len(settings)}", *map(str, counts), *ratios))
-    rows.sort(key=lambda row: (-int(row[3]), -int(row[4]) - int(row[5]), row[0]))
+    rows.sort(key=lambda row: (row[1] == "no", -int(row[3]), -int(row[4]) - int(row[5]), row[0]))
     headings = ("policy", "lossless", "settings", "on the\nfront", "fastest", "cheapest", "service of\ndecoding's",
                 "cost of\ndecoding's")  # fmt: skip
     return Table(headings, tuple(rows))
@@ -154,12 +161,19 @@ def _relative(metric: str, own: Sequence[Place], places: Sequence[Place]) -> str
 
 
 def _setting_table(places: Sequence[Place]) -> Table:
-    order = sorted(places, key=lambda place: place.row.metrics.get(SERVICE, float("inf")))
+    order = sorted(places, key=lambda place: (not place.row.lossless, place.row.metrics.get(SERVICE, float("inf"))))
     rows = [
-        (place.policy, *(_cell(place, key, scale) for _, key, scale in COLUMNS), "yes" if place.on_front else "")
+        (
+            place.policy,
+            "yes" if place.row.lossless else "no",
+            *(_cell(place, key, scale) for _, key, scale in COLUMNS),
+            "yes" if place.on_front else "",
+        )
         for place in order
     ]
-    return Table(("policy", *(heading.replace(", ", ",\n") for heading, _, _ in COLUMNS), "front"), tuple(rows))
+    return Table(
+        ("policy", "lossless", *(heading.replace(", ", ",\n") for heading, _, _ in COLUMNS), "front"), tuple(rows)
+    )
 
 
 def _cell(place: Place, key: str, scale: float) -> str:
