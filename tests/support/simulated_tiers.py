@@ -10,10 +10,10 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes
 from serving.deployment.wiring import connect_nodes as connect
-from serving.drivers.link_table import LinkDirection, LinkTable
 from serving.drivers.simulator import ComputeResource, Simulator
 from serving.hardware.testbed import Testbed, Tier
 from serving.messages import EmitTokens, GenerationRequest, Node, SamplingParams
+from serving.network.channel import LinkDirection, LinkTable
 from serving.network.outages import OutageInterval
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker

@@ -143,7 +143,7 @@ class SweepCallback(Callback):
 
 def _asks_question(config: "DictConfig") -> bool:
     """True for a sweep whose sweeper serves and reports its cells itself (`pipeline.answers`)."""
-    return "question" in config.hydra.sweeper
+    return "question" in (config.get("hydra", {}).get("sweeper") or {})
 
 
 def _check_tracking(config: "DictConfig", tracking: Tracking) -> None:

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from serving.deployment.queries import UNAVAILABLE_ENGINE
 from serving.deployment.topology import Topology
-from serving.drivers.link_table import LinkDirection
 from serving.drivers.simulator import ComputeResource, Processor
 from serving.engines.prefix_reuse import PrefixReusingEngine
 from serving.hardware.executor import Engine, Executor
 from serving.hardware.latency import LatencyModel
 from serving.hardware.timed_executor import DeviceExecutor, TimedExecutor
 from serving.messages import Event, Node
-from serving.network.channel import Channel, MultiLinkChannel
+from serving.network.channel import Channel, LinkDirection, MultiLinkChannel
 from serving.network.link import Link
 from serving.network.rate import TrafficDirection
 

@@ -15,7 +15,6 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from serving.drivers.clock import Clock
-from serving.drivers.link_table import LinkDirection, LinkTable
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import ARRIVAL, DECISION, ComputeResource
 from serving.hardware.executor import FatalWorkError, TransientWorkError
@@ -37,6 +36,7 @@ from serving.messages import (
     WorkFailed,
     WorkFinished,
 )
+from serving.network.channel import LinkDirection, LinkTable
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from itertools import count
 from sys import maxsize
 from typing import Any
 
-from serving.drivers.link_table import LinkDirection, LinkTable
 from serving.drivers.observer import Observer
 from serving.hardware.executor import DraftPoolingExecutor, Executor, TimedDraft, TransientWorkError
 from serving.messages import (
@@ -33,6 +32,7 @@ from serving.messages import (
     WorkFailed,
     WorkFinished,
 )
+from serving.network.channel import LinkDirection, LinkTable
 
 log = logging.getLogger(__name__)
 

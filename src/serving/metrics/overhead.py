@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 from serving.deployment.wiring import Driver
-from serving.drivers.link_table import LinkDirection
 from serving.drivers.simulator import ComputeResource
 from serving.hardware.executor import Executor
 from serving.messages import Command, Event, Node, Outcome, Work
+from serving.network.channel import LinkDirection
 
 
 class OverheadTimer:

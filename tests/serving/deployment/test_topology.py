@@ -8,11 +8,10 @@ import pytest
 
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import connect_nodes as connect
-from serving.drivers.link_table import LinkTable
 from serving.hardware.testbed import Testbed as Bed
 from serving.hardware.testbed import Tier
 from serving.messages import Hop, Span
-from serving.network.channel import Channel, MultiLinkChannel
+from serving.network.channel import Channel, LinkTable, MultiLinkChannel
 from serving.network.link import Link
 from serving.network.outages import ListedOutages, PeriodicOutages
 from serving.nodes.device import Device

@@ -2,6 +2,7 @@
 
 import pytest
 
+from serving.drivers.simulator import ComputeResource
 from serving.messages import (
     DraftDecision,
     DraftWork,
@@ -132,7 +133,7 @@ def test_evicted_sessions_are_answered_correctly(name: str) -> None:
 def test_a_restarted_cloud_gets_all_tokens_again(name: str) -> None:
     w = world(policy(name), limit=40)
     w.simulator.run(0.3)
-    w.simulator.add("cloud", w.make["cloud"](), type(w.simulator._compute["cloud"])(w.chips["cloud"]))
+    w.simulator.add("cloud", w.make["cloud"](), ComputeResource(w.chips["cloud"]))
     w.chips["cloud"].caches.clear()
     for i in range(3):
         w.simulator.post(0.3, f"device-{i}", PeerLost("cloud"))

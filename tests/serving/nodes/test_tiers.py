@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.deployment.topology import Topology
-from serving.drivers.link_table import LinkDirection
 from serving.messages import (
     INF,
     CacheMiss,
@@ -33,6 +32,7 @@ from serving.messages import (
     TimerFired,
     WorkFinished,
 )
+from serving.network.channel import LinkDirection
 from serving.nodes.worker import Worker
 from serving.policy.slots.dispatch import EarliestFinish, HypSched, RandomDispatch, RoundRobin
 from serving.policy.slots.prefill import ChunkedPrefill, WholePrefill

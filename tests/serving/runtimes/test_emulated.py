@@ -58,13 +58,16 @@ def test_emulated_time_is_that_of_the_named_hardware() -> None:
 @pytest.mark.skipif(loader.in_use, reason="a compiled simulator has no subclasses")
 def test_requests_that_never_end_are_named() -> None:
     """Also if later requests of the closed loop never began."""
-    from serving.drivers.simulator import Simulator
-    from serving.messages import Event
+    from serving.drivers.simulator import ComputeResource, Simulator
+    from serving.messages import Command, Event, Node
+
+    class Silent:
+        def handle(self, event: Event, now: float) -> list[Command]:
+            return []
 
     class Deaf(Simulator):
-        def post(self, at: float, node: str, event: Event, phase: Any = 0) -> None:
-            if node != "cloud-0":
-                super().post(at, node, event, phase)
+        def add(self, name: str, node: Node, compute: ComputeResource) -> None:
+            super().add(name, Silent() if name == "cloud-0" else node, compute)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("serving.drivers.simulator.Simulator", Deaf)

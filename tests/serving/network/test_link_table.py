@@ -1,6 +1,6 @@
 """Which link a message takes: that of its two nodes, else an access link."""
 
-from serving.drivers.link_table import LinkTable
+from serving.network.channel import LinkTable
 
 
 class Wire:
