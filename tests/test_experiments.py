@@ -102,6 +102,7 @@ LESS = {
         RECORDED,
         "choose.efforts.first={trials:3,requests:[4,6,6],keep:[2,2],seeds:[0],batch:3}",
         "~choose.sensitivity.devices",
+        "~choose.sensitivity.delay_ms",
     ),
     "leaderboard": (
         "+policy=cloud_centric,sled,hyperion",
