@@ -78,7 +78,7 @@ class JoblibWorkers:
     def prepare(self, call: WorkerCall, task: tuple[Any, ...]) -> Iterator[Any]:
         """As many processes as jobs of the least memory have; `run` ends those that are too many."""
         count = self.count(0.0)
-        return _until_lost(self._start(count, call, [task] * count))
+        return _until_lost(lambda: self._start(count, call, [task] * count))
 
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
@@ -106,12 +106,19 @@ class JoblibWorkers:
         return found
 
 
-def _until_lost(results: Iterator[Any]) -> Iterator[Any]:
-    """A process that dies before it has a job is no loss: `run` starts others."""
+def _until_lost(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """The results of what begins now. A process that dies before it has a job is no loss, also while others are given
+    theirs: `run` starts new ones.
+    """
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+    def rest(results: Iterator[Any]) -> Iterator[Any]:
+        with contextlib.suppress(TerminatedWorkerError):
+            yield from results
+
     with contextlib.suppress(TerminatedWorkerError):
-        yield from results
+        return rest(start())
+    return iter(())
 
 
 def _call_numbered(index: int, call: WorkerCall, task: tuple[Any, ...]) -> tuple[int, Any]:
