@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
 
 from pipeline.answers.evaluation import Evaluator
-from pipeline.answers.words import key_of, without
+from pipeline.answers.words import without
+from pipeline.config.arguments import choices_given
 from pipeline.config.build import ConfigSchema, construct
 from pipeline.errors import ConfigError
 from pipeline.parallel.workers import create_workers
-from pipeline.report.mlflow_store import Tracking
+from pipeline.report.mlflow_logger import MlflowLogger
+from pipeline.report.mlflow_store import Tracking, tolerate_mlflow_errors
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NOT_OF_CELLS = ("experiment", "policy", "require", "tracking", "report", "stage", "force", "hydra")
+NOT_OF_CELLS = ("experiment", "policy", "tracking", "report", "stage", "force", "hydra")
 """Keys of a command that asks which its cells do not have: `policy` names the candidates."""
 
 
@@ -31,6 +33,17 @@ class Asked:
     tracking: Tracking
     plan_only: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
+
+    def log(self, name: str, params: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]) -> None:
+        """One run of the MLflow experiment, with what was found; without a store that answers, a line says so."""
+        with tolerate_mlflow_errors(self.tracking, lambda text: print(text, file=self.out, flush=True)):
+            if self.tracking.enabled:
+                logger = MlflowLogger.open(self.tracking)
+                run = logger.start_run(name, tags={"tandem.kind": "answer"})
+                logger.log_params(run, params)
+                logger.log_metrics(run, metrics)
+                logger.log_files(run, files)
+                logger.end_run(run)
 
 
 class Question(Protocol):
@@ -54,15 +67,8 @@ def ask(
     outputs = Path(str(config.outputs)).absolute()
     schema = ConfigSchema(lambda path: str(path), lambda _class, _name: None)
     asked: Question = construct(schema.coerce(question, Any, "hydra.sweeper.question"), None)
-    tracking = Tracking(str(config.tracking.uri) if config.tracking.uri else None, str(config.tracking.experiment),
-                        str(config.outputs))  # fmt: skip
+    tracking = Tracking(config.tracking.uri, config.tracking.experiment, str(outputs))
     evaluator = Evaluator(create_workers(dict(workers)), str(config_dir) if config_dir else None)
     words = without(arguments, (*NOT_OF_CELLS, *asked.KEYS))
-    policies = [name for word in arguments if key_of(word) == "policy" for name in _choices(word)]
+    policies = choices_given(arguments, "policy")
     asked.answer(Asked(evaluator, tuple(words), tuple(policies), outputs, tracking, stage == "plan"))
-
-
-def _choices(word: str) -> list[str]:
-    """The names of `policy=a,b`, or of `policy=choice(a,b)`, as a sweep's word has become."""
-    value = word.partition("=")[2].removeprefix("choice(").removesuffix(")")
-    return [one.strip() for one in value.split(",") if one.strip()]

@@ -12,15 +12,19 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answers.candidates import POLICY, Candidate, CandidateSpace
-from pipeline.answers.evaluation import LOSSY, Evaluator
-from pipeline.answers.ranking import Row, excess, objective_values, promoted, ranked
+from pipeline.answers.cell import CellResult
+from pipeline.answers.evaluation import Evaluator
+from pipeline.answers.front import objective_values
+from pipeline.answers.ranking import excess, promoted, ranked
 from pipeline.answers.requirements import Requirements
+from pipeline.answers.rows import Row, serve_rows
 from pipeline.answers.words import joined, without
 from pipeline.errors import UserError
+from serving.metrics import definitions
 
 if TYPE_CHECKING:
     import optuna
@@ -53,13 +57,6 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Variation:
-    """One thing that an answer rests on: the words of each of its values, by what the value is called."""
-
-    values: Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
 class Question:
     """What is searched for; words are those of a command line.
 
@@ -68,17 +65,29 @@ class Question:
     """
 
     require: Requirements
-    policies: Mapping[str, Mapping[str, Any] | None]
-    effort: Effort
+    policies: Mapping[str, Any]
+    """The options of each policy by its name, in Hydra's syntax of sweeps; null: as its file has it."""
     objective: tuple[str, ...]
     base: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
     held_out: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
-    sensitivity: Mapping[str, Variation] = field(default_factory=dict)
+    sensitivity: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    """What the answer rests on -> the words of each of its values."""
     own_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further words of single policies, such as the outcomes that know their trees."""
+    """Further words of single policies."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.objective:
+            raise ValueError("choose.objective is empty; name one metric at least, such as cost/usd_per_million_tokens")
+        for name in self.objective:
+            metric = definitions.find(name)
+            if metric is None or metric.better != "lower":
+                raise ValueError(
+                    f"choose.objective has {name!r}; name metrics that are better when lower, as `python -m pipeline "
+                    "show metrics` lists them"
+                )
 
     def words(self, candidate: Candidate, *parts: Sequence[str]) -> tuple[str, ...]:
         """The words of a candidate's cell."""
@@ -106,14 +115,9 @@ class Answer:
     """Reasons of candidates that could not be served, with their numbers."""
 
     @property
-    def sealed(self) -> Row:
-        """The chosen row on held-out requests."""
-        return next(row for row in self.held_out if row.candidate == self.claimed.candidate)
-
-    @property
-    def best_afterwards(self) -> Row:
-        """The best row on held-out requests."""
-        return self.held_out[0]
+    def sealed(self) -> Row | None:
+        """The chosen row on held-out requests; None if it could not be served on them."""
+        return next((row for row in self.held_out if row.candidate == self.claimed.candidate), None)
 
 
 @dataclass
@@ -121,6 +125,7 @@ class Search:
     """A search for the answer to `question`."""
 
     question: Question
+    effort: Effort
     evaluator: Evaluator
     words: tuple[str, ...] = ()
     """The command's own words, of every cell."""
@@ -146,7 +151,7 @@ class Search:
         """Cells that together need what the search needs: each policy as it is, on the requests of the search and on
         those that are held out, and with each choice of a slot.
         """
-        most = (f"workload.num_prompts={self.question.effort.requests[2]}",)
+        most = (f"workload.num_prompts={self.effort.requests[2]}",)
         asked = [*((one, self.question.search) for one in (*space.defaults, *space.slot_choices)),
                  *((one, self.question.held_out) for one in space.defaults)]  # fmt: skip
         return {self._cell(one, most, part): one for one, part in asked}
@@ -166,17 +171,12 @@ class Search:
     ) -> list[Row]:
         """The rows of those candidates that could be served."""
         number = f"workload.num_prompts={requests}"
-        cells = [self._cell(one, (number, f"seed={seed}"), *parts) for one in candidates for seed in seeds]
-        results = self.evaluator.evaluate(name, cells)
-        found = []
-        for place, candidate in enumerate(candidates):
-            own = results[place * len(seeds) : (place + 1) * len(seeds)]
-            problems = [one.problem for one in own if one.problem]
-            if problems:
-                self._note_failure(candidate, problems[0])
-            else:
-                found.append(Row(candidate, tuple(own)))
-        return found
+        asked = [(one, [self._cell(one, (number, f"seed={seed}"), *parts) for seed in seeds]) for one in candidates]
+        found = serve_rows(self.evaluator, name, asked)
+        for candidate, row in zip(candidates, found, strict=True):
+            if isinstance(row, str):
+                self._note_failure(candidate, row)
+        return [row for row in found if isinstance(row, Row)]
 
     def _note_failure(self, candidate: Candidate, problem: str) -> None:
         if candidate.is_default:
@@ -185,23 +185,18 @@ class Search:
             self.failed[problem] = self.failed.get(problem, 0) + 1
 
     def _first_rung(self, space: CandidateSpace) -> list[Row]:
-        effort, require = self.question.effort, self.question.require
         names = [name for name in space.spaces if name not in self.left_out]
-        rows = self._rows("defaults", space.only(names).defaults, effort.requests[0], (0,), self.question.search)
-        for row in [row for row in rows if require.lossless and not row.lossless]:
-            self.left_out[row.candidate.policy] = LOSSY
-            rows.remove(row)
-        if not rows:
-            return []
+        defaults = space.only(names).defaults
+        rows = self._rows("defaults", defaults, self.effort.requests[0], (0,), self.question.search)
         left = space.only([row.candidate.policy for row in rows])
-        return [*rows, *self._drawn_rows(left, rows)]
+        return [*rows, *self._drawn_rows(left, rows)] if rows else []
 
     def _drawn_rows(self, space: CandidateSpace, defaults: Sequence[Row]) -> Iterator[Row]:
         """Rows of drawn candidates, each candidate once."""
         study = self._study()
         _tell_defaults(study, space, defaults, self.question)
         known: dict[Candidate, Row | None] = {row.candidate: row for row in defaults}
-        effort, left = self.question.effort, self.question.effort.trials
+        effort, left = self.effort, self.effort.trials
         while left > 0:
             trials = [study.ask() for _ in range(min(left, effort.batch))]
             drawn = [space.draw(trial) for trial in trials]
@@ -225,14 +220,14 @@ class Search:
 
     def _further_rungs(self, tried: Sequence[Row]) -> list[Row]:
         """The rows of the last rung, best first."""
-        question, effort = self.question, self.question.effort
+        question, effort = self.question, self.effort
         kept = self._promoted_by_kind(tried, effort.keep[0])
         rows = self._rows("second rung", _candidates(kept), effort.requests[1], (0,), question.search)
-        rows = self._with_quality(rows)
+        rows = self._with_quality(rows, question.search)
         kept = promoted(rows, question.require, question.objective, effort.keep[1])
         quality = {row.candidate: row.quality for row in rows}
         last = self._rows("last rung", _candidates(kept), effort.requests[2], effort.seeds, question.search)
-        last = [Row(row.candidate, row.cells, quality.get(row.candidate, {})) for row in last]
+        last = [replace(row, quality=quality[row.candidate]) for row in last]
         if not last:
             raise NoAnswerError("no candidate of the second rung could be served with all requests.")
         return ranked(last, question.require, question.objective)
@@ -242,37 +237,30 @@ class Search:
         kinds = ([row for row in rows if row.lossless], [row for row in rows if not row.lossless])
         return [one for own in kinds for one in promoted(own, self.question.require, self.question.objective, keep)]
 
-    def _with_quality(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with the quality of their text, where it is asked for, or may differ from the cloud model's."""
-        question = self.question
-        if not question.require.wants_quality and all(row.lossless for row in rows):
+    def _with_quality(self, rows: Sequence[Row], part: Sequence[str]) -> list[Row]:
+        """The rows with the quality of their text on the requests of `part`, where a limit asks for it, or where a row
+        may write another text than the cloud model's. A text that could not be served has no quality.
+        """
+        if self.question.require.quality_min is None and all(row.lossless for row in rows):
             return list(rows)
-        lossy = [row.candidate for row in rows if not row.lossless]
         lossless = [row.candidate for row in rows if row.lossless][:1]  # they all write the same text
-        number = f"workload.num_prompts={question.effort.requests[1]}"
-        texts = [*lossless, *lossy]
-        cells = [
-            (*without(self._cell(one, (number, "seed=0"), question.search), RUNTIME), *question.text) for one in texts
-        ]
-        results = zip(texts, self.evaluator.evaluate("on text", cells), strict=True)
-        measured = {one: Row(one, (found,)) for one, found in results if found.complete}
-        same = measured.get(lossless[0]) if lossless else None
-        written = {row.candidate: same if row.lossless else measured.get(row.candidate) for row in rows}
-        return [Row(row.candidate, row.cells, _quality(written[row.candidate])) for row in rows]
+        texts = [*lossless, *(row.candidate for row in rows if not row.lossless)]
+        words = (f"workload.num_prompts={self.effort.requests[1]}", "seed=0")
+        cells = [(*without(self._cell(one, words, part), RUNTIME), *self.question.text) for one in texts]
+        results = dict(zip(texts, self.evaluator.evaluate("on text", cells), strict=True))
+        return [replace(row, quality=_quality(results[lossless[0] if row.lossless else row.candidate])) for row in rows]
 
     def _check_held_out(self, rows: Sequence[Row], space: CandidateSpace) -> list[Row]:
-        effort, question = self.question.effort, self.question
+        question = self.question
         defaults = [one for one in space.defaults if one.policy not in self.left_out]
-        wanted = list(dict.fromkeys([*_candidates(rows[:5]), *defaults]))
-        seeds = [1000 + seed for seed in effort.seeds]
-        known = {row.candidate: row.quality for row in rows}
-        found = self._rows("held-out requests", wanted, effort.requests[2], seeds, question.held_out)
-        found = [Row(row.candidate, row.cells, known.get(row.candidate, {})) for row in found]
-        return ranked(found, question.require, question.objective)
+        candidates = list(dict.fromkeys([*_candidates(rows[:5]), *defaults]))
+        seeds = [1000 + seed for seed in self.effort.seeds]
+        found = self._rows("held-out requests", candidates, self.effort.requests[2], seeds, question.held_out)
+        return ranked(self._with_quality(found, question.held_out), question.require, question.objective)
 
     def _vary(self, rows: Sequence[Row], tried: Sequence[Row]) -> dict[str, tuple[tuple[str, tuple[Row, ...]], ...]]:
         """The best candidates of the best policies, the last rung's first, at each value of what is varied."""
-        question, effort = self.question, self.question.effort
+        question, effort = self.question, self.effort
         best: dict[str, Candidate] = {}
         for row in (*rows, *ranked(tried, question.require, question.objective)):
             best.setdefault(row.candidate.policy, row.candidate)
@@ -280,7 +268,7 @@ class Search:
         found = {}
         for name, variation in question.sensitivity.items():
             steps = []
-            for value, words in variation.values.items():
+            for value, words in variation.items():
                 parts = (question.search, words)
                 some = self._rows(f"{name}: {value}", varied, effort.requests[1], (0,), *parts)
                 if some:
@@ -293,8 +281,8 @@ def _candidates(rows: Sequence[Row]) -> list[Candidate]:
     return [row.candidate for row in rows]
 
 
-def _quality(row: Row | None) -> dict[str, float]:
-    return {key: value for key, value in row.metrics.items() if key.startswith("quality/")} if row else {}
+def _quality(found: CellResult) -> dict[str, float]:
+    return {key: value for key, value in found.metrics.items() if key.startswith("quality/")}
 
 
 def _tell(study: "optuna.Study", trial: "optuna.Trial", row: Row | None, question: Question) -> None:

@@ -1,152 +1,135 @@
 """`+experiment=choose`: the search of `choose.py` with its options, its report, and the policy file that it leaves."""
 
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.answers import choose_report
 from pipeline.answers.asked import Asked
 from pipeline.answers.candidates import CandidateSpace
 from pipeline.answers.cell import composed_cell
-from pipeline.answers.choose import Answer, Effort, Question, Search, Variation
+from pipeline.answers.choose import Answer, Effort, Question, Search
 from pipeline.answers.chosen_policy import check_name, policy_text, write_policy
-from pipeline.answers.requirements import Requirements
-from pipeline.answers.words import joined, mixed_networks, without
+from pipeline.answers.front import front_figure
+from pipeline.answers.ranking import excess
+from pipeline.answers.rows import SERVICE
+from pipeline.answers.words import joined, mixed_networks, sets_any, without
 from pipeline.artifacts import fingerprint
 from pipeline.config.arguments import chosen_folder
 from pipeline.errors import ConfigError
-from pipeline.report.mlflow_logger import MlflowLogger
-from pipeline.report.mlflow_store import tolerate_mlflow_errors
+from pipeline.report import figures
+from pipeline.report.export.write import write_tables
 from pipeline.report.plan import describe_plan
 from pipeline.report.table import markdown, print_parts
-from serving.metrics import definitions
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+NETWORK = ("network",)
 
 
 @dataclass(frozen=True)
 class Choosing:
-    """The options of a search, see conf/experiment/choose.yaml. Raises ValueError for an unknown effort or objective.
+    """The options of a search, see conf/experiment/choose.yaml. Raises ValueError for an unknown effort.
 
     `networks` are shares of devices by network; empty: all devices have the run's network.
     """
 
-    KEYS: ClassVar[tuple[str, ...]] = ("choose",)
+    KEYS: ClassVar[tuple[str, ...]] = ("choose", "require")
 
-    require: Requirements
-    policies: Mapping[str, Any]
+    question: Question
     efforts: Mapping[str, Effort]
     effort: str = "first"
     name: str = "chosen"
-    objective: tuple[str, ...] = ("cost/usd_per_million_tokens", "latency/service_s_per_token/mean")
     networks: Mapping[str, float] = field(default_factory=dict)
-    base: tuple[str, ...] = ()
-    own_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    search: tuple[str, ...] = ()
-    held_out: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    sensitivity: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.effort not in self.efforts:
             raise ValueError(f"choose.effort is {self.effort!r}; there are {', '.join(self.efforts)}")
-        if not self.objective:
-            raise ValueError("choose.objective is empty; name one metric at least, such as cost/usd_per_million_tokens")
-        for name in self.objective:
-            metric = definitions.find(name)
-            if metric is None or metric.better != "lower":
-                raise ValueError(
-                    f"choose.objective has {name!r}; name metrics that are better when lower, as `python -m pipeline "
-                    "show metrics` lists them"
-                )
 
     def answer(self, asked: Asked) -> None:
         """Searches, prints the answer, and writes it with its policy below OUTPUTS/chosen."""
         check_name(self.name)
-        question = self._question(asked)
-        words = joined(self._with_networks(asked, question), self._same_profiling(asked, question))
-        search = Search(question, asked.evaluator, words)
+        search = self._search(asked)
         if asked.plan_only:
-            space = CandidateSpace.parse(question.policies)
-            stages = asked.evaluator.planned_stages(list(search.input_cells(space)), self.require.lossless)
-            print(f"{describe_plan(stages)}\nthen {_planned_cells(question)}", file=asked.out, flush=True)
-            return
-        found = search.run()
-        self._write(asked, found)
+            cells = list(search.input_cells(CandidateSpace.parse(search.question.policies)))
+            stages = asked.evaluator.planned_stages(cells, search.question.require.lossless)
+            print(f"{describe_plan(stages)}\nthen {_planned_cells(search)}", file=asked.out, flush=True)
+        else:
+            self._write(asked, search.words, search.run())
 
-    def _question(self, asked: Asked) -> Question:
-        policies: Mapping[str, Any] = self.policies
+    def _search(self, asked: Asked) -> Search:
+        """The search that the command asks for: its policies, its networks, and the same profiling for all cells."""
+        question, effort = self.question, self.efforts[self.effort]
         if asked.policies:
-            policies = {name: self.policies.get(name) for name in asked.policies}
-        variations = {name: Variation(values) for name, values in self.sensitivity.items()}
-        return Question(
-            self.require, policies, self.efforts[self.effort], self.objective, self.base, self.search, self.held_out,
-            self.text, variations, self.own_words, self.seed,
-        )  # fmt: skip
+            question = replace(question, policies={name: question.policies.get(name) for name in asked.policies})
+        most = f"workload.num_prompts={effort.requests[2]}"
+        first = f"policy={next(iter(question.policies), '')}"
+        with composed_cell(joined(question.base, asked.words, [most, first]), asked.evaluator.config_dir) as cfg:
+            mixed, own_links = self._mixed_networks(cfg), bool(self.networks) or _all_have_links(cfg)
+            profiling = f"workload.profiling.skip={cfg.workload.profiling.skip}"  # else by each rung's requests
+        left = {}
+        if own_links:
+            varied = question.sensitivity
+            own = [name for name in varied if any(sets_any(w, NETWORK) for v in varied[name].values() for w in v)]
+            question = replace(question, sensitivity={name: v for name, v in varied.items() if name not in own})
+            left = dict.fromkeys(own, "not varied: each device has a network of its own")
+        return Search(question, effort, asked.evaluator, joined(asked.words, mixed, [profiling]), left)
 
-    def _same_profiling(self, asked: Asked, question: Question) -> tuple[str, ...]:
-        """The word that keeps all cells to the profiling prompts of the last rung: otherwise each number of requests
-        would have a predictor of its own.
-        """
-        most = f"workload.num_prompts={question.effort.requests[2]}"
-        words = joined(self.base, asked.words, [most, f"policy={next(iter(question.policies))}"])
-        with composed_cell(words, asked.evaluator.config_dir) as cfg:
-            return (f"workload.profiling.skip={cfg.workload.profiling.skip}",)
-
-    def _with_networks(self, asked: Asked, question: Question) -> tuple[str, ...]:
-        """The command's words; with `networks`, those of a testbed whose devices have several links."""
+    def _mixed_networks(self, cfg: "DictConfig") -> tuple[str, ...]:
+        """The words of a testbed with devices on several networks; none where all have the run's."""
         if not self.networks:
-            return asked.words
-        words = joined(self.base, asked.words, [f"policy={next(iter(question.policies))}"])
-        with composed_cell(words, asked.evaluator.config_dir) as cfg:
-            device = cfg.hardware.get("device")
-            if device is None:
-                raise ConfigError("choose.networks splits the devices of hardware.device, and this testbed has none.")
-            devices = self.require.devices_min or cfg.workload.devices or device.count
-            fleet = {str(key): value for key, value in device.items()}
+            return ()
+        device = cfg.hardware.get("device")
+        if device is None:
+            raise ConfigError("choose.networks splits the devices of hardware.device, and this testbed has none.")
+        devices = self.question.require.devices_min or cfg.workload.devices or device.count
         try:
-            mixed = mixed_networks(self.networks, fleet, int(devices))
+            return mixed_networks(self.networks, {str(key): value for key, value in device.items()}, int(devices))
         except ValueError as problem:
             raise ConfigError(f"choose.{problem}.") from problem
-        return joined(asked.words, mixed)
 
-    def _write(self, asked: Asked, found: Answer) -> None:
-        report = choose_report.answer_report(found, asked.words, self.name)
+    def _write(self, asked: Asked, words: tuple[str, ...], found: Answer) -> None:
+        shown = without(words, ["runtime", "workload.profiling"])
+        report = choose_report.answer_report(found, shown, self.name)
         print_parts(report.parts, asked.out)
         folder = chosen_folder(asked.outputs) / self.name
         folder.mkdir(parents=True, exist_ok=True)
-        comments = [
-            report.sentence,
-            f"Chosen for: {self.require.describe()}; of {' '.join(asked.words) or 'the defaults'}.",
-        ]
-        path = write_policy(asked.outputs, self.name, policy_text(self.name, found.claimed.candidate, comments))
         fingerprint.write_atomic(folder / "answer.md", markdown(report.parts))
         fingerprint.write_atomic(folder / "answer.json", json.dumps(report.data, indent=1) + "\n")
-        figure = choose_report.draw_front(found, folder / "front.png")
-        run = f"python -m pipeline +policy={self.name} {' '.join(without(asked.words, ['runtime']))}".rstrip()
-        print(f"\npolicy: {path}\nrun it: {run}\nreport: {folder / 'answer.md'}, {figure}", file=asked.out, flush=True)
-        self._log(asked, found, [folder / "answer.md", folder / "answer.json", figure, path])
+        tables = write_tables(report.tables, ("latex", "csv"), folder)
+        front = self._draw_front(found, folder / "front.png")
+        comments = [report.sentence, f"Chosen for: {found.question.require.describe()}; {' '.join(shown)}".rstrip("; ")]
+        policy = write_policy(asked.outputs, self.name, policy_text(self.name, found.claimed.candidate, comments))
+        run = shlex.join(["python", "-m", "pipeline", f"+policy={self.name}", *shown])
+        print(f"\npolicy: {policy}\nrun it: {run}\nreport: {folder / 'answer.md'}, {front}", file=asked.out, flush=True)
+        metrics = {f"claimed/{key}": value for key, value in found.claimed.metrics.items()}
+        metrics |= {f"held_out/{key}": value for key, value in (found.sealed.metrics if found.sealed else {}).items()}
+        params = {"require": found.question.require.describe(), "chosen": found.claimed.candidate.described}
+        files = [folder / "answer.md", folder / "answer.json", *tables, front, policy]
+        asked.log(f"choose {self.name}", params, metrics, files)
 
-    def _log(self, asked: Asked, found: Answer, files: Sequence[Any]) -> None:
-        """One run of the MLflow experiment with the chosen row's metrics and the files."""
-        tracking = replace(asked.tracking, outputs=str(asked.outputs))
-        with tolerate_mlflow_errors(tracking, lambda text: print(text, file=asked.out, flush=True)):
-            if tracking.enabled:
-                logger = MlflowLogger.open(tracking)
-                run = logger.start_run(f"choose {self.name}", tags={"tandem.kind": "answer"})
-                logger.log_params(
-                    run, {"require": self.require.describe(), "chosen": found.claimed.candidate.described}
-                )
-                logger.log_metrics(run, {f"claimed/{k}": v for k, v in found.claimed.metrics.items()})
-                logger.log_metrics(run, {f"held_out/{k}": v for k, v in found.sealed.metrics.items()})
-                logger.log_files(run, files)
-                logger.end_run(run)
+    def _draw_front(self, found: Answer, path: Path) -> Path:
+        """By the first two objectives; with one, the second axis is the service time a token."""
+        x, y = (*found.question.objective, SERVICE)[:2]
+        kept = [row for row in found.tried if excess(row, found.question.require) == 0]
+        title = "Candidates of the first rung; the line: the front of those that keep the requirements"
+        return figures.save_figure(front_figure(found.tried, kept, (x, y)), path, title)
 
 
-def _planned_cells(question: Question) -> str:
-    effort = question.effort
+def _all_have_links(cfg: "DictConfig") -> bool:
+    """True for a testbed that gives each of its devices a link, so that the run's network has no say."""
+    fleets = cfg.hardware.get("fleets") or [cfg.hardware.get("device")]
+    return all(fleet is not None and fleet.get("network") is not None for fleet in fleets)
+
+
+def _planned_cells(search: Search) -> str:
+    effort = search.effort
     return (
-        f"{len(question.policies)} policies as they are and {effort.trials} drawn candidates with {effort.requests[0]} "
-        f"requests each, the best {effort.keep[0]} with {effort.requests[1]}, {effort.keep[1]} with "
-        f"{effort.requests[2]} under {len(effort.seeds)} seeds"
+        f"{len(search.question.policies)} policies as they are and {effort.trials} drawn candidates with "
+        f"{effort.requests[0]} requests each, the best {effort.keep[0]} with {effort.requests[1]}, {effort.keep[1]} "
+        f"with {effort.requests[2]} under {len(effort.seeds)} seeds"
     )

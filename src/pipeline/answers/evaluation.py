@@ -29,11 +29,13 @@ class Evaluator:
     config_dir: str | None = None
     file: TextIO = field(default_factory=lambda: sys.stderr)
     known: dict[tuple[str, ...], CellResult] = field(default_factory=dict)
+    _failed_stages: dict[str, str] = field(default_factory=dict, init=False)
+    """Digest -> what failed."""
 
     def evaluate(self, name: str, cells: Sequence[Sequence[str]]) -> list[CellResult]:
         """The results of the cells in their order; progress is printed under `name`."""
-        wanted = [tuple(words) for words in cells]
-        missing = [words for words in dict.fromkeys(wanted) if words not in self.known]
+        asked = [tuple(words) for words in cells]
+        missing = [words for words in dict.fromkeys(asked) if words not in self.known]
         lines = ProgressLines(name, self._say, brief=True)
         tasks = [(words, self.config_dir) for words in missing]
         with warnings.catch_warnings():
@@ -42,11 +44,11 @@ class Evaluator:
                 words = missing[index]
                 self.known[words] = CellResult(words, problem=result.reason) if isinstance(result, LostTask) else result
                 lines.progress(done, len(missing))
-        return [self.known[words] for words in wanted]
+        return [self.known[words] for words in asked]
 
     def build_inputs(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> dict[tuple[str, ...], str]:
         """Builds the stages that the cells are served from, with progress; the problem of each cell that has one, and
-        `LOSSY` for a lossy one where only lossless ones are wanted: for these nothing is built.
+        `LOSSY` for a lossy one where only lossless ones are asked for: for these nothing is built.
         """
         problems = {}
         for words in dict.fromkeys(map(tuple, cells)):
@@ -58,15 +60,25 @@ class Evaluator:
         return problems
 
     def _build_inputs(self, words: Sequence[str], only_lossless: bool) -> bool:
-        """False for a lossy policy that is not wanted."""
+        """False for a lossy policy, where only lossless ones are asked for."""
         with composed_cell(words, self.config_dir) as cfg:
-            job, plan = _planned(create_job(cfg))
+            job = create_job(cfg)
+            plan = job.plan()
             if only_lossless and not _is_lossless(plan):
                 return False
-            missing = _missing_inputs(job, plan)
-            if missing:
-                replace(job, observer=display_for(self.file)).run(missing)
+            self._build(replace(job, observer=display_for(self.file)), _missing_inputs(job, plan))
         return True
+
+    def _build(self, job: Job, stages: Sequence[Stage]) -> None:
+        """Builds the stages in turn. Raises UserError; a stage that failed once is not tried again."""
+        for stage in stages:
+            if stage.digest in self._failed_stages:
+                raise UserError(self._failed_stages[stage.digest])
+            try:
+                job.run([stage])
+            except UserError as problem:
+                self._failed_stages[stage.digest] = str(problem)
+                raise
 
     def planned_stages(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> list[PlannedStage]:
         """What the cells are served from, each stage once, with estimates of those to build; invalid cells are left
@@ -76,21 +88,17 @@ class Evaluator:
         for words in cells:
             try:
                 with composed_cell(words, self.config_dir) as cfg:
-                    job, plan = _planned(create_job(cfg))
-                    if only_lossless and not _is_lossless(plan):
-                        continue
-                    inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
-                    found |= {one.key: one for one in plan_stages(inputs, plan.kinds, job.store)}
+                    job = create_job(cfg)
+                    plan = job.plan()
             except ConfigError:
                 continue
+            if not only_lossless or _is_lossless(plan):
+                inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
+                found |= {one.key: one for one in plan_stages(inputs, plan.kinds, job.store)}
         return list(found.values())
 
     def _say(self, text: str) -> None:
         print(text, file=self.file, flush=True)
-
-
-def _planned(job: Job) -> tuple[Job, Plan]:
-    return job, job.plan()
 
 
 def _is_lossless(plan: Plan) -> bool:

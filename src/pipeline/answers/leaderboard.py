@@ -1,21 +1,21 @@
 """`+experiment=leaderboard`: every policy in every setting that it can serve, under several seeds, in one table."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline.answers import leaderboard_page, leaderboard_report
+from pipeline.answers import leaderboard_page
 from pipeline.answers.asked import Asked
-from pipeline.answers.board import Board, Setting
 from pipeline.answers.candidates import Candidate
-from pipeline.answers.ranking import Row
+from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts, notes, page_text
+from pipeline.answers.rows import COST, SERVICE, Row, serve_rows
 from pipeline.answers.words import joined
 from pipeline.artifacts import fingerprint
 from pipeline.errors import ConfigError
+from pipeline.report.export.write import write_tables
 from pipeline.report.plan import describe_plan
-from pipeline.report.table import csv_text, markdown, print_parts
+from pipeline.report.table import markdown, print_parts
 
 MAX_CELLS = 600
 
@@ -53,19 +53,19 @@ class Leaderboard:
         """Serves the cells, prints the board, and writes it below OUTPUTS/leaderboard."""
         policies = tuple(dict.fromkeys([*(asked.policies or self.policies), *self.add]))
         names = self.named_settings or tuple(self.settings)
-        wanted = [(name, policy) for name in names for policy in policies if _belongs(self.settings[name], policy)]
-        if len(wanted) * len(self.seeds) > MAX_CELLS:
+        pairs = [(name, policy) for name in names for policy in policies if _belongs(self.settings[name], policy)]
+        if len(pairs) * len(self.seeds) > MAX_CELLS:
             raise ConfigError(
-                f"leaderboard: {len(wanted) * len(self.seeds)} cells are more than {MAX_CELLS}; name fewer policies "
+                f"leaderboard: {len(pairs) * len(self.seeds)} cells are more than {MAX_CELLS}; name fewer policies "
                 "(+policy=a,b), settings or seeds."
             )
-        first = [self._cell(asked, name, policy, self.seeds[0]) for name, policy in wanted]
+        first = [self._cell(asked, name, policy, self.seeds[0]) for name, policy in pairs]
         if asked.plan_only:
             stages = asked.evaluator.planned_stages(first)
-            cells = f"then {len(wanted) * len(self.seeds)} cells of {self.requests} requests"
+            cells = f"then {len(pairs) * len(self.seeds)} cells of {self.requests} requests"
             print(f"{describe_plan(stages)}\n{cells}", file=asked.out, flush=True)
             return
-        board = self._serve(asked, wanted, asked.evaluator.build_inputs(first))
+        board = self._serve(asked, pairs, asked.evaluator.build_inputs(first))
         self._write(asked, board)
 
     def _cell(self, asked: Asked, setting: str, policy: str, seed: int) -> tuple[str, ...]:
@@ -73,38 +73,42 @@ class Leaderboard:
         own = (self.own_words.get(policy, ()), self.settings[setting].words)
         return joined(self.base, asked.words, number, *own, Candidate(policy).words)
 
-    def _serve(self, asked: Asked, wanted: Sequence[tuple[str, str]], problems: Mapping[tuple[str, ...], str]) -> Board:
-        left_out = {
-            (name, policy): problem
-            for name, policy in wanted
-            if (problem := problems.get(self._cell(asked, name, policy, self.seeds[0])))
-        }
-        served = [pair for pair in wanted if pair not in left_out]
-        cells = [self._cell(asked, name, policy, seed) for name, policy in served for seed in self.seeds]
-        results = asked.evaluator.evaluate("leaderboard", cells)
-        rows: dict[str, list[Row]] = {name: [] for name, _ in wanted}
-        for place, (name, policy) in enumerate(served):
-            own = results[place * len(self.seeds) : (place + 1) * len(self.seeds)]
-            wrong = [one.problem for one in own if one.problem]
-            if wrong:
-                left_out[name, policy] = wrong[0]
+    def _serve(self, asked: Asked, pairs: Sequence[tuple[str, str]], problems: Mapping[tuple[str, ...], str]) -> Board:
+        """Serves the pairs of setting and policy, but those with a problem."""
+        left_out: dict[tuple[str, str], str] = {}
+        rows: dict[str, list[Row]] = {name: [] for name, _ in pairs}
+        cells = {pair: [self._cell(asked, *pair, seed) for seed in self.seeds] for pair in pairs}
+        served = [pair for pair in pairs if cells[pair][0] not in problems]
+        found = serve_rows(asked.evaluator, "leaderboard", [(Candidate(pair[1]), cells[pair]) for pair in served])
+        known = dict(zip(served, found, strict=True))
+        for name, policy in pairs:
+            row = known.get((name, policy)) or problems[cells[name, policy][0]]
+            if isinstance(row, Row):
+                rows[name].append(row)
             else:
-                rows[name].append(Row(Candidate(policy), tuple(own)))
-        return Board(self.settings, {name: tuple(own) for name, own in rows.items()}, left_out)
+                left_out[self.settings[name].title, policy] = row
+        ordered = {name: tuple(sorted(own, key=lambda row: not row.lossless)) for name, own in rows.items()}
+        results = [SettingResult(name, self.settings[name], own) for name, own in ordered.items() if own]
+        return Board(tuple(results), left_out)
 
     def _write(self, asked: Asked, board: Board) -> None:
         command = " ".join(["python -m pipeline +experiment=leaderboard", *asked.words])
-        found = leaderboard_report.board_report(board, command, len(self.seeds), self.requests)
-        print_parts(found.parts, asked.out)
+        parts = board_parts(board, command, self.requests, len(self.seeds))
+        print_parts(parts, asked.out)
         folder = asked.outputs / "leaderboard"
         folder.mkdir(parents=True, exist_ok=True)
-        fingerprint.write_atomic(folder / "leaderboard.md", markdown(found.parts))
-        fingerprint.write_atomic(folder / "leaderboard.csv", csv_text(found.records))
-        fingerprint.write_atomic(folder / "leaderboard.json", json.dumps(found.records, indent=1) + "\n")
-        fingerprint.write_atomic(folder / "leaderboard.html", leaderboard_page.html(found, board, command))
+        shown = tuple(notes(board, command, self.requests, len(self.seeds)))
+        fingerprint.write_atomic(folder / "leaderboard.md", markdown(parts))
+        fingerprint.write_atomic(folder / "leaderboard.html", leaderboard_page.html(board, shown, command))
+        tables = write_tables([result.table for result in board.results], ("latex", "csv"), folder, command)
         if self.page:
-            fingerprint.write_atomic(Path(self.page), leaderboard_report.page_text(found, command))
-        print(f"\nwritten: {folder / 'leaderboard.md'}, .html, .csv, .json", file=asked.out, flush=True)
+            fingerprint.write_atomic(Path(self.page), page_text(parts, command))
+        print(f"\nwritten: {folder}: leaderboard.md, leaderboard.html, a .tex and a .csv of each setting",
+              file=asked.out, flush=True)  # fmt: skip
+        metrics = {f"{result.name}/{row.candidate.policy}/{key}": row.metrics[key] for result in board.results
+                   for row in result.rows for key in (SERVICE, COST) if key in row.metrics}  # fmt: skip
+        files = [folder / "leaderboard.md", folder / "leaderboard.html", *tables]
+        asked.log("leaderboard", {"command": command[:400]}, metrics, files)
 
 
 def _belongs(setting: Setting, policy: str) -> bool:

@@ -1,48 +1,19 @@
 """The order of measured candidates: what keeps the requirements first, then the Pareto front, then the objective."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
+from collections.abc import Sequence
 
-from pipeline.answers.candidates import Candidate
-from pipeline.answers.cell import CellResult
-from pipeline.answers.requirements import Limit, Requirements
+from pipeline.answers.front import objective_values, pareto_front
+from pipeline.answers.requirements import Requirements
+from pipeline.answers.rows import Row
 
 INDIFFERENCE = 0.01
 """Values of the first objective within this share of each other are equal: the second one decides."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A candidate with its cells, one a seed; `metrics` are means over them."""
-
-    candidate: Candidate
-    cells: tuple[CellResult, ...]
-    quality: Mapping[str, float] = field(default_factory=dict)
-    """What a run on text measured; empty without one."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        shared: set[str] = set.intersection(*(set(cell.metrics) for cell in self.cells))
-        own = {key: fmean(cell.metrics[key] for cell in self.cells) for key in sorted(shared)}
-        return {**own, **self.quality}
-
-    @property
-    def lossless(self) -> bool:
-        return all(cell.lossless for cell in self.cells)
-
-    @property
-    def artifacts(self) -> list[str]:
-        return [cell.artifact for cell in self.cells]
-
-
 def broken(row: Row, require: Requirements) -> list[tuple[str, float]]:
     """What the row breaks, each with the share by which it does."""
     metrics = row.metrics
-    limits: list[Limit] = [*require.limits()]
-    quality = require.quality_limit()
-    if quality and "quality/mean" in metrics:
-        limits.append(quality)
+    limits = require.limits(with_quality=row.quality is not None)
     found = [(limit.describe(metrics), limit.excess(metrics)) for limit in limits]
     if require.lossless and not row.lossless:
         found.append(("tokens that are not the cloud model's own", 1.0))
@@ -52,21 +23,6 @@ def broken(row: Row, require: Requirements) -> list[tuple[str, float]]:
 def excess(row: Row, require: Requirements) -> float:
     """The sum of the shares by which the row breaks the requirements; 0 for one that keeps them."""
     return sum(share for _, share in broken(row, require))
-
-
-def objective_values(row: Row, objective: Sequence[str]) -> tuple[float, ...]:
-    """The row's objectives, all to be minimised; infinite where one is not known."""
-    metrics = row.metrics
-    return tuple(metrics.get(one, float("inf")) for one in objective)
-
-
-def pareto_front(values: Sequence[Sequence[float]]) -> list[bool]:
-    """True for each point that no other is at least as good as everywhere and better somewhere."""
-    return [not any(_dominates(other, one) for other in values) for one in values]
-
-
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 
 
 def ranked(rows: Sequence[Row], require: Requirements, objective: Sequence[str]) -> list[Row]:

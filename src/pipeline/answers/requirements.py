@@ -1,7 +1,7 @@
 """What an answer must keep: limits of measured values, and what a configuration breaks of them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from serving.metrics import definitions
@@ -28,16 +28,17 @@ class Limit:
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         """`TTFT, p90: 0.61 s, more than 0.5`."""
-        unit, value = printed_unit(self.metric), metrics.get(self.metric)
+        value = metrics.get(self.metric)
         if value is None:
             return f"{self.name}: not known"
         bound = f"more than {self.most:g}" if self.most is not None else f"less than {self.least:g}"
-        return f"{self.name}: {value:.3g} {unit}, {bound}".replace(" ,", ",")
+        return f"{self.name}: {with_unit(f'{value:.3g}', self.metric)}, {bound}"
 
 
-def printed_unit(metric: str) -> str:
+def with_unit(number: str, metric: str) -> str:
+    """The number with the metric's unit; a score and a share have none."""
     found = definitions.find(metric)
-    return found.unit if found and found.unit not in ("score", "share") else ""
+    return f"{number} {found.unit}" if found and found.unit not in ("score", "share") else number
 
 
 @dataclass(frozen=True)
@@ -76,28 +77,19 @@ class Requirements:
         if self.devices_min is not None and self.devices_min < 1:
             raise ValueError(f"require.devices_min is {self.devices_min}; give 1 device or more, or null")
 
-    @property
-    def wants_quality(self) -> bool:
-        return self.quality_min is not None
-
-    def limits(self) -> Iterator[Limit]:
-        """The limits of what a simulation measures."""
+    def limits(self, with_quality: bool = False) -> Iterator[Limit]:
+        """The limits of what a simulation measures; `with_quality` also that of what a run on text measures."""
         for name, (label, metric) in self.METRICS.items():
             value = getattr(self, name)
             if value is not None:
                 yield Limit(label, metric, most=value)
-
-    def quality_limit(self) -> Limit | None:
-        """The limit of what only a run on text measures."""
-        return Limit("quality", "quality/mean", least=self.quality_min) if self.quality_min is not None else None
+        if with_quality and self.quality_min is not None:
+            yield Limit("quality", "quality/mean", least=self.quality_min)
 
     def describe(self) -> str:
         """`TTFT, p90 at most 0.5 s; every token the cloud model's own`."""
-        parts = [f"{one.name} at most {one.most:g} {printed_unit(one.metric)}".rstrip() for one in self.limits()]
+        parts = [f"{one.name} at most {with_unit(f'{one.most:g}', one.metric)}" for one in self.limits()]
         parts += [f"quality at least {self.quality_min:g}"] if self.quality_min is not None else []
         parts += [f"{self.devices_min} devices"] if self.devices_min else []
         parts += ["every token the cloud model's own"] if self.lossless else []
         return "; ".join(parts) or "none"
-
-
-REQUIREMENT_NAMES = tuple(one.name for one in fields(Requirements))

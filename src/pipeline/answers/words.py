@@ -20,14 +20,17 @@ def joined(*parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def without(words: Iterable[str], keys: Sequence[str]) -> list[str]:
-    """The words whose keys are none of these, and below none of these."""
-    return [
-        word for word in words if not any(key_of(word) == key or key_of(word).startswith(f"{key}.") for key in keys)
-    ]
+    """The words that set none of these keys, and nothing below one of them."""
+    return [word for word in words if not sets_any(word, keys)]
+
+
+def sets_any(word: str, keys: Sequence[str]) -> bool:
+    """True if the word sets one of these keys, or something below one."""
+    return any(key_of(word) == key or key_of(word).startswith(f"{key}.") for key in keys)
 
 
 def mixed_networks(networks: Mapping[str, float], fleet: Mapping[str, object], devices: int) -> tuple[str, ...]:
-    """The words of a testbed whose `devices` devices, all of one `fleet`, are dealt to networks by their shares.
+    """The words of a testbed that deals `devices` devices, all of one `fleet`, to networks by their shares.
 
     Raises ValueError for shares that are not above 0, or a fleet that cannot be written in a word.
     """
@@ -37,8 +40,8 @@ def mixed_networks(networks: Mapping[str, float], fleet: Mapping[str, object], d
     nested = [key for key, value in fleet.items() if isinstance(value, Mapping | list)]
     if nested:
         raise ValueError(
-            f"networks splits the devices of hardware.device, whose {nested[0]} has options of its own; give it by a "
-            "plain name, or write hardware.fleets yourself"
+            f"networks splits the devices of hardware.device, and its {nested[0]} has options of its own; give it by "
+            "a plain name, or write hardware.fleets yourself"
         )
     counts = deal(networks, devices)
     own = {key: value for key, value in fleet.items() if value is not None and key not in ("count", "network")}

@@ -1,11 +1,13 @@
 """The source of a hardware or network figure, as data beside the figure."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 EvidenceClass: TypeAlias = Literal["datasheet", "derived", "measured", "unverified"]
 
 EVIDENCE_CLASSES: tuple[EvidenceClass, ...] = ("datasheet", "derived", "measured", "unverified")
+_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
 def evidence_class(source: str) -> EvidenceClass:
@@ -33,3 +35,9 @@ def check_sources(owner: str, sources: Mapping[str, str], allowed: frozenset[str
             evidence_class(source)
         except ValueError as error:
             raise ValueError(f"{owner}, {name}: {error}") from None
+
+
+def check_date(owner: str, date: str, of: str) -> None:
+    """Raises ValueError for a date of the figure `of` that is not YYYY-MM or YYYY-MM-DD."""
+    if not _DATE.fullmatch(date):
+        raise ValueError(f"{owner}: date={date!r} must be the day or month of the {of}, as in '2026-11-22'.")

@@ -1,12 +1,10 @@
 """A hosted API: a large model that is asked over HTTP and paid by the token, in place of a cloud of one's own."""
 
-import re
 from dataclasses import dataclass, field
 from math import isfinite
 
-from serving.core.provenance import check_sources
+from serving.core.provenance import check_date, check_sources
 
-_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 _FIGURES = frozenset({"usd_per_million_input_tokens", "usd_per_million_output_tokens", "ttft_s", "tokens_per_s"})
 _MILLION = 1e6
 
@@ -42,8 +40,7 @@ class HostedApi:
                 raise ValueError(f"hosted API {self.name}: {name}={getattr(self, name)} must be 0 or more.")
         if not (isfinite(self.tokens_per_s) and self.tokens_per_s > 0):
             raise ValueError(f"hosted API {self.name}: tokens_per_s={self.tokens_per_s} must be above 0.")
-        if not _DATE.fullmatch(self.date):
-            raise ValueError(f"hosted API {self.name}: date={self.date!r} must be as in '2026-11-22'.")
+        check_date(f"hosted API {self.name}", self.date, "prices")
 
     def usd(self, input_tokens: float, output_tokens: float) -> float:
         """US dollars for so many tokens."""

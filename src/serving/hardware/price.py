@@ -1,12 +1,10 @@
 """The price of a chip: what an hour of it costs, according to which source, and of which day."""
 
-import re
 from dataclasses import dataclass
 
-from serving.core.provenance import evidence_class
+from serving.core.provenance import check_date, evidence_class
 
 _HOUR_S = 3600.0
-_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,7 @@ class Price:
         if self.usd_per_hour < 0:
             raise ValueError(f"price: usd_per_hour={self.usd_per_hour} must not be negative.")
         evidence_class(self.source)
-        if not _DATE.fullmatch(self.date):
-            raise ValueError(f"price: date={self.date!r} must be the day or month of the price, as in '2026-11-22'.")
+        check_date("price", self.date, "price")
 
     def usd(self, chip_s: float) -> float:
         """US dollars for these busy seconds of one chip."""

@@ -8,12 +8,15 @@ import pytest
 
 from pipeline.answers.candidates import Candidate, CandidateSpace
 from pipeline.answers.cell import CellResult
-from pipeline.answers.choose import Answer, Effort, NoAnswerError, Question, Search, Variation
+from pipeline.answers.choose import Answer, Effort, NoAnswerError, Question, Search
 from pipeline.answers.evaluation import LOSSY, Evaluator
-from pipeline.answers.ranking import Row, broken, excess, pareto_front, promoted, ranked
+from pipeline.answers.front import pareto_front
+from pipeline.answers.ranking import broken, excess, promoted, ranked
 from pipeline.answers.requirements import Requirements
+from pipeline.answers.rows import Row
 
 COST, SERVICE, TTFT = "cost/usd_per_million_tokens", "latency/service_s_per_token/mean", "latency/ttft_s/p90"
+EFFORT = Effort(24, (4, 8, 16), (6, 3), (0, 1), batch=4)
 POLICIES: dict[str, dict[str, Any]] = {
     "cloud": {},
     "drafts": {"policy.draft.k": "range(1,9)"},
@@ -61,10 +64,10 @@ class FormulaEvaluator(Evaluator):
 
 def question(**require: Any) -> Question:
     return Question(
-        Requirements(**require), POLICIES, Effort(24, (4, 8, 16), (6, 3), (0, 1), batch=4), (COST, SERVICE),
+        Requirements(**require), POLICIES, (COST, SERVICE),
         base=("runtime=simulated",), search=("workload.seed=0",), held_out=("workload.seed=1000",),
         text=("runtime=emulated",),
-        sensitivity={"devices": Variation({"1": ("workload.devices=1",), "64": ("workload.devices=64",)})},
+        sensitivity={"devices": {"1": ("workload.devices=1",), "64": ("workload.devices=64",)}},
     )  # fmt: skip
 
 
@@ -73,7 +76,7 @@ def evaluator() -> FormulaEvaluator:
 
 
 def search(asked: Question, served: FormulaEvaluator | None = None) -> Answer:
-    return Search(asked, served or evaluator()).run()
+    return Search(asked, EFFORT, served or evaluator()).run()
 
 
 def test_it_finds_the_cheapest_options_and_leaves_lossy_policies_out() -> None:
@@ -105,8 +108,9 @@ def test_the_answer_is_checked_on_requests_and_seeds_that_the_search_did_not_see
     }  # fmt: skip
     assert not [words for name, cells in served.asked if name in names[: names.index("held-out requests")]
                 for words in cells if "workload.seed=1000" in words]  # fmt: skip
+    assert found.sealed is not None
     assert found.sealed.metrics[COST] == pytest.approx(1.5 * found.claimed.metrics[COST])
-    assert found.best_afterwards.candidate == found.claimed.candidate
+    assert found.held_out[0].candidate == found.claimed.candidate
     assert {row.candidate for row in found.held_out} >= {Candidate("cloud"), Candidate("drafts")}
 
 
@@ -119,7 +123,7 @@ def test_regret_names_the_row_that_is_best_afterwards() -> None:
     served = FormulaEvaluator(workers=None, formula=dearer_later)  # type: ignore[arg-type]
     found = search(question(), served)
     assert found.claimed.candidate.values == (("policy.draft.k", "5"),)
-    assert found.best_afterwards.candidate != found.claimed.candidate
+    assert found.held_out[0].candidate != found.claimed.candidate
 
 
 def test_a_higher_rung_has_more_requests_and_the_last_one_all_seeds() -> None:
@@ -159,6 +163,21 @@ def test_quality_of_a_lossy_policy_is_measured_on_text() -> None:
     good = search(question(lossless=False, quality_min=0.5))
     assert good.claimed.candidate.policy == "routes"
     assert good.claimed.metrics["quality/mean"] == 0.6
+
+
+def test_a_quality_that_could_not_be_measured_breaks_the_limit() -> None:
+    def without_text(words: tuple[str, ...]) -> CellResult:
+        return CellResult(words, problem="no text") if "runtime=emulated" in words else formula(words)
+
+    served = FormulaEvaluator(workers=None, formula=without_text)  # type: ignore[arg-type]
+    found = search(question(lossless=False, quality_min=0.5), served)
+    assert ("quality: not known", 1.0) in broken(found.claimed, found.question.require)
+    assert broken(row("routes", 1, 1), found.question.require) == []  # no text was asked for
+
+
+def test_an_objective_that_is_better_when_higher_is_refused() -> None:
+    with pytest.raises(ValueError, match="better when lower"):
+        replace(question(), objective=("quality/mean",))
 
 
 def test_policies_that_cannot_be_served_are_named_and_the_others_go_on() -> None:

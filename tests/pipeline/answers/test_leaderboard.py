@@ -1,6 +1,6 @@
 """A board of cells whose records are made by hand."""
 
-import json
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.answers import leaderboard_report
 from pipeline.answers.asked import Asked
-from pipeline.answers.board import Board, Setting
+from pipeline.answers.candidates import Candidate
 from pipeline.answers.cell import CellResult
 from pipeline.answers.evaluation import Evaluator
 from pipeline.answers.leaderboard import Leaderboard
+from pipeline.answers.leaderboard_report import Board, Setting, board_parts
+from pipeline.answers.rows import COLUMNS, SERVICE, Row, rows_table
 from pipeline.errors import ConfigError
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.records import Records, read_requests
+from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from tests.pipeline.report import serve_artifact
 
@@ -73,14 +74,20 @@ def ask(question: Leaderboard, folder: Path, **options: Any) -> str:
     return out.getvalue()
 
 
-def records(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    found = json.loads((folder / "leaderboard" / "leaderboard.json").read_text(encoding="utf-8"))
-    return {(one["setting"], one["policy"]): one for one in found}
+def cells(folder: Path, setting: str) -> dict[tuple[str, str], dict[str, str]]:
+    """The setting's cells by policy and metric."""
+    text = (folder / "leaderboard" / f"{setting}.csv").read_text(encoding="utf-8")
+    return {(one["label policy"], one["metric"] or one["column"]): one for one in csv.DictReader(text.splitlines())}
+
+
+def served(folder: Path) -> set[tuple[str, str]]:
+    names = [path.stem for path in (folder / "leaderboard").glob("*.csv")]
+    return {(name, policy) for name in names for policy, _ in cells(folder, name)}
 
 
 def test_a_board_has_each_policy_in_each_setting_and_says_what_is_missing(tmp_path: Path) -> None:
     text = ask(board(), tmp_path)
-    assert records(tmp_path).keys() == {
+    assert served(tmp_path) == {
         ("near", "cloud_centric"), ("near", "sled"), ("near", "wisp"), ("far", "cloud_centric"), ("far", "sled"),
     }  # fmt: skip
     assert "without hat" in text
@@ -88,28 +95,32 @@ def test_a_board_has_each_policy_in_each_setting_and_says_what_is_missing(tmp_pa
     assert "compares cloud_centric, sled only" in text
 
 
+def stars(text: str, policy: str, setting: str) -> int:
+    """Stars in the row of a policy below the title of a setting."""
+    rows = text[text.index(f"{setting} (") :].splitlines()
+    return next(line for line in rows if line.startswith(policy)).count("*")
+
+
 def test_stars_mark_the_best_and_what_is_not_significantly_worse(tmp_path: Path) -> None:
-    ask(board(), tmp_path)
-    best = {pair: leaderboard_report.SERVICE in one["best"] for pair, one in records(tmp_path).items()}
-    assert best["near", "cloud_centric"]
-    assert best["near", "sled"]  # the same records
-    assert not best["near", "wisp"]  # three times as slow, on every prompt
+    text = ask(board(), tmp_path)
+    assert stars(text, "cloud_centric", "Near") == stars(text, "sled", "Near") > 0  # the same records
+    assert stars(text, "wisp", "Near") < stars(text, "sled", "Near")  # three times as slow, on every prompt
 
 
 def test_a_lossy_policy_is_compared_with_lossy_ones_alone(tmp_path: Path) -> None:
-    ask(replace(board(), add=("lossy",)), tmp_path)
-    found = records(tmp_path)
-    assert leaderboard_report.SERVICE in found["near", "cloud_centric"]["best"]
-    assert leaderboard_report.SERVICE in found["near", "lossy"]["best"]
-    assert (found["near", "cloud_centric"]["front"], found["near", "lossy"]["front"]) == (True, True)
+    text = ask(replace(board(), add=("lossy",)), tmp_path)
+    found = cells(tmp_path, "near")
+    assert stars(text, "lossy", "Near") == 0  # the fastest by far, of a kind without another
+    assert stars(text, "cloud_centric", "Near") > 0
+    assert found["cloud_centric", "front"]["text"] == found["lossy", "front"]["text"] == "yes"
 
 
 def test_a_named_policy_joins_and_named_ones_restrict_the_board(tmp_path: Path) -> None:
     joined = replace(board(), policies=("sled",), add=("cloud_centric",))
     ask(joined, tmp_path)
-    assert {policy for _, policy in records(tmp_path)} == {"sled", "cloud_centric"}
+    assert {policy for _, policy in served(tmp_path)} == {"sled", "cloud_centric"}
     ask(board(), tmp_path, policies=("sled",))
-    assert {policy for _, policy in records(tmp_path)} == {"sled"}
+    assert {policy for _, policy in served(tmp_path)} == {"sled"}
 
 
 class Links(HTMLParser):
@@ -144,24 +155,25 @@ def test_too_many_cells_and_unknown_settings_are_refused_before_any_work(tmp_pat
     assert not (tmp_path / "leaderboard").exists()
 
 
-def test_intervals_enclose_the_value_and_shrink_with_more_prompts(tmp_path: Path) -> None:
-    from pipeline.answers.intervals import measure, read_by_prompt
-
+def test_intervals_enclose_the_value_and_a_quality_has_none(tmp_path: Path) -> None:
     write_artifact(tmp_path / "a", "sled", 1.0)
-    by_prompt = read_by_prompt([str(tmp_path / "a")])
     metrics = summarise(Records.read(tmp_path / "a")).metrics()
-    for key in ("latency/ttft_s/p90", "latency/ttft_s/mean", "latency/service_s_per_token/mean"):
-        found = measure(key, metrics[key], by_prompt)
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low <= found.value <= found.high
-    assert measure("throughput/tokens_per_s", 3.0, by_prompt).low is None
-    assert len(by_prompt) == len({one.prompt_id for one in read_requests(tmp_path / "a")})
+    row = Row(Candidate("sled"), (CellResult((), metrics, str(tmp_path / "a"), "sled", True),), {"quality/mean": 0.5})
+    table = rows_table("near", "Near", [row], remarks={"breaks": ["late"]})
+    found = dict(zip([column.metric for column in table.columns], table.rows[0].cells, strict=True))
+    assert {"latency/ttft_s/p90", "latency/tbt_s/mean", SERVICE, "quality/mean"} <= found.keys() <= {*COLUMNS, ""}
+    for key in ("latency/ttft_s/p90", "latency/tbt_s/mean", SERVICE):
+        cell = found[key]
+        assert cell.value is not None
+        assert cell.low is not None
+        assert cell.high is not None
+        assert cell.low <= cell.value <= cell.high
+        assert cell.low < cell.high
+    assert (found["quality/mean"].value, found["quality/mean"].low) == (0.5, None)
+    assert (found[""].text, table.rows[0].num_requests) == ("late", 12)
 
 
 def test_an_empty_board_is_a_heading_and_the_reasons() -> None:
-    found = leaderboard_report.board_report(
-        Board({"near": Setting("Near", ())}, {"near": ()}, {("near", "hat"): "no tiers"}), "command", 1, 6
-    )
-    assert found.records == []
-    assert any("no tiers" in str(part) for part in found.parts)
+    found = board_parts(Board((), {("Near", "hat"): "no tiers"}), "command", 1, 6)
+    assert found[0] == "leaderboard"
+    assert any("no tiers" in str(part) for part in found)

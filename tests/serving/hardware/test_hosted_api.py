@@ -35,7 +35,7 @@ def test_every_api_of_conf_has_a_source_for_each_figure(name: str) -> None:
         ({"sources": {"price": "datasheet: a list"}}, "speaks of 'price'"),
         ({"tokens_per_s": 0.0}, "must be above 0"),
         ({"ttft_s": -1.0}, "must be 0 or more"),
-        ({"date": "yesterday"}, "must be as in"),
+        ({"date": "yesterday"}, "must be the day or month of the prices, as in"),
     ],
 )
 def test_an_api_without_source_date_or_speed_is_refused(change: dict[str, object], why: str) -> None:
