@@ -21,35 +21,34 @@ def is_percentile(metric: str) -> bool:
 
 
 def percentile_interval(metric: str, by_seed: Sequence[RequestsByPrompt]) -> tuple[float, float] | None:
-    """95 % of a bootstrap over prompts (percentile interval); the requests of a prompt stay together, over all seeds.
+    """95 % of a bootstrap of the mean over seeds (percentile interval): seeds are drawn, then prompts, whose requests
+    stay together.
 
-    None where no request has a value.
+    None where a seed has no request with a value.
     """
     import numpy as np
 
     found = definitions.find(metric)
     assert found is not None
     assert isinstance(found.formula, definitions.Distribution)
+    attribute, share = found.formula.attribute, SHARES[metric.rpartition("/")[2]]
     prompts = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for own in by_seed for p in own))}
-    pairs = [
-        (value, prompts[prompt])
-        for own in by_seed
-        for prompt, requests in own.items()
-        for request in requests
-        for value in _items(getattr(request, found.formula.attribute))
-    ]
-    if not pairs:
-        return None
-    values, places = np.array([value for value, _ in pairs]), np.array([place for _, place in pairs])
-    order = np.argsort(values)
-    draws = np.random.default_rng(BOOTSTRAP_SEED).multinomial(
-        len(prompts), [1 / len(prompts)] * len(prompts), _RESAMPLES
-    )
-    weights = np.cumsum(draws[:, places[order]], axis=1)
-    first = (weights >= SHARES[metric.rpartition("/")[2]] * weights[:, -1:]).argmax(axis=1)
-    low, high = np.quantile(values[order][first], [0.025, 0.975])
+    draw = np.random.default_rng(BOOTSTRAP_SEED).multinomial
+    counts = draw(len(prompts), [1 / len(prompts)] * len(prompts), _RESAMPLES)
+    by_draw = []
+    for own in by_seed:
+        pairs = [(value, prompts[p]) for p, requests in own.items() for r in requests for value in _items(r, attribute)]
+        if not pairs:
+            return None
+        values, places = np.array([value for value, _ in pairs]), np.array([place for _, place in pairs])
+        order = np.argsort(values)
+        weights = np.cumsum(counts[:, places[order]], axis=1)
+        by_draw.append(values[order][(weights >= share * weights[:, -1:]).argmax(axis=1)])
+    seeds = draw(len(by_seed), [1 / len(by_seed)] * len(by_seed), _RESAMPLES) / len(by_seed)
+    low, high = np.quantile((np.stack(by_draw, axis=1) * seeds).sum(axis=1), [0.025, 0.975])
     return float(low), float(high)
 
 
-def _items(value: Any) -> list[float]:
+def _items(request: Any, attribute: str) -> list[float]:
+    value = getattr(request, attribute)
     return value if isinstance(value, list) else [] if value is None else [value]

@@ -173,6 +173,23 @@ def test_intervals_enclose_the_value_and_a_quality_has_none(tmp_path: Path) -> N
     assert (found[""].text, table.rows[0].num_requests) == ("late", 12)
 
 
+def test_a_percentile_is_the_mean_of_the_seeds_own_ones(tmp_path: Path) -> None:
+    """Seeds far apart: the percentile of all their requests together would be the slower seed's."""
+    cells = []
+    for seed, slower in enumerate((1.0, 10.0)):
+        write_artifact(tmp_path / str(seed), "sled", slower)
+        metrics = summarise(Records.read(tmp_path / str(seed))).metrics()
+        cells.append(CellResult((), metrics, str(tmp_path / str(seed)), "sled", True))
+    table = rows_table("near", "Near", [Row(Candidate("sled"), tuple(cells))])
+    ttft = next(cell for cell, column in zip(table.rows[0].cells, table.columns, strict=True) if "p90" in column.metric)
+    first, second = (1000 * cell.metrics["latency/ttft_s/p90"] for cell in cells)
+    assert ttft.value == pytest.approx((first + second) / 2)
+    assert ttft.low is not None
+    assert ttft.high is not None
+    assert ttft.low <= first * 1.05  # a draw may have the faster seed alone
+    assert first < ttft.value < ttft.high
+
+
 def test_an_empty_board_is_a_heading_and_the_reasons() -> None:
     found = board_parts(Board((), {("Near", "hat"): "no tiers"}), "command", 1, 6)
     assert found[0] == "leaderboard"
