@@ -100,6 +100,7 @@ LESS = {
         "require.lossless=false",
         "require.quality_min=0.0",
         RECORDED,
+        "choose.networks={wifi:0.6,lte:0.4}",
         "choose.efforts.first={trials:3,requests:[4,6,6],keep:[2,2],seeds:[0],batch:3}",
         "~choose.sensitivity.devices",
         "~choose.sensitivity.delay_ms",

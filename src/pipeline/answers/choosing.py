@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -35,7 +35,7 @@ NETWORK = ("network",)
 class Choosing:
     """The options of a search, see conf/experiment/choose.yaml. Raises ValueError for an unknown effort.
 
-    `networks` are shares of devices by network; empty: all devices have the run's network.
+    `networks` are shares of devices by network; None: all devices have the run's network.
     """
 
     KEYS: ClassVar[tuple[str, ...]] = ("choose", "require")
@@ -44,7 +44,7 @@ class Choosing:
     efforts: Mapping[str, Effort]
     effort: str = "first"
     name: str = "chosen"
-    networks: Mapping[str, float] = field(default_factory=dict)
+    networks: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.effort not in self.efforts:
