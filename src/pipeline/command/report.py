@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     given = dict(word.split("=", 1) for word in argv if "=" in word)
     unknown = sorted(given.keys() - set(_OPTIONS))
     if len(words) != 1 or unknown:
-        problem = f"there is no option {unknown[0]}" if unknown else f"{len(words)} folders are named, one is wanted"
+        problem = f"there is no option {unknown[0]}" if unknown else f"{len(words)} folders are named; name one"
         raise UserError(f"report: {problem}. There are\n{USAGE}")
     place = Path(words[0]).absolute()
     kinds = parse_kinds(given["export"]) if "export" in given else ()
@@ -39,11 +39,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export_last(kinds: Sequence[str]) -> None:
-    """Writes the kinds of this process's last sweep or run into its folder. Raises UserError."""
+    """Writes the kinds of this process's last sweep or run into its folder. Raises UserError, and where there is none."""
     from pipeline.report.sweep import SweepCallback
 
-    if SweepCallback.results is not None:
-        _say_what_was_made(export_folder(SweepCallback.results, kinds))
+    if SweepCallback.results is None:
+        raise UserError(
+            f"export={','.join(kinds)}: this command left no run and no sweep. choose and leaderboard write tables as "
+            "LaTeX and CSV without it; their files are named above."
+        )
+    _say_what_was_made(export_folder(SweepCallback.results, kinds))
 
 
 def _say_what_was_made(made: Sequence[Path]) -> None:

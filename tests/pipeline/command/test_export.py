@@ -92,3 +92,12 @@ def test_what_cannot_be_exported_is_refused_before_anything_runs(
     assert ended(monkeypatch, "+policy=synera", word, "stage=plan" if word == "export=csv" else "seed=0") == 2
     assert said in capfd.readouterr().err
     assert hydra == []
+
+
+def test_a_command_that_left_no_results_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hydra: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(door, "_run_hydra", lambda argv: hydra.append(argv) or sys.exit(0))
+    assert ended(monkeypatch, "+policy=synera", "export=csv") == 2
+    assert "export=csv: this command left no run and no sweep" in capsys.readouterr().err
