@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export_last(kinds: Sequence[str]) -> None:
-    """Writes the kinds of this process's last sweep or run into its folder. Raises UserError, and where there is none."""
+    """Writes the kinds of this process's last sweep or run into its folder. Raises UserError, also without one."""
     from pipeline.report.sweep import SweepCallback
 
     if SweepCallback.results is None:

@@ -101,14 +101,8 @@ class Device:
         local_target: LocalTarget = _ON_USERS_DEVICE,
         max_idle_sessions: int = _MAX_IDLE_SESSIONS,
     ) -> None:
-        self.token_text, self.max_idle_sessions = token_text, max_idle_sessions
-        self.name, self.policy, self.seed, self.timeout_s, self.max_concurrency = (
-            name,
-            policy,
-            seed,
-            timeout_s,
-            max_concurrency,
-        )
+        self.name, self.policy, self.seed, self.timeout_s = name, policy, seed, timeout_s
+        self.max_concurrency, self.token_text, self.max_idle_sessions = max_concurrency, token_text, max_idle_sessions
         tiers = {**tiers, DEVICE_TIER: (name,)}
         self.node_selector = NodeSelector(tiers, policy.dispatch, name, policy.kv_cache.block_tokens)
         self.ids = count(1)
@@ -121,11 +115,8 @@ class Device:
         """Session -> its requester."""
         self.idle_sessions: dict[str, Session] = {}
         """Ended sessions whose caches are kept for the next request, the longest idle first."""
-        self.compute_queue = (
-            ComputeQueue(self.ids, policy.batch_drafts)
-            if max_concurrency > 1 or any(hop.node == DEVICE_TIER for hop in hops)
-            else None
-        )
+        is_tier = any(hop.node == DEVICE_TIER for hop in hops)
+        self.compute_queue = ComputeQueue(self.ids, policy.batch_drafts) if max_concurrency > 1 or is_tier else None
         """Orders work on the chip; None if there is never more than one piece of work."""
         self.drafts_first = local_target.drafts_first
         self.round_timing: RoundTiming | None = None
@@ -135,17 +126,11 @@ class Device:
             self.monitor.round_s = self.round_timing.round_s
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
-        if any(hop.node == DEVICE_TIER for hop in hops):
+        if is_tier:
             self.local_worker = Worker(
-                name,
-                policy,
-                tiers,
-                capacity_tokens=local_target.capacity_tokens,
-                estimator=local_target.estimator,
-                scheduler=local_target.scheduler,
-                ids=self.ids,
-                token_text=token_text,
-            )
+                name, policy, tiers, capacity_tokens=local_target.capacity_tokens, estimator=local_target.estimator,
+                scheduler=local_target.scheduler, ids=self.ids, token_text=token_text,
+            )  # fmt: skip
             if self.local_worker.monitor:
                 self.monitor.local_hop_time = self.local_worker.monitor.batch_time
 
