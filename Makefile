@@ -18,7 +18,7 @@ test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the te
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	$(PYTEST) -m "not slow" -n 2 --dist loadgroup
 
 test-all: $(VENV)/.installed-all   ## the tests that take minutes too, clusters, and nodes with the compiled core
 	$(PYTEST) -n 2 --dist loadgroup
