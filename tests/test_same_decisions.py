@@ -117,6 +117,7 @@ COMPOSED = {
     "sled+batches": ("policy=sled", "+policy.batch_drafts=true", *TOGETHER),
     "cloud_speculative+lookup": ("policy=cloud_speculative", "policy/draft=lookup"),
     "cloud_speculative+medusa": ("policy=cloud_speculative", "policy/draft=medusa", "policy/verify=tree"),
+    "cloud_speculative+apart": ("policy=cloud_speculative", "policy/placement=colocated_apart", *TOGETHER),
     "cloud_speculative+together": ("policy=cloud_speculative", *TOGETHER),
     "sled+tree": ("policy=sled", *TREE, "policy/kv_cache=reuse"),
     "sled+tree+none": ("policy=sled", *TREE),
@@ -183,7 +184,8 @@ SAMPLED_REPRESENTATIVES = {"sled", "sled+tree", "synera", "hat"}
 ON_VIRTUAL_TIME = REPRESENTATIVES | {
     "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
     "synera+rejection_predictor", "synera+tiers", "wisp+tiers", "u_medusa", "hat+pipeline", "hat+batches",
-    "sled+lookup", "cloud_speculative+together", "hat+tree", "wisp+tree", "cloud_speculative+tree",
+    "sled+lookup", "cloud_speculative+together", "cloud_speculative+apart", "hat+tree", "wisp+tree",
+    "cloud_speculative+tree",
     "delay_adaptive+together", "delay_adaptive+ucb_specstop",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""

@@ -7,7 +7,7 @@ from typing import Any
 from serving.core.stop_strings import TokenText, no_token_text
 from serving.deployment.wiring import Driver
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import ComputeResource, Simulator
+from serving.drivers.simulator import ComputeResource, Processor, Simulator
 from serving.hardware.latency import LinearLatency
 from serving.messages import (
     INF,
@@ -134,7 +134,9 @@ def world(
     def cloud_node(tier: str) -> Node:
         if not p.is_colocated:
             return Worker(tier, p, tiers, capacity_tokens=capacity_tokens)
-        target = LocalTarget(p.scheduler, capacity_tokens, drafts_first=True, profile=PROFILE)
+        target = LocalTarget(
+            p.scheduler, capacity_tokens, drafts="apart" if p.drafts_apart else "first", profile=PROFILE
+        )
         return Speculator(tier, p, hops[0].span, seed, target, token_text=token_text)
 
     make: dict[str, Callable[[], Node]] = {tier: lambda tier=tier: cloud_node(tier) for tier in tiers}  # type: ignore[misc]
@@ -147,7 +149,8 @@ def world(
     hidden_states: dict[str, Any] = {}
     chips = {name: FakePair(alpha, hidden_states=hidden_states, medusa=p.draft.medusa) for name in nodes}
     for name, node in nodes.items():
-        simulator.add(name, node, ComputeResource(chips[name]))
+        own = Processor() if p.drafts_apart and isinstance(node, Speculator) else None
+        simulator.add(name, node, ComputeResource(chips[name], draft_processor=own))
         if name not in tiers:
             up, down = DelayedLink(delay_s), DelayedLink(delay_s)
             for tier in tiers:

@@ -57,7 +57,9 @@ class Setup:
                 check_memory(fleet, self.pair.device.timed_architecture, self.workload.max_concurrency, tokens)
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
-                check_memory(tier.largest_memory_fleet, self.hop_architecture(hop), 1, tokens, self.cloud_drafter)
+                check_memory(tier.largest_memory_fleet, self.hop_architecture(hop), 1, tokens, self.beside_target)
+                if self.cloud_drafter and self.policy.drafts_apart:
+                    check_memory(tier.largest_memory_fleet, self.cloud_drafter, 1, tokens)
         if here := sum(hop.span.end_layer - hop.span.start_layer for hop in self.hops if hop.node == DEVICE_TIER):
             for fleet in self.hardware.device_fleets:
                 check_memory(
@@ -227,6 +229,16 @@ class Setup:
         return self.pair.device.timed_architecture if self.policy.drafts_in_cloud else None
 
     @property
+    def beside_target(self) -> Architecture | None:
+        """The draft model that takes memory of the target's chips, if one does."""
+        return None if self.policy.drafts_apart else self.cloud_drafter
+
+    @property
+    def chips_per_cloud_node(self) -> int:
+        """Sets of chips of a node of the cloud: the target's, and the draft model's where it has its own."""
+        return 2 if self.policy.drafts_apart else 1
+
+    @property
     def num_devices(self) -> int:
         return self.workload.devices or sum(fleet.count for fleet in self.hardware.device_fleets)
 
@@ -236,7 +248,7 @@ class Setup:
         tiers and stages.
         """
         tiers = [(self.hardware.tier(hop.node), self.hop_architecture(hop)) for hop in self.hops]
-        return min([tier.cache_tokens(part, self.cloud_drafter) for tier, part in tiers if tier], default=float("inf"))
+        return min([tier.cache_tokens(part, self.beside_target) for tier, part in tiers if tier], default=float("inf"))
 
 
 def context_tokens(setup: Setup, requested: int | None = None) -> int:

@@ -162,8 +162,9 @@ class Topology:
     def _create_speculator(self, name: str) -> Speculator:
         (hop,), policy = self.hops, self.setup.policy
         target = LocalTarget(
-            policy.scheduler, self._cache_tokens(name), self.estimator(name), True, self._chip_profile(name)
-        )
+            policy.scheduler, self._cache_tokens(name), self.estimator(name),
+            "apart" if policy.drafts_apart else "first", self._chip_profile(name),
+        )  # fmt: skip
         return Speculator(
             name, policy, hop.span, self.setup.seed, target, self.session_lease_s, token_text=self._token_text
         )
@@ -208,7 +209,7 @@ class Topology:
     def _cache_tokens(self, node: str) -> float:
         """Cached tokens that fit into the node's memory beside its weights."""
         held = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
-        return min(cache_tokens(self.cloud_fleets[node], part, self.setup.cloud_drafter) for part in held)
+        return min(cache_tokens(self.cloud_fleets[node], part, self.setup.beside_target) for part in held)
 
     def device_link(self, device: str) -> Link:
         """A device's access link, shared by its messages to all cloud nodes."""

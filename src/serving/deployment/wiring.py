@@ -54,8 +54,11 @@ class ChipFactory:
         self._reuse_drafter = reuse_prefixes and not cache.device_keeps_cache
 
     def __call__(self, name: str) -> ComputeResource:
-        executor = self._device_executor(name) if name in self._topology.device_fleets else self._cloud_executor(name)
-        return ComputeResource(executor, self._shared_processor or Processor())
+        if name in self._topology.device_fleets:
+            return ComputeResource(self._device_executor(name), self._shared_processor or Processor())
+        apart = self._topology.setup.policy.drafts_apart and not self._shared_processor
+        processor = self._shared_processor or Processor()
+        return ComputeResource(self._cloud_executor(name), processor, Processor() if apart else None)
 
     def _cloud_executor(self, name: str) -> Executor:
         topology, models = self._topology, self._models

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from serving.drivers.clock import Clock
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import ARRIVAL, DECISION, ComputeResource
+from serving.drivers.simulator import ARRIVAL, DECISION, ComputeResource, Processor
 from serving.hardware.executor import FatalWorkError, TransientWorkError
 from serving.messages import (
     INF,
@@ -252,19 +252,17 @@ class RealTimeDriver:
         begin, end = (
             wall_interval
             if self.pace == "wall"
-            else self._hardware_interval(self._compute[name], now, seconds, wall_interval[1])
+            else self._hardware_interval(self._compute[name].processor_of(work), now, seconds, wall_interval[1])
         )
         for observer in self._observers:
             observer.work_done(name, work, outcome, begin, end)
         self._num_in_flight -= 1
         self._push(end, ARRIVAL, serial, partial(self._handle, name, WorkFinished(job, outcome)))
 
-    def _hardware_interval(
-        self, compute: ComputeResource, now: float, seconds: float, done: float
-    ) -> tuple[float, float]:
+    def _hardware_interval(self, processor: Processor, now: float, seconds: float, done: float) -> tuple[float, float]:
         """When the timed hardware would begin and end the work; not before it is done here."""
-        begin = max(now, compute.processor.busy_until_s)
-        end = compute.processor.busy_until_s = max(begin + seconds, done)
+        begin = max(now, processor.busy_until_s)
+        end = processor.busy_until_s = max(begin + seconds, done)
         self.pacing.num_jobs += 1
         self.pacing.num_overruns += end > begin + seconds
         return begin, end

@@ -23,12 +23,14 @@ from serving.messages import (
     DropCache,
     EmitTokens,
     Event,
+    ForwardWork,
     MessageReceived,
     Node,
     SendMessage,
     SetTimer,
     StartWork,
     TimerFired,
+    Work,
     WorkFailed,
     WorkFinished,
 )
@@ -57,10 +59,17 @@ class Processor:
 
 @dataclass(slots=True)
 class ComputeResource:
-    """What a node's work runs on. Nodes of one host may share its processor."""
+    """What a node's work runs on. Nodes of one host may share its processor; drafts may have one of their own."""
 
     executor: Executor
     processor: Processor = field(default_factory=Processor)
+    draft_processor: Processor | None = None
+
+    def processor_of(self, work: Work) -> Processor:
+        """What runs the work."""
+        if self.draft_processor is None or isinstance(work, ForwardWork):
+            return self.processor
+        return self.draft_processor
 
 
 @dataclass(slots=True, eq=False)
@@ -214,7 +223,7 @@ class Simulator:
 
     def _start_work(self, place: _Place, command: StartWork) -> None:
         compute, work = place.compute, command.work
-        processor = compute.processor
+        processor = compute.processor_of(work)
         if self._drafts:
             self._end([each for each in self._drafts if each.processor is processor])
         if (begin_draft := place.begin_draft) and isinstance(work, DraftWork) and (draft := begin_draft(work)):
@@ -236,7 +245,7 @@ class Simulator:
 
     def _enter(self, draft: TimedDraft, place: _Place, job: int, work: DraftWork) -> None:
         """Keeps a draft running, so that it is written together with those that begin before it can end."""
-        processor, serial = place.compute.processor, next(self._serial)
+        processor, serial = place.compute.processor_of(work), next(self._serial)
         begin_s = max(self.now, processor.busy_until_s)
         least_end_s = begin_s + draft.least_s
         self._drafts.append(_RunningDraft(place, job, work, draft, processor, begin_s, serial, least_end_s))

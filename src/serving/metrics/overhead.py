@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from serving.deployment.wiring import Driver
@@ -24,8 +25,8 @@ class OverheadTimer:
         self.compute_s: dict[str, float] = defaultdict(float)
 
     def add(self, name: str, node: Node, chip: ComputeResource) -> None:
-        executor = _TimedExecutor(name, chip.executor, self.compute_s)
-        self._driver.add(name, _TimedNode(name, node, self.decision_s), ComputeResource(executor, chip.processor))
+        timed = replace(chip, executor=_TimedExecutor(name, chip.executor, self.compute_s))
+        self._driver.add(name, _TimedNode(name, node, self.decision_s), timed)
 
     def connect(self, a: str, b: str, wire: LinkDirection) -> None:
         self._driver.connect(a, b, wire)

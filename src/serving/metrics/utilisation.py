@@ -98,7 +98,8 @@ class UtilisationObserver:
             "blocks": float(sum(span.end_layer - span.start_layer for span, _ in parts)),
         }
         if open_s > 0:
-            found["utilisation"] = sum(self.busy_s[node] for node in nodes) / len(nodes) / open_s
+            chips = len(nodes) * topology.setup.chips_per_cloud_node
+            found["utilisation"] = sum(self.busy_s[node] for node in nodes) / chips / open_s
         shares = []
         for node in nodes:
             fleet = topology.cloud_fleets[node]
@@ -106,7 +107,7 @@ class UtilisationObserver:
                 held = _nbytes(part, fleet, self._target_caches[node])
                 if drafter := topology.setup.cloud_drafter:
                     held += _nbytes(drafter, fleet, self._drafter_caches[node])
-                shares.append(held / (fleet.memory_nbytes or 1.0))
+                shares.append(held / topology.setup.chips_per_cloud_node / (fleet.memory_nbytes or 1.0))
         return found | ({"memory_share": sum(shares) / len(shares)} if shares else {})
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 from serving.core.link_monitor import DeviceMonitor
 from serving.core.session import Session
@@ -62,15 +63,16 @@ _MAX_IDLE_SESSIONS = 48
 class LocalTarget:
     """How a device runs the target's hops that are placed on it.
 
-    drafts_first    no batch of the target is formed while a draft runs or waits, so that the sessions' drafts are
-                    verified together, as by servers that draft; else the target goes first
-    profile         what both models take on this chip, for a draft slot that weighs the one against the other
+    drafts     `last`: the target goes first, as on a user's device. `first`: no batch of the target is formed while a
+               draft runs or waits, so that the sessions' drafts are verified together, as by servers that draft.
+               `apart`: by such a server, on chips of their own
+    profile    what both models take on these chips, for a draft slot that weighs the one against the other
     """
 
     scheduler: Scheduler
     capacity_tokens: float = INF
     estimator: Estimator = ZERO_ESTIMATOR
-    drafts_first: bool = False
+    drafts: Literal["last", "first", "apart"] = "last"
     profile: ChipProfile | None = None
 
 
@@ -118,11 +120,15 @@ class Device:
         is_tier = any(hop.node == DEVICE_TIER for hop in hops)
         self.compute_queue = ComputeQueue(self.ids, policy.batch_drafts) if max_concurrency > 1 or is_tier else None
         """Orders work on the chip; None if there is never more than one piece of work."""
-        self.drafts_first = local_target.drafts_first
+        self.target_queue = ComputeQueue(self.ids) if local_target.drafts == "apart" else self.compute_queue
+        """The same, or that of the target's own chips."""
+        self.drafts_first, self.is_server = local_target.drafts == "first", local_target.drafts != "last"
         self.round_timing: RoundTiming | None = None
         """Where the draft slot weighs drafts against the passes of the target on this chip."""
         if isinstance(policy.draft, GoodputDraft) and local_target.profile:
-            self.round_timing = RoundTiming(local_target.profile, policy.batch_drafts)
+            self.round_timing = RoundTiming(
+                local_target.profile, policy.batch_drafts, apart=local_target.drafts == "apart"
+            )
             self.monitor.round_s = self.round_timing.round_s
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
@@ -154,19 +160,33 @@ class Device:
         if worker and not (isinstance(event, TimerFired) and event.timer == worker.timer):
             worker.held = True  # until it is known which sessions draft on
         if isinstance(event, WorkFinished | WorkFailed):
-            if self.round_timing:
-                self._time_round(self.round_timing, queue, event, now)
-            for done in queue.finish(event):
-                commands += self._handle_own_messages(self._on_work_done(done, now), now)
+            for each in self._queues(queue):
+                if self.round_timing:
+                    self._time_round(self.round_timing, each, event, now)
+                for done in each.finish(event):
+                    commands += self._handle_own_messages(self._on_work_done(done, now), now)
         else:
             commands = self._handle_own_messages(self._handle(event, now), now)
-        if worker:
+        if self.is_server:
             commands += self._drop_drafter_caches(commands, now)
-        out = queue.add(commands)
+        out = self._add_work(queue, commands)
         if worker and not queue.has_drafts(self._is_wanted):
             out += worker.resume(now)
-        pending = self.local_worker is not None and self.local_worker.forms_batch_now
-        return out + queue.start_next(self._is_wanted, pending, now)
+        pending = queue is self.target_queue and self.local_worker is not None and self.local_worker.forms_batch_now
+        for each in self._queues(queue):
+            out += each.start_next(self._is_wanted, pending, now)
+        return out
+
+    def _queues(self, queue: "ComputeQueue") -> Sequence["ComputeQueue"]:
+        return (queue,) if self.target_queue is None or self.target_queue is queue else (self.target_queue, queue)
+
+    def _add_work(self, queue: "ComputeQueue", commands: Commands) -> Commands:
+        """Queues the work, the target's on its own chips if it has some. Returns all other commands."""
+        if self.target_queue is None or self.target_queue is queue:
+            return queue.add(commands)
+        passes = [each for each in commands if isinstance(each, StartWork) and isinstance(each.work, ForwardWork)]
+        self.target_queue.add(passes)
+        return queue.add([each for each in commands if each not in passes])
 
     def _time_round(
         self, timing: RoundTiming, queue: "ComputeQueue", event: WorkFinished | WorkFailed, now: float

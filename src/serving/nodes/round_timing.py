@@ -26,14 +26,15 @@ class RoundTiming:
 
     So it holds on a chip whose speed is not quite the profile's, such as this machine's. A pass also computes prompts,
     as many tokens of them for each token of an answer as of late; where a pass may not hold all of it, it holds fewer
-    sessions.
+    sessions. With the draft model `apart`, on chips of its own, half of the sessions draft while the others are
+    verified: the slower of the two decides.
 
     Args:
         batch_drafts: True if one forward drafts a token of every session; False: one forward each.
     """
 
-    def __init__(self, profile: ChipProfile, batch_drafts: bool) -> None:
-        self._profile, self._batch_drafts = profile, batch_drafts
+    def __init__(self, profile: ChipProfile, batch_drafts: bool, *, apart: bool = False) -> None:
+        self._profile, self._batch_drafts, self._apart = profile, batch_drafts, apart
         self._target_error, self._drafter_error = MovingAverage(1.0), MovingAverage(1.0)
         self._sessions, self._cached_tokens = 0, 0.0
         self._prompt_tokens = self._answer_tokens = 0.0
@@ -73,10 +74,13 @@ class RoundTiming:
     def _predict(self, num_drafts: int, tokens: float) -> float:
         profile, each = self._profile, num_drafts + 1
         prompt = tokens * self._prompt_tokens / self._answer_tokens if self._answer_tokens else 0.0
-        sessions = max(1.0, min(self._sessions, profile.max_sessions, profile.max_tokens / (each + prompt)))
+        at_once = self._sessions / 2 if self._apart else self._sessions
+        sessions = max(1.0, min(at_once, profile.max_sessions, profile.max_tokens / (each + prompt)))
         pass_s = self._pass_s(profile.target, sessions, each, prompt) * (self._target_error.value or 1.0)
         together, forwards = (sessions, 1.0) if self._batch_drafts else (1.0, sessions)
         step_s = forwards * self._pass_s(profile.drafter, together, 1, 0.0) * (self._drafter_error.value or 1.0)
+        if self._apart and self._sessions > 1:
+            return max(num_drafts * step_s, pass_s) / sessions
         return (num_drafts * step_s + pass_s) / sessions
 
     def _pass_s(self, latency: LatencyModel, sessions: float, each: int, prompt: float) -> float:

@@ -207,6 +207,10 @@ class Policy:
                 "drafts",
             ),
             (
+                self.drafts_apart and self.draft.source != "model",
+                "{placement} has chips for a draft model, and {draft} has none; choose policy.placement.drafter=shared",
+            ),
+            (
                 self.offload.scope != "all",
                 "{placement} has every draft verified on the spot, and {offload} has not; choose policy/offload=always",
             ),
@@ -246,6 +250,11 @@ class Policy:
     def drafts_in_cloud(self) -> bool:
         """True if a draft model runs beside the target."""
         return self.draft.source == "model" and self.is_colocated
+
+    @property
+    def drafts_apart(self) -> bool:
+        """True if the draft model has chips of its own in the cloud."""
+        return isinstance(self.placement, ColocatedPlacement) and self.placement.drafter == "apart"
 
     @cached_property
     def on_device(self) -> "Policy":

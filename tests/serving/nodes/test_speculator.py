@@ -57,6 +57,7 @@ def colocated(**override: Any) -> Any:
     return policy("sled", **choices | override)
 
 
+APART: dict[str, Any] = {"placement": ColocatedPlacement(drafter="apart")}
 TREE: dict[str, Any] = {"draft": MedusaDraft(MEDUSA), "verify": TreeVerify()}
 
 
@@ -134,6 +135,41 @@ def test_drafting_in_the_cloud_is_a_stall_of_the_device_and_no_work_of_its_own()
     assert stall_times(record.timeline, record.ended_s).cloud_s == pytest.approx(busy_s)
 
 
+def busy(w: World) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """When the cloud's chips draft, and when they run the target."""
+    recorder = Recorder([name for name in w.nodes if name.startswith("device")])
+    w.simulator.set_observers((w.log, recorder))
+    w.run()
+    lanes = [each for record in recorder.records.values() for each in record.timeline]
+    drafting = {(begin, end) for lane, begin, end, _ in lanes if lane == "cloud_draft"}
+    return sorted(drafting), sorted({(begin, end) for lane, begin, end, _ in lanes if lane in ("verify", "prefill")})
+
+
+def overlaps(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> int:
+    return sum(a < d - 1e-9 and c < b - 1e-9 for a, b in spans for c, d in others if (a, b) != (c, d))
+
+
+@pytest.mark.parametrize("draft", [WindowDraft(4), GoodputDraft(6)])
+def test_a_draft_model_on_chips_of_its_own_drafts_for_some_while_others_are_verified(draft: Any) -> None:
+    shared, apart = world(colocated(draft=draft), devices=4), world(colocated(draft=draft, **APART), devices=4)
+    drafting, verifying = busy(shared)
+    assert overlaps(drafting, verifying) == 0
+    drafting, verifying = busy(apart)
+    assert overlaps(drafting, verifying) > 0
+    assert overlaps(drafting, drafting) == overlaps(verifying, verifying) == 0
+    assert right(apart)
+    assert apart.text("s0.0") == shared.text("s0.0")
+    assert_nothing_left(apart)
+
+
+def test_with_one_session_a_second_chip_changes_nothing() -> None:
+    shared, apart = (
+        world(colocated(draft=WindowDraft(4)), devices=1),
+        world(colocated(draft=WindowDraft(4), **APART), devices=1),
+    )
+    assert busy(shared) == busy(apart)
+
+
 # Attempts.
 
 
@@ -190,10 +226,11 @@ def test_the_sessions_of_a_lost_device_are_kept_for_the_lease_and_then_freed() -
 # Releases and evictions.
 
 
+@pytest.mark.parametrize("apart", [{}, APART])
 @pytest.mark.parametrize("at", TIMES)
-def test_a_cancelled_session_is_freed_whatever_runs(at: float) -> None:
+def test_a_cancelled_session_is_freed_whatever_runs(at: float, apart: dict[str, Any]) -> None:
     """Others' answers go on, though the cancelled session's draft may wait while their last draft runs."""
-    w = world(colocated(), devices=3)
+    w = world(colocated(**apart), devices=3)
     w.simulator.run(at)
     say(w, "device-1", SessionCancelled("s1.0"))
     w.simulator.run(60)
@@ -202,10 +239,10 @@ def test_a_cancelled_session_is_freed_whatever_runs(at: float) -> None:
     assert_nothing_left(w)
 
 
-@pytest.mark.parametrize("batch_drafts", [True, False])
+@pytest.mark.parametrize(("batch_drafts", "apart"), [(True, {}), (False, {}), (True, APART)])
 @pytest.mark.parametrize("at", TIMES)
-def test_a_retried_session_continues_whatever_runs(at: float, batch_drafts: bool) -> None:
-    w = world(colocated(batch_drafts=batch_drafts), devices=3)
+def test_a_retried_session_continues_whatever_runs(at: float, batch_drafts: bool, apart: dict[str, Any]) -> None:
+    w = world(colocated(batch_drafts=batch_drafts, **apart), devices=3)
     w.simulator.run(at)
     lose_and_restore(w, "device-1")
     w.simulator.run(60)
@@ -274,10 +311,9 @@ def test_an_idle_session_whose_caches_are_evicted_is_forgotten_and_sent_again() 
 
 
 @pytest.mark.parametrize("capacity_tokens", [48, 64, 80, 112])
-@pytest.mark.parametrize("draft", [WindowDraft(4), MedusaDraft(MEDUSA)])
-def test_with_little_memory_sessions_take_turns(draft: Any, capacity_tokens: int) -> None:
-    tree = TREE if isinstance(draft, MedusaDraft) else {"draft": draft}
-    w = world(colocated(**tree), devices=4, capacity_tokens=capacity_tokens, prompt=9, limit=16)
+@pytest.mark.parametrize("choices", [{"draft": WindowDraft(4)}, {"draft": WindowDraft(4), **APART}, TREE])
+def test_with_little_memory_sessions_take_turns(choices: dict[str, Any], capacity_tokens: int) -> None:
+    w = world(colocated(**choices), devices=4, capacity_tokens=capacity_tokens, prompt=9, limit=16)
     w.simulator.run(600)
     assert right(w)
     assert_nothing_left(w)

@@ -42,11 +42,15 @@ class CloudPlacement:
 
 @dataclass(frozen=True)
 class ColocatedPlacement:
-    """The whole target runs on a node of one tier, and what drafts on the same chip, whose time and memory it takes;
-    users' devices only show the tokens (co-located speculation: Lyu et al., Speculation at a Distance, 2026).
+    """The whole target runs on a node of one tier, and what drafts beside it; users' devices only show the tokens
+    (co-located speculation: Lyu et al., Speculation at a Distance, 2026).
+
+    `drafter`: `shared`, the draft model takes time and memory of the target's chips; or `apart`, each node has as many
+    chips of the same kind again for it, so that some sessions draft while others are verified.
     """
 
     tier: str = "cloud"
+    drafter: Literal["shared", "apart"] = "shared"
 
     def hops(self, layers: int, timed_layers: int) -> tuple[Hop, ...]:  # noqa: ARG002
         return (Hop(self.tier, Span(0, layers, embedding=True, lm_head=True)),)
