@@ -81,7 +81,8 @@ PoolRow = tuple[float, ...]
 def fit_acceptance(trace: OutcomeTrace, seed: int) -> FittedAcceptance:
     """The fitted model. `fit_quality` compares the trace with sampled answers of the same lengths.
 
-    Raises ValueError for a trace without an answer, or whose drafts are all right or all wrong.
+    Raises ValueError for a trace without an answer, or whose drafts are all right or all wrong; without a draft model
+    all are right, and no policy reads their scores.
     """
     answers = [_draft_matches(session, trace.tables) for session in trace.sessions]
     probabilities, pools = _match_probabilities(answers), _score_pools(trace, answers)
@@ -138,6 +139,8 @@ def _score_pools(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> Scor
             before = right
     for a, b in ((0, 2), (1, 3), (2, 0), (3, 1), (AFTER_ERROR, 0)):
         rows[a] = rows[a] or rows[b]
+    if trace.drafter_is_target:
+        rows = [own or rows[1] for own in rows]
     if not all(rows):
         raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
     attention = [

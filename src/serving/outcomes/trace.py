@@ -168,6 +168,12 @@ class OutcomeTrace:
     """The digests of the scorers of the recorded trained scores, by name."""
 
     @property
+    def drafter_is_target(self) -> bool:
+        """True for a trace of policies without a draft model: the target itself was recorded in its place."""
+        small, _, large = self.made_from.get("pair", "").partition(" + ")
+        return bool(large) and small == large
+
+    @property
     def described(self) -> str:
         text = (
             f"text of policy {self.policy_name} under seed {self.seed}"

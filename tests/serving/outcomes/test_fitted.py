@@ -235,3 +235,14 @@ def test_a_trace_without_rejections_cannot_be_fitted(model: FittedAcceptance) ->
         fit.fit_acceptance(perfect, 0)
     with pytest.raises(ValueError, match="needs recorded lengths"):
         replace(model, session_lengths=())
+
+
+def test_a_trace_without_a_draft_model_is_fitted(tmp_path: Path) -> None:
+    """Its drafts are the target's own, and all right."""
+    alone = replace(trace(3, 5, after_right=1.0), made_from={"pair": "a model + a model"})
+    fitted.save(tmp_path, fit.fit_acceptance(alone, 0))
+    found = fitted.load(tmp_path)
+    assert found.probabilities.after_right > 0.9
+    assert sorted(n for _, n, _ in found.session_lengths) == sorted(
+        len(one.token_ids) - one.prompt_tokens for one in alone.sessions
+    )
