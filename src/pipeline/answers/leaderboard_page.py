@@ -30,7 +30,7 @@ def _overall(board: Board) -> ResultTable:
 def _sortable(text: str) -> ResultCell:
     """A number where the text begins with one: a column is sorted by its numbers."""
     first = text.partition(" (")[0].replace(",", "")
-    return ResultCell(float(first)) if first.replace(".", "", 1).isdigit() else ResultCell(text=text)
+    return ResultCell(float(first) if first.replace(".", "", 1).isdigit() else None, text=text)
 
 
 def _setting(result: SettingResult) -> Iterator[str]:

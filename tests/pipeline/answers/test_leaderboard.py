@@ -1,6 +1,7 @@
 """A board of cells whose records are made by hand."""
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -194,3 +195,10 @@ def test_an_empty_board_is_a_heading_and_the_reasons() -> None:
     found = board_parts(Board((), {("Near", "hat"): "no tiers"}), "command", 1, 6)
     assert found[0] == "leaderboard"
     assert any("no tiers" in str(part) for part in found)
+
+
+def test_the_page_shows_counts_as_they_are_and_sorts_by_their_numbers(tmp_path: Path) -> None:
+    ask(board(), tmp_path)
+    text = (tmp_path / "leaderboard" / "leaderboard.html").read_text(encoding="utf-8")
+    assert '<td data-sort="2.0">2</td>' in text  # on the front of both settings
+    assert re.search(r'<td data-sort="1\.0">1\.00 \(1\.00 to 1\.00\)</td>', text)

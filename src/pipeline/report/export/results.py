@@ -36,7 +36,8 @@ class ResultColumn:
 
 @dataclass(frozen=True)
 class ResultCell:
-    """A number between `low` and `high` (95 %), in its column's unit, or a `text` in its place.
+    """A number between `low` and `high` (95 %), in its column's unit, or a `text` in its place. With both, the text is
+    shown, and a page sorts by the number.
 
     reported    what a paper says
     by_seed     the value of each seed; a single run without a seed's name has the key ""
@@ -67,7 +68,7 @@ class ResultCell:
 
     def format_value(self) -> str:
         """The value alone in its digits, as it is compared with others; a dash without one."""
-        if self.value is None:
+        if self.text or self.value is None:
             return self.text or "-"
         return self._shaped(self.value)
 
