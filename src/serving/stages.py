@@ -23,6 +23,7 @@ from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.lookahead import Lookahead, TreeLookahead
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
+from serving.runtimes.simulated import Simulated
 from serving.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ RUNS_FILE = "runs.json"
 def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
     """Raises ValueError for a setup that this runtime cannot run, or a data set that cannot be read or is too small."""
     runtime.check(setup)
-    setup.workload.check_dataset()
+    setup.workload.check_dataset(with_text=not isinstance(runtime, Simulated))
 
 
 def check_record_outcomes(*, workload: Workload, **_: object) -> None:
-    """Raises ValueError for a data set that cannot be read or is too small."""
-    workload.check_dataset()
+    """Raises ValueError for a data set that cannot be read, is too small, or has no text."""
+    workload.check_dataset(with_text=True)
 
 
 def serve(

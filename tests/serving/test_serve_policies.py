@@ -63,7 +63,7 @@ def test_policies_take_turns_and_every_run_has_a_folder(tmp_path: Path) -> None:
 
 
 def test_unlike_threads_need_a_process_for_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.workload.workload.Workload.check_dataset", lambda self: None)
+    monkeypatch.setattr("serving.workload.workload.Workload.check_dataset", lambda self, **_: None)
     made = setup("sled")
     unlike = replace(made, pair=replace(made.pair, cloud=replace(made.pair.cloud, threads=2)))
     stages.check_serve_policies(setup=made, policies=POLICIES, runtime=Local())

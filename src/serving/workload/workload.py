@@ -78,11 +78,17 @@ class Workload:
         """Length of the longest prompt plus the longest answer."""
         return self.max_prompt_tokens + self.max_new_tokens
 
-    def check_dataset(self) -> None:
-        """Raises ValueError if the data set can be read from nowhere, or is an artifact with too few prompts.
+    def check_dataset(self, *, with_text: bool = False) -> None:
+        """Raises ValueError if the data set can be read from nowhere, or is an artifact with too few prompts; with
+        `with_text`, because models read the prompts, also if these have none.
 
         Fetches nothing, and reads no artifact that does not exist yet.
         """
+        if with_text and not getattr(self.dataset, "has_text", True):
+            raise ValueError(
+                f"the prompts of {self.dataset.name} have no text, and models read them; choose another workload, "
+                "or runtime=simulated runtime/outcomes=constant"
+            )
         check = getattr(self.dataset, "check_source", None)
         if check:
             check()

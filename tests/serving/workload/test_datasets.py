@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from serving.studies.capacity.cases import BlankDataset
 from serving.workload.dataset import quality_note
 from serving.workload.datasets.cnn_dailymail import CNNDailyMail
 from serving.workload.datasets.commonsense_qa import CommonsenseQA
@@ -312,3 +313,10 @@ def test_a_file_of_ones_own_has_nothing_sealed(tmp_path):
         ValueError, match="0 records are too few for 0 worked examples and a question of the sealed half"
     ):
         CommonsenseQA(path=path, shots=0, evaluation="sealed").prompts()
+
+
+def test_a_workload_without_text_is_refused_where_models_read_it() -> None:
+    blank = Workload(dataset=BlankDataset())
+    blank.check_dataset()
+    with pytest.raises(ValueError, match="the prompts of blank have no text"):
+        blank.check_dataset(with_text=True)

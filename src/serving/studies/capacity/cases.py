@@ -142,6 +142,7 @@ class BlankDataset:
     """One prompt without text for all requests; the source of outcomes decides its length."""
 
     name: ClassVar[str] = "blank"
+    has_text: ClassVar[bool] = False
     metrics: ClassVar[tuple[Metric, ...]] = ()
     measures_quality_of: ClassVar[QualityTarget] = "none"
 
