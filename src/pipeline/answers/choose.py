@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 RUNTIME = ("runtime", "runtime/outcomes")
+MAX_ASKS = 4
+"""Draws for each candidate that is asked for: some have been drawn before."""
 MAX_VARIED = 5
 """Policies that are compared at each value of what is varied."""
 
@@ -196,18 +198,20 @@ class Search:
         study = self._study()
         _tell_defaults(study, space, defaults, self.question)
         known: dict[Candidate, Row | None] = {row.candidate: row for row in defaults}
-        effort, left = self.effort, self.effort.trials
-        while left > 0:
-            trials = [study.ask() for _ in range(min(left, effort.batch))]
+        done, asks, most = 0, MAX_ASKS * self.effort.trials, self.effort.trials
+        while done < most and asks > 0:
+            trials = [study.ask() for _ in range(min(most - done, self.effort.batch, asks))]
             drawn = [space.draw(trial) for trial in trials]
             new = [one for one in dict.fromkeys(drawn) if one not in known]
-            name = f"candidates {effort.trials - left + 1} to {effort.trials - left + len(trials)} of {effort.trials}"
-            rows = self._rows(name, new, effort.requests[0], (0,), self.question.search)
+            name = f"candidates {done + 1} to {done + len(new)} of {most}"
+            rows = self._rows(name, new, self.effort.requests[0], (0,), self.question.search)
             known |= {**dict.fromkeys(new), **{row.candidate: row for row in rows}}
-            for trial, candidate in zip(trials, drawn, strict=True):
-                _tell(study, trial, known.get(candidate), self.question)
+            untold = set(new)
+            for trial, candidate in zip(trials, drawn, strict=True):  # told again, one would be drawn ever more often
+                _tell(study, trial, known[candidate] if candidate in untold else None, self.question)
+                untold.discard(candidate)
             yield from rows
-            left -= len(trials)
+            done, asks = len(known) - len(defaults), asks - len(trials)
 
     def _study(self) -> "optuna.Study":
         import optuna
@@ -286,7 +290,9 @@ def _quality(found: CellResult) -> dict[str, float]:
 
 
 def _tell(study: "optuna.Study", trial: "optuna.Trial", row: Row | None, question: Question) -> None:
-    """Tells a trial's objectives, and what it breaks; a candidate that could not be served failed."""
+    """Tells a trial's objectives, and what it breaks; without a row, of one that could not be served or was drawn
+    before, the trial failed.
+    """
     from optuna.trial import TrialState
 
     if row is None:

@@ -241,3 +241,10 @@ def test_a_space_keeps_fixed_options_and_knows_policies_that_it_does_not_list() 
 def test_requirements_that_nothing_can_keep_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Requirements(**options)
+
+
+def test_draws_go_on_until_as_many_candidates_are_new() -> None:
+    found = search(replace(question(), policies={"cloud": {}, "drafts": {"policy.draft.k": "range(1,8)"}}))
+    assert {row.candidate.values for row in found.tried if row.candidate.policy == "drafts"} == {
+        (), *((("policy.draft.k", str(k)),) for k in range(1, 8)),
+    }  # fmt: skip
