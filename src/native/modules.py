@@ -23,6 +23,7 @@ MODULES = (
     "serving.hardware.roofline",
     "serving.hardware.timed_executor",
     "serving.network.channel",
+    "serving.nodes.compute_queue",
     "serving.nodes.device",
     "serving.nodes.hop_path",
     "serving.nodes.requester",

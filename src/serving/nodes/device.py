@@ -4,7 +4,7 @@ Messages between the two stay on the device: requests to the local hops and repl
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -19,9 +19,6 @@ from serving.messages import (
     CacheMiss,
     Command,
     Commands,
-    DraftBatch,
-    DraftBatchOutcome,
-    DraftWork,
     DropCache,
     EmitTokens,
     Event,
@@ -41,11 +38,10 @@ from serving.messages import (
     SessionCancelled,
     StartWork,
     TimerFired,
-    Work,
     WorkFailed,
     WorkFinished,
-    draft_works,
 )
+from serving.nodes.compute_queue import ComputeQueue, FinishedWork
 from serving.nodes.hop_path import HopPath, NodeSelector, TierNodes
 from serving.nodes.requester import Requester
 from serving.nodes.round_timing import ChipProfile, RoundTiming
@@ -154,7 +150,7 @@ class Device:
             self.monitor.chip_free_s = now
         return commands
 
-    def _handle_queued(self, event: Event, now: float, queue: "ComputeQueue") -> Commands:
+    def _handle_queued(self, event: Event, now: float, queue: ComputeQueue) -> Commands:
         """Handles the event; then lets the chip begin its next job."""
         worker, commands = self.local_worker if self.drafts_first else None, list[Command]()
         if worker and not (isinstance(event, TimerFired) and event.timer == worker.timer):
@@ -177,10 +173,10 @@ class Device:
             out += each.start_next(self._is_wanted, pending, now)
         return out
 
-    def _queues(self, queue: "ComputeQueue") -> Sequence["ComputeQueue"]:
+    def _queues(self, queue: ComputeQueue) -> Sequence[ComputeQueue]:
         return (queue,) if self.target_queue is None or self.target_queue is queue else (self.target_queue, queue)
 
-    def _add_work(self, queue: "ComputeQueue", commands: Commands) -> Commands:
+    def _add_work(self, queue: ComputeQueue, commands: Commands) -> Commands:
         """Queues the work, the target's on its own chips if it has some. Returns all other commands."""
         if self.target_queue is None or self.target_queue is queue:
             return queue.add(commands)
@@ -189,7 +185,7 @@ class Device:
         return queue.add([each for each in commands if each not in passes])
 
     def _time_round(
-        self, timing: RoundTiming, queue: "ComputeQueue", event: WorkFinished | WorkFailed, now: float
+        self, timing: RoundTiming, queue: ComputeQueue, event: WorkFinished | WorkFailed, now: float
     ) -> None:
         start = queue.running
         if start is None or start.job != event.job or isinstance(event, WorkFailed):
@@ -272,7 +268,7 @@ class Device:
 
     # Work on the chip.
 
-    def _on_work_done(self, done: "FinishedWork", now: float) -> Commands:
+    def _on_work_done(self, done: FinishedWork, now: float) -> Commands:
         event, here = done.event, self.local_worker
         if done.session:
             current = self.active.get(done.session)
@@ -356,131 +352,3 @@ class Device:
         kept = deque(call for call in self.waiting if call.session != session)
         gone, self.waiting = len(kept) < len(self.waiting), kept
         return [EmitTokens(session, (), (), "cancelled")] if gone else []
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedWork:
-    """Work that the chip has finished, or a draft of a batch that it has finished."""
-
-    event: WorkFinished | WorkFailed
-    session: str
-    """The session that drafted; "": a hop of the target ran."""
-    failed_in_batch: bool = False
-    """True if the draft failed with others, perhaps because of one of them: it begins anew, in a job of its own."""
-
-
-class ComputeQueue:
-    """Runs one piece of work at a time on the device's chip: target hops first, then drafts, then lookahead drafts.
-
-    Lookahead uses idle time only (HAT, section 3.5). Queued work whose outcome is no longer wanted is never started.
-
-    Args:
-        ids: for jobs that are batches.
-        batch_drafts: True: all drafts that wait, lookahead included, run in one forward.
-    """
-
-    def __init__(self, ids: Iterator[int], batch_drafts: bool = False) -> None:
-        self._ids, self._batch_drafts = ids, batch_drafts
-        self.running: StartWork | None = None
-        """The job on the chip; None: idle."""
-        self.started_s = 0.0
-        """When it began."""
-        self._parts: tuple[StartWork, ...] = ()
-        """What that job consists of: the drafts of a batch, or the job itself."""
-        self._queues: tuple[deque[StartWork], ...] = (deque(), deque(), deque())
-        self.quarantined: set[str] = set()
-        """Sessions whose batch of drafts failed. The next draft of each runs alone, so that it fails no other."""
-
-    def add(self, commands: Sequence[Command]) -> list[Command]:
-        """Queues the `StartWork` commands, and returns the others."""
-        others: list[Command] = []
-        for command in commands:
-            if isinstance(command, StartWork):
-                self._queues[_priority(command.work)].append(command)
-            else:
-                others.append(command)
-        return others
-
-    def has_drafts(self, is_wanted: Callable[[StartWork], bool]) -> bool:
-        """True if a draft runs, or waits and is wanted."""
-        if self.running and _priority(self.running.work) > 0:
-            return True
-        for queue in self._queues[1:]:
-            while queue and not is_wanted(queue[0]):
-                queue.popleft()
-            if queue:
-                return True
-        return False
-
-    def start_next(self, is_wanted: Callable[[StartWork], bool], hop_pending: bool, now: float) -> list[Command]:
-        """The next work, if the chip is idle and some is wanted.
-
-        Args:
-            is_wanted: True for work whose outcome is still awaited.
-            hop_pending: True if the local worker forms a batch at this instant; no draft starts before it.
-        """
-        if self.running is not None:
-            return []
-        start = self._take(is_wanted, self._queues[:1] if hop_pending else self._queues)
-        if start is None:
-            return []
-        self._parts = (start,)
-        if self._batch_drafts and _priority(start.work) > 0:
-            start = self._with_others(start, is_wanted)
-        self.running, self.started_s = start, now
-        return [start]
-
-    def finish(self, event: WorkFinished | WorkFailed) -> Sequence[FinishedWork]:
-        """The chip is idle now. Returns the job, or each draft of a batch."""
-        if self.running is None or event.job != self.running.job:
-            return []
-        parts, self._parts, self.running = self._parts, (), None
-        sessions = [_drafting_session(start.work) for start in parts]
-        if len(parts) == 1:
-            self.quarantined.discard(sessions[0])
-            return [FinishedWork(event, sessions[0])]
-        if isinstance(event, WorkFinished) and isinstance(event.outcome, DraftBatchOutcome):
-            return [
-                FinishedWork(WorkFinished(start.job, own), session)
-                for start, session, own in zip(parts, sessions, event.outcome.outcomes, strict=True)
-            ]
-        self.quarantined.update(sessions)
-        return [
-            FinishedWork(WorkFailed(start.job), session, failed_in_batch=True)
-            for start, session in zip(parts, sessions, strict=True)
-        ]
-
-    def _take(self, is_wanted: Callable[[StartWork], bool], queues: Sequence[deque[StartWork]]) -> StartWork | None:
-        """The next wanted work, removed from its queue; None: there is none."""
-        for queue in queues:
-            while queue:
-                start = queue.popleft()
-                if is_wanted(start):
-                    return start
-        return None
-
-    def _with_others(self, first: StartWork, is_wanted: Callable[[StartWork], bool]) -> StartWork:
-        """One job of this draft and all others that wait; the draft itself if there are none, or it is quarantined."""
-        if _drafting_session(first.work) in self.quarantined:
-            return first
-        together = [first]
-        for queue in self._queues[1:]:
-            waiting = [start for start in queue if is_wanted(start)]
-            alone = [start for start in waiting if _drafting_session(start.work) in self.quarantined]
-            together += [start for start in waiting if start not in alone] if alone else waiting
-            queue.clear()
-            queue.extend(alone)
-        if len(together) == 1:
-            return first
-        self._parts = tuple(together)
-        return StartWork(next(self._ids), DraftBatch(tuple([w for start in together for w in draft_works(start.work)])))
-
-
-def _drafting_session(work: Work) -> str:
-    return "" if isinstance(work, ForwardWork) else work.session
-
-
-def _priority(work: Work) -> int:
-    if isinstance(work, ForwardWork):
-        return 0
-    return 2 if isinstance(work, DraftWork) and work.branches else 1
