@@ -2,37 +2,30 @@
 
 1. Every policy as its file has it is simulated with few requests; a lossy one is left out where text must be the cloud
    model's own.
-2. Optuna draws further candidates, a policy first and then that policy's options (TPE, several objectives, limits as
-   constraints), in batches, so that the draws do not depend on which cell ends first.
+2. Further candidates are drawn, a policy first and then that policy's options (`sampler.py`), in batches, so that the
+   draws do not depend on which cell ends first.
 3. The better ones are simulated with more requests, the best with all, under several seeds.
 4. The winner and every policy's default are served once on other prompts and seeds: what the answer claimed, and what
    it keeps.
 5. What the answer rests on is varied: load, round trip, acceptance.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pipeline.answers.candidates import POLICY, Candidate, CandidateSpace
+from pipeline.answers.candidates import Candidate, CandidateSpace
 from pipeline.answers.cell import CellResult
 from pipeline.answers.evaluation import Evaluator
-from pipeline.answers.front import objective_values
-from pipeline.answers.ranking import excess, promoted, ranked
+from pipeline.answers.ranking import promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.rows import Row, serve_rows
+from pipeline.answers.sampler import CandidateSampler
 from pipeline.answers.words import joined, without
 from pipeline.errors import UserError
 from serving.metrics import definitions
 
-if TYPE_CHECKING:
-    import optuna
-
-
 RUNTIME = ("runtime", "runtime/outcomes")
-MAX_ASKS = 4
-"""Draws for each candidate that is asked for: some have been drawn before."""
 MAX_VARIED = 5
 """Policies that are compared at each value of what is varied."""
 
@@ -194,33 +187,19 @@ class Search:
         return [*rows, *self._drawn_rows(left, rows)] if rows else []
 
     def _drawn_rows(self, space: CandidateSpace, defaults: Sequence[Row]) -> Iterator[Row]:
-        """Rows of drawn candidates, each candidate once."""
-        study = self._study()
-        _tell_defaults(study, space, defaults, self.question)
-        known: dict[Candidate, Row | None] = {row.candidate: row for row in defaults}
-        done, asks, most = 0, MAX_ASKS * self.effort.trials, self.effort.trials
-        while done < most and asks > 0:
-            trials = [study.ask() for _ in range(min(most - done, self.effort.batch, asks))]
-            drawn = [space.draw(trial) for trial in trials]
-            new = [one for one in dict.fromkeys(drawn) if one not in known]
-            name = f"candidates {done + 1} to {done + len(new)} of {most}"
-            rows = self._rows(name, new, self.effort.requests[0], (0,), self.question.search)
-            known |= {**dict.fromkeys(new), **{row.candidate: row for row in rows}}
-            untold = set(new)
-            for trial, candidate in zip(trials, drawn, strict=True):  # told again, one would be drawn ever more often
-                _tell(study, trial, known[candidate] if candidate in untold else None, self.question)
-                untold.discard(candidate)
+        """Rows of drawn candidates, in batches."""
+        question, most = self.question, self.effort.trials
+        sampler = CandidateSampler(space, question.require, question.objective, question.seed)
+        sampler.add_defaults(defaults)
+        done = 0
+        while done < most and (drawn := sampler.draw(min(self.effort.batch, most - done))):
+            name = f"candidates {done + 1} to {done + len(drawn)} of {most}"
+            rows = self._rows(name, drawn, self.effort.requests[0], (0,), question.search)
+            known = {row.candidate: row for row in rows}
+            for candidate in drawn:
+                sampler.tell(candidate, known.get(candidate))
             yield from rows
-            done, asks = len(known) - len(defaults), asks - len(trials)
-
-    def _study(self) -> "optuna.Study":
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(seed=self.question.seed, constant_liar=True, n_startup_trials=16)
-        return optuna.create_study(directions=["minimize"] * len(self.question.objective), sampler=sampler)
+            done += len(drawn)
 
     def _further_rungs(self, tried: Sequence[Row]) -> list[Row]:
         """The rows of the last rung, best first."""
@@ -287,40 +266,3 @@ def _candidates(rows: Sequence[Row]) -> list[Candidate]:
 
 def _quality(found: CellResult) -> dict[str, float]:
     return {key: value for key, value in found.metrics.items() if key.startswith("quality/")}
-
-
-def _tell(study: "optuna.Study", trial: "optuna.Trial", row: Row | None, question: Question) -> None:
-    """Tells a trial's objectives, and what it breaks; without a row, of one that could not be served or was drawn
-    before, the trial failed.
-    """
-    from optuna.trial import TrialState
-
-    if row is None:
-        study.tell(trial, state=TrialState.FAIL)
-        return
-    trial.set_constraint(_CONSTRAINT, excess(row, question.require))
-    study.tell(trial, _told_values(row, question))
-
-
-def _tell_defaults(study: "optuna.Study", space: CandidateSpace, rows: Sequence[Row], question: Question) -> None:
-    from optuna.distributions import CategoricalDistribution
-    from optuna.trial import create_trial
-
-    choice = CategoricalDistribution(list(space.spaces))
-    for row in rows:
-        study.add_trial(
-            create_trial(
-                params={POLICY: row.candidate.policy},
-                distributions={POLICY: choice},
-                values=_told_values(row, question),
-                constraints={_CONSTRAINT: excess(row, question.require)},
-            )
-        )
-
-
-_CONSTRAINT, _UNKNOWN = "require", 1e12
-
-
-def _told_values(row: Row, question: Question) -> list[float]:
-    """The objectives as the sampler takes them: finite."""
-    return [min(value, _UNKNOWN) for value in objective_values(row, question.objective)]
