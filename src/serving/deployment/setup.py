@@ -234,7 +234,7 @@ class Setup:
         return None if self.policy.drafts_apart else self.cloud_drafter
 
     @property
-    def chips_per_cloud_node(self) -> int:
+    def chip_sets_per_cloud_node(self) -> int:
         """Sets of chips of a node of the cloud: the target's, and the draft model's where it has its own."""
         return 2 if self.policy.drafts_apart else 1
 

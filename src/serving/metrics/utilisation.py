@@ -98,7 +98,7 @@ class UtilisationObserver:
             "blocks": float(sum(span.end_layer - span.start_layer for span, _ in parts)),
         }
         if open_s > 0:
-            chips = len(nodes) * topology.setup.chips_per_cloud_node
+            chips = len(nodes) * topology.setup.chip_sets_per_cloud_node
             found["utilisation"] = sum(self.busy_s[node] for node in nodes) / chips / open_s
         shares = []
         for node in nodes:
@@ -107,7 +107,7 @@ class UtilisationObserver:
                 held = _nbytes(part, fleet, self._target_caches[node])
                 if drafter := topology.setup.cloud_drafter:
                     held += _nbytes(drafter, fleet, self._drafter_caches[node])
-                shares.append(held / topology.setup.chips_per_cloud_node / (fleet.memory_nbytes or 1.0))
+                shares.append(held / topology.setup.chip_sets_per_cloud_node / (fleet.memory_nbytes or 1.0))
         return found | ({"memory_share": sum(shares) / len(shares)} if shares else {})
 
 

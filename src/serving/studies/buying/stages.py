@@ -85,19 +85,21 @@ def cloud_cells(offers: Offers, cloud: str, found: PolicyCapacity, users: int) -
     common = {"users": users, "text": _writer(offers), **_service_cells(spent), **_device_cells(offers, spent, users)}
     if found.devices is None:
         return common | _cost_cells(usage, users, 0.0) | {"chips": 0, "cloud, kWh a month": 0.0}
-    price, fleet = offers.price(cloud), offers.clouds.setups[cloud].hardware.cloud
+    price, setup = offers.price(cloud), offers.clouds.setups[cloud]
+    fleet, sets = setup.hardware.cloud, setup.chip_sets_per_cloud_node
     assert price, "checked by Offers"
     assert fleet, "checked by OfferedClouds"
-    clouds = usage.chips(users, found.devices)
-    busy = min(1.0, busy_share(usage, users, fmean(one.cloud_chip_s_per_token for one in spent), clouds))
+    in_cloud = sets * fleet.tensor_parallel
+    clouds = usage.clouds(users, found.devices)
+    chips = clouds * in_cloud
+    busy = min(1.0, busy_share(usage, users, fmean(one.cloud_chip_s_per_token for one in spent), chips))
     month_s = HOURS_PER_MONTH * HOUR_S
     joules = fleet.joules(busy * month_s, (1 - busy) * month_s)
-    chips = clouds * fleet.tensor_parallel
     return common | _cost_cells(usage, users, chips * price.usd_per_hour * HOURS_PER_MONTH) | {
-        "devices a chip": found.devices / fleet.tensor_parallel,
+        "devices a chip": found.devices / in_cloud,
         "chips": chips,
-        "chips, 95 %": _chips_interval(usage, users, found, fleet.tensor_parallel),
-        "cloud, kWh a month": None if joules is None else clouds * joules / KWH_J,
+        "chips, 95 %": _chips_interval(usage, users, found, in_cloud),
+        "cloud, kWh a month": None if joules is None else clouds * sets * joules / KWH_J,
         "busy, %": 100 * busy,
     }  # fmt: skip
 
@@ -183,8 +185,8 @@ def _why_late(found: Sequence[ApiService], epsilon: float, slo: str) -> str:
 def _chips_interval(usage: Usage, users: int, found: PolicyCapacity, chips: int) -> str | None:
     """The chips at both ends of the capacity's interval; the capacity is at least as large where the search ended."""
     if found.bounded and found.devices:
-        return f"{usage.chips(users, found.devices) * chips} or fewer"
+        return f"{usage.clouds(users, found.devices) * chips} or fewer"
     if found.low is None or found.high is None:
         return None
-    least = usage.chips(users, found.high) * chips
-    return f"{least} to {usage.chips(users, found.low) * chips}" if found.low >= 1 else f"{least} or more"
+    least = usage.clouds(users, found.high) * chips
+    return f"{least} to {usage.clouds(users, found.low) * chips}" if found.low >= 1 else f"{least} or more"

@@ -41,7 +41,7 @@ class Usage:
             "tokens_per_day lower (buy.usage)"
         )
 
-    def chips(self, users: int, capacity: float) -> int:
+    def clouds(self, users: int, capacity: float) -> int:
         """Clouds for so many users, each of which carries `capacity` devices at once."""
         return ceil(users * self.active_share / capacity - 1e-9)
 

@@ -111,7 +111,7 @@ def cloud_usd_per_hour(setup: Setup) -> float | None:
     cloud = setup.hardware.cloud
     if cloud is None or cloud.chip.price is None or not setup.uses_target:
         return None
-    return cloud.chip.price.usd_per_hour * cloud.tensor_parallel * cloud.count * setup.chips_per_cloud_node
+    return cloud.chip.price.usd_per_hour * cloud.tensor_parallel * cloud.count * setup.chip_sets_per_cloud_node
 
 
 def _devices_cell(found: PolicyCapacity) -> JsonObject | str:

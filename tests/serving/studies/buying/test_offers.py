@@ -9,6 +9,10 @@ import pytest
 
 from serving.hardware.battery import Battery
 from serving.hardware.price import Price
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.placement import ColocatedPlacement
+from serving.policy.slots.prefill import WholePrefill
+from serving.policy.slots.scheduler import ContinuousBatch
 from serving.progress import silent
 from serving.runtimes.simulated import Simulated
 from serving.studies.buying.offers import Offers
@@ -94,6 +98,22 @@ def test_a_node_of_several_chips_pays_for_all_of_them(tmp_path: Path) -> None:
     found = rows["1,000 users"]["cloud_centric, a100_80gb"]
     assert (found["chips"], found["devices a chip"]) == (18, 6)
     assert found["USD a month"] == pytest.approx(18 * 2.736 * MONTH_H)
+    busy = 1000 * 7200 * 0.01 / (18 * 86400)  # the capacity counts the seconds of both chips
+    assert found["busy, %"] == pytest.approx(100 * busy)
+    assert found["cloud, kWh a month"] == pytest.approx(18 * MONTH_H * (400 * busy + 50 * (1 - busy)) / 1000)
+
+
+def test_a_draft_model_on_chips_of_its_own_is_paid_and_fed(tmp_path: Path) -> None:
+    apart = policy(
+        "sled", placement=ColocatedPlacement(drafter="apart"), kv_cache=PrefixCaching(), prefill=WholePrefill("first"),
+        scheduler=ContinuousBatch(), batch_drafts=True,
+    )  # fmt: skip
+    rows = table(tmp_path, offers(setup=setup(chosen=apart), apis=()), {"a100_80gb": capacity(12.0)})
+    found = rows["1,000 users"]["sled, a100_80gb"]
+    assert (found["chips"], found["devices a chip"]) == (18, 6)
+    assert found["USD a month"] == pytest.approx(18 * 2.736 * MONTH_H)
+    busy = 1000 * 7200 * 0.01 / (18 * 86400)
+    assert found["cloud, kWh a month"] == pytest.approx(18 * MONTH_H * (400 * busy + 50 * (1 - busy)) / 1000)
 
 
 def test_an_api_is_paid_by_the_token_whatever_the_busiest_minutes(tmp_path: Path) -> None:

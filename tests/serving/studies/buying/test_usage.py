@@ -10,8 +10,8 @@ USAGE = Usage(tokens_per_day=8640.0, active_share=0.1)
 @pytest.mark.parametrize(
     ("users", "capacity", "chips"), [(100, 10.0, 1), (101, 10.0, 2), (1000, 3.3, 31), (5, 40.0, 1)]
 )
-def test_chips_are_whole_and_carry_the_users_of_the_busiest_minutes(users: int, capacity: float, chips: int) -> None:
-    assert USAGE.chips(users, capacity) == chips
+def test_clouds_are_whole_and_carry_the_users_of_the_busiest_minutes(users: int, capacity: float, chips: int) -> None:
+    assert USAGE.clouds(users, capacity) == chips
 
 
 def test_tokens_and_joules_add_up_over_users_and_days() -> None:
