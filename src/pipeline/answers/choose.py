@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.answers.candidates import Candidate, CandidateSpace
 from pipeline.answers.cell import CellResult
 from pipeline.answers.evaluation import Evaluator
-from pipeline.answers.ranking import promoted, ranked
+from pipeline.answers.ranking import is_measured, promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.rows import Row, serve_rows
 from pipeline.answers.sampler import CandidateSampler
@@ -108,6 +108,8 @@ class Answer:
     """Policies that could not be served, or are lossy, with the reason."""
     failed: Mapping[str, int]
     """Reasons of candidates that could not be served, with their numbers."""
+    not_varied: Mapping[str, str]
+    """What was not varied, with the reason."""
 
     @property
     def sealed(self) -> Row | None:
@@ -124,8 +126,12 @@ class Search:
     evaluator: Evaluator
     words: tuple[str, ...] = ()
     """The command's own words, of every cell."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
+    not_varied: Mapping[str, str] = field(default_factory=dict)
+    """What is not varied here, with the reason."""
+    left_out: dict[str, str] = field(default_factory=dict, init=False)
+    failed: dict[str, int] = field(default_factory=dict, init=False)
+    quality: dict[Candidate, Mapping[str, float] | None] = field(default_factory=dict, init=False)
+    """Of the text of the second rung's candidates; None: it was not asked for."""
 
     def run(self) -> Answer:
         """Raises NoAnswerError if no candidate can be served."""
@@ -136,10 +142,11 @@ class Search:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
             raise NoAnswerError(f"no policy could be served. {reasons}")
         rows = self._further_rungs(tried)
+        tried = self._with_known_quality(tried)
         held_out = self._check_held_out(rows, space)
         return Answer(
             self.question, tuple(rows), tuple(tried), rows[0], tuple(held_out), self._vary(rows, tried),
-            dict(self.left_out), dict(self.failed),
+            dict(self.left_out), dict(self.failed), self.not_varied,
         )  # fmt: skip
 
     def input_cells(self, space: CandidateSpace) -> dict[tuple[str, ...], Candidate]:
@@ -162,13 +169,14 @@ class Search:
         return self.question.words(candidate, self.words, *parts)
 
     def _rows(
-        self, name: str, candidates: Sequence[Candidate], requests: int, seeds: Sequence[int], *parts: Sequence[str]
-    ) -> list[Row]:
+        self, name: str, candidates: Sequence[Candidate], requests: int, seeds: Sequence[int], *parts: Sequence[str],
+        notes_failures: bool = True,
+    ) -> list[Row]:  # fmt: skip
         """The rows of those candidates that could be served."""
         number = f"workload.num_prompts={requests}"
         asked = [(one, [self._cell(one, (number, f"seed={seed}"), *parts) for seed in seeds]) for one in candidates]
         found = serve_rows(self.evaluator, name, asked)
-        for candidate, row in zip(candidates, found, strict=True):
+        for candidate, row in zip(candidates, found, strict=True) if notes_failures else ():
             if isinstance(row, str):
                 self._note_failure(candidate, row)
         return [row for row in found if isinstance(row, Row)]
@@ -208,9 +216,9 @@ class Search:
         rows = self._rows("second rung", _candidates(kept), effort.requests[1], (0,), question.search)
         rows = self._with_quality(rows, question.search)
         kept = promoted(rows, question.require, question.objective, effort.keep[1])
-        quality = {row.candidate: row.quality for row in rows}
+        self.quality |= {row.candidate: row.quality for row in rows}
         last = self._rows("last rung", _candidates(kept), effort.requests[2], effort.seeds, question.search)
-        last = [replace(row, quality=quality[row.candidate]) for row in last]
+        last = [replace(row, quality=self.quality[row.candidate]) for row in last]
         if not last:
             raise NoAnswerError("no candidate of the second rung could be served with all requests.")
         return ranked(last, question.require, question.objective)
@@ -233,6 +241,12 @@ class Search:
         results = dict(zip(texts, self.evaluator.evaluate("on text", cells), strict=True))
         return [replace(row, quality=_quality(results[lossless[0] if row.lossless else row.candidate])) for row in rows]
 
+    def _with_known_quality(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with the quality that the second rung's text had; all lossless ones have the same text."""
+        known = [row for row in rows if row.candidate in self.quality]
+        shared = next((self.quality[row.candidate] for row in known if row.lossless), None)
+        return [replace(row, quality=shared if row.lossless else self.quality.get(row.candidate)) for row in rows]
+
     def _check_held_out(self, rows: Sequence[Row], space: CandidateSpace) -> list[Row]:
         question = self.question
         defaults = [one for one in space.defaults if one.policy not in self.left_out]
@@ -242,18 +256,23 @@ class Search:
         return ranked(self._with_quality(found, question.held_out), question.require, question.objective)
 
     def _vary(self, rows: Sequence[Row], tried: Sequence[Row]) -> dict[str, tuple[tuple[str, tuple[Row, ...]], ...]]:
-        """The best candidates of the best policies, the last rung's first, at each value of what is varied."""
+        """The best candidates of the best policies, the last rung's first, at each value of what is varied. The quality
+        of a text is taken to stay.
+        """
         question, effort = self.question, self.effort
-        best: dict[str, Candidate] = {}
+        best: dict[str, Row] = {}
         for row in (*rows, *ranked(tried, question.require, question.objective)):
-            best.setdefault(row.candidate.policy, row.candidate)
-        varied = list(best.values())[:MAX_VARIED]
+            if is_measured(row, question.require):
+                best.setdefault(row.candidate.policy, row)
+        varied, quality = _candidates(list(best.values())[:MAX_VARIED]), {r.candidate: r.quality for r in best.values()}
         found = {}
         for name, variation in question.sensitivity.items():
             steps = []
             for value, words in variation.items():
                 parts = (question.search, words)
-                some = self._rows(f"{name}: {value}", varied, effort.requests[1], (0,), *parts)
+                title = f"{name}: {value}"
+                some = self._rows(title, varied, effort.requests[1], (0,), *parts, notes_failures=False)
+                some = [replace(row, quality=quality[row.candidate]) for row in some]
                 if some:
                     steps.append((value, tuple(ranked(some, question.require, question.objective))))
             found[name] = tuple(steps)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from pipeline.answers.choose import Answer
@@ -72,7 +73,7 @@ def _facts(found: Answer, words: Sequence[str], sentence: str) -> Iterator[tuple
     held = "; ".join(text for text, _ in broken(sealed, require)) or "all requirements are kept"
     yield "held out", f"{_value(sealed, first)} where {_value(found.claimed, first)} was claimed; {held}"
     least = objective_values(best, [first])[0]
-    if excess(best, require) == 0 and least > 0:
+    if excess(best, require) == 0 and 0 < least < inf:
         yield (
             "regret",
             f"{100 * max(0.0, kept / least - 1):.1f} % of {first}; the best there: {best.candidate.described}",
@@ -100,6 +101,7 @@ def _takeovers(found: Answer) -> Iterator[tuple[str, str]]:
 
 
 def _left_out(found: Answer) -> Iterator[tuple[str, str]]:
+    yield from ((f"by {name.replace('_', ' ')}", reason) for name, reason in found.not_varied.items())
     yield from ((f"without {name}", reason) for name, reason in found.left_out.items())
     for reason, count in found.failed.items():
         yield f"{count} candidates failed", reason

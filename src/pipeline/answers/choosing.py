@@ -14,8 +14,8 @@ from pipeline.answers.cell import composed_cell
 from pipeline.answers.choose import Answer, Effort, Question, Search
 from pipeline.answers.chosen_policy import check_name, policy_text, write_policy
 from pipeline.answers.front import front_figure
-from pipeline.answers.ranking import excess
-from pipeline.answers.rows import SERVICE
+from pipeline.answers.ranking import excess, is_measured
+from pipeline.answers.rows import COST, SERVICE
 from pipeline.answers.words import joined, mixed_networks, sets_any, without
 from pipeline.artifacts import fingerprint
 from pipeline.config.arguments import chosen_folder
@@ -113,9 +113,11 @@ class Choosing:
         asked.log(f"choose {self.name}", params, metrics, files)
 
     def _draw_front(self, found: Answer, path: Path) -> Path:
-        """By the first two objectives; with one, the second axis is the service time a token."""
-        x, y = (*found.question.objective, SERVICE)[:2]
-        kept = [row for row in found.tried if excess(row, found.question.require) == 0]
+        """By the first two objectives; with one, the second axis is the service time a token, or the cost."""
+        x = found.question.objective[0]
+        y = next(one for one in (*found.question.objective[1:], SERVICE, COST) if one != x)
+        require = found.question.require
+        kept = [row for row in found.tried if excess(row, require) == 0 and is_measured(row, require)]
         title = "Candidates of the first rung; the line: the front of those that keep the requirements"
         return figures.save_figure(front_figure(found.tried, kept, (x, y)), path, title)
 

@@ -57,9 +57,16 @@ class SettingResult:
         return judge(self.table)
 
     def is_best(self, place: int, metric: str) -> bool:
-        """True if the row is the best of its kind in the metric, or not significantly different from the best."""
+        """True if the row is the best of its kind in the metric, alone or with the same figure as it, or not
+        significantly different from the best.
+        """
         at = next((at for at, column in enumerate(self.table.columns) if column.metric == metric), None)
-        return at is not None and is_tie(self.judgement, place, at)
+        own = self.table.rows[place]
+        if at is None or own.cells[at].value is None:
+            return False
+        values = [row.cells[at].value for row in self.table.rows if row.group == own.group]
+        least = min(value for value in values if value is not None)
+        return own.cells[at].value == least or is_tie(self.judgement, place, at)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,13 @@ def notes(board: Board, command: str, requests: int, seeds: int) -> Iterator[tup
     """What the marks mean, and what is missing."""
     cells = sum(len(row.cells) for result in board.results for row in result.rows)
     yield "cells", f"{cells}; {requests} requests each, {seeds} seeds; {command}"
-    yield "*", "the best of its kind there, or not significantly different from it (paired tests, Holm's correction)"
+    yield (
+        "*",
+        (
+            "the best of its kind there, or not significantly different from it (paired tests, Holm's correction); "
+            "none where a kind has one row, or all rows are alike"
+        ),
+    )
     yield "front", "no policy of its kind there is both faster (service a token) and cheaper"
     yield "kinds", f"{LOSSLESS}, and {LOSSY}: its quality is not measured here"
     reasons: dict[tuple[str, str], list[str]] = {}

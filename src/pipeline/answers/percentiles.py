@@ -24,13 +24,15 @@ def percentile_interval(metric: str, by_seed: Sequence[RequestsByPrompt]) -> tup
     """95 % of a bootstrap of the mean over seeds (percentile interval): seeds are drawn, then prompts, whose requests
     stay together.
 
-    None where a seed has no request with a value.
+    None where a seed has no request with a value, or its records are gone.
     """
     import numpy as np
 
     found = definitions.find(metric)
     assert found is not None
     assert isinstance(found.formula, definitions.Distribution)
+    if not all(by_seed):
+        return None
     attribute, share = found.formula.attribute, SHARES[metric.rpartition("/")[2]]
     prompts = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for own in by_seed for p in own))}
     draw = np.random.default_rng(BOOTSTRAP_SEED).multinomial

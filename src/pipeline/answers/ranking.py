@@ -25,6 +25,11 @@ def excess(row: Row, require: Requirements) -> float:
     return sum(share for _, share in broken(row, require))
 
 
+def is_measured(row: Row, require: Requirements) -> bool:
+    """False for a row with a text of its own whose quality was not measured, where a quality is asked for."""
+    return require.quality_min is None or row.lossless or row.quality is not None
+
+
 def ranked(rows: Sequence[Row], require: Requirements, objective: Sequence[str]) -> list[Row]:
     """The rows, best first."""
     left = sorted(rows, key=lambda row: objective_values(row, objective))

@@ -76,6 +76,7 @@ def _without_export(argv: list[str]) -> tuple[list[str], tuple[str, ...]]:
 def _run_and_export(argv: list[str], kinds: Sequence[str]) -> NoReturn:
     """Runs to the end and writes the kinds of what complete jobs left, in the results' own folder."""
     from pipeline.command.report import export_last
+    from pipeline.report.sweep import SweepCallback
     from pipeline.running import WAIT_VARIABLE
 
     os.environ[WAIT_VARIABLE] = "1"  # the run's folder is whole when the command goes on
@@ -87,7 +88,8 @@ def _run_and_export(argv: list[str], kinds: Sequence[str]) -> NoReturn:
     if code == INTERRUPTED:
         sys.exit(code)
     try:
-        export_last(kinds)
+        if not code or SweepCallback.results:
+            export_last(kinds)
     except UserError as problem:
         sys.exit(code or print_error(problem))
     sys.exit(code)

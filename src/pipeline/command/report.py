@@ -39,14 +39,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export_last(kinds: Sequence[str]) -> None:
-    """Writes the kinds of this process's last sweep or run into its folder. Raises UserError, also without one."""
+    """Writes the kinds of this process's last sweep or run into its folder, or says that there is none. Raises
+    UserError.
+    """
     from pipeline.report.sweep import SweepCallback
 
     if SweepCallback.results is None:
-        raise UserError(
-            f"export={','.join(kinds)}: this command left no run and no sweep. choose and leaderboard write tables as "
-            "LaTeX and CSV without it; their files are named above."
-        )
+        print(f"export={','.join(kinds)} wrote nothing: this command left no run and no sweep. choose and leaderboard "
+              "write their tables as LaTeX and CSV without it, into the folder named above.")  # fmt: skip
+        return
     _say_what_was_made(export_folder(SweepCallback.results, kinds))
 
 

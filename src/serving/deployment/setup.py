@@ -58,8 +58,8 @@ class Setup:
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
                 check_memory(tier.largest_memory_fleet, self.hop_architecture(hop), 1, tokens, self.beside_target)
-                if self.cloud_drafter and self.policy.drafts_apart:
-                    check_memory(tier.largest_memory_fleet, self.cloud_drafter, 1, tokens)
+                if self.drafter_apart:
+                    check_memory(tier.largest_memory_fleet, self.drafter_apart, 1, tokens)
         if here := sum(hop.span.end_layer - hop.span.start_layer for hop in self.hops if hop.node == DEVICE_TIER):
             for fleet in self.hardware.device_fleets:
                 check_memory(
@@ -234,6 +234,11 @@ class Setup:
         return None if self.policy.drafts_apart else self.cloud_drafter
 
     @property
+    def drafter_apart(self) -> Architecture | None:
+        """The draft model that has chips of its own in the cloud, if one has."""
+        return self.cloud_drafter if self.policy.drafts_apart else None
+
+    @property
     def chip_sets_per_cloud_node(self) -> int:
         """Sets of chips of a node of the cloud: the target's, and the draft model's where it has its own."""
         return 2 if self.policy.drafts_apart else 1
@@ -248,7 +253,9 @@ class Setup:
         tiers and stages.
         """
         tiers = [(self.hardware.tier(hop.node), self.hop_architecture(hop)) for hop in self.hops]
-        return min([tier.cache_tokens(part, self.beside_target) for tier, part in tiers if tier], default=float("inf"))
+        found = [tier.cache_tokens(part, self.beside_target) for tier, part in tiers if tier]
+        apart = self.drafter_apart
+        return min(found + [tier.cache_tokens(apart) for tier, _ in tiers if tier and apart], default=float("inf"))
 
 
 def context_tokens(setup: Setup, requested: int | None = None) -> int:

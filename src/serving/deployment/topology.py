@@ -64,8 +64,12 @@ class Topology:
         """
         parts = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == tier]
         tokens, each = self.setup.workload.context_tokens, enumerate(self.tier(tier).node_fleets)
-        drafter = self.setup.cloud_drafter
-        return [i for i, fleet in each if all(fits_memory(fleet, part, 1, tokens, drafter) for part in parts)]
+        beside, apart = self.setup.beside_target, self.setup.drafter_apart
+        return [
+            i for i, fleet in each
+            if all(fits_memory(fleet, part, 1, tokens, beside) for part in parts)
+            and (apart is None or fits_memory(fleet, apart, 1, tokens))
+        ]  # fmt: skip
 
     def tier(self, name: str) -> Tier:
         tier = self.setup.hardware.tier(name)
@@ -209,7 +213,9 @@ class Topology:
     def _cache_tokens(self, node: str) -> float:
         """Cached tokens that fit into the node's memory beside its weights."""
         held = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
-        return min(cache_tokens(self.cloud_fleets[node], part, self.setup.beside_target) for part in held)
+        fleet, apart = self.cloud_fleets[node], self.setup.drafter_apart
+        own = [cache_tokens(fleet, apart)] if apart else []
+        return min([cache_tokens(fleet, part, self.setup.beside_target) for part in held] + own)
 
     def device_link(self, device: str) -> Link:
         """A device's access link, shared by its messages to all cloud nodes."""

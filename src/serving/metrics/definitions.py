@@ -108,7 +108,9 @@ class BusyPeriods:
 
 @dataclass(frozen=True)
 class CloudUse:
-    """Busy time of the cloud's nodes over the time with any request, mean over the nodes."""
+    """Busy time of the cloud's nodes over the time with any request, mean over the nodes; the chips of a draft model
+    that has its own count as a node.
+    """
 
     def __str__(self) -> str:
         return "cloud_busy_s / union of arrived_s to ended_s / nodes of the cloud"
@@ -390,10 +392,10 @@ METRICS: tuple[MetricSpec, ...] = (
                Mean("slo_violated", by="slo"), "lower"),
     MetricSpec("tiers/*/nodes", "nodes", "Nodes of a testbed's tier.", UTILISATION, printed="count"),
     MetricSpec("tiers/*/blocks", "blocks", "Blocks of the timed model on each of them.", UTILISATION),
-    MetricSpec("tiers/*/utilisation", "share", "Busy time over the time with any session, mean over the tier's nodes.",
-               UTILISATION),
-    MetricSpec("tiers/*/memory_share", "share", "Weights and peak caches over a node's memory, mean over the tier's "
-               "nodes.", UTILISATION),
+    MetricSpec("tiers/*/utilisation", "share", "Busy time over the time with any session, mean over the tier's nodes, "
+               "and over both sets of chips of one whose draft model has its own.", UTILISATION),
+    MetricSpec("tiers/*/memory_share", "share", "Weights and peak caches over the memory of a node's chips, mean over "
+               "the tier's nodes.", UTILISATION),
     MetricSpec("partition/slowest_stage_s", "s", "A request's time on the slowest tier: the computing latency of "
                "Hyperion's Eq. 8.", PARTITION, "lower"),
     MetricSpec("partition/communication_s", "s", "A request's time on the links between tiers (Hyperion, Eq. 9).",

@@ -116,15 +116,14 @@ class Device:
         is_tier = any(hop.node == DEVICE_TIER for hop in hops)
         self.compute_queue = ComputeQueue(self.ids, policy.batch_drafts) if max_concurrency > 1 or is_tier else None
         """Orders work on the chip; None if there is never more than one piece of work."""
-        self.target_queue = ComputeQueue(self.ids) if local_target.drafts == "apart" else self.compute_queue
+        apart = local_target.drafts == "apart"
+        self.target_queue = ComputeQueue(self.ids) if apart else self.compute_queue
         """The same, or that of the target's own chips."""
         self.drafts_first, self.is_server = local_target.drafts == "first", local_target.drafts != "last"
         self.round_timing: RoundTiming | None = None
         """Where the draft slot weighs drafts against the passes of the target on this chip."""
         if isinstance(policy.draft, GoodputDraft) and local_target.profile:
-            self.round_timing = RoundTiming(
-                local_target.profile, policy.batch_drafts, apart=local_target.drafts == "apart"
-            )
+            self.round_timing = RoundTiming(local_target.profile, policy.batch_drafts, apart=apart)
             self.monitor.round_s = self.round_timing.round_s
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
@@ -174,15 +173,18 @@ class Device:
         return out
 
     def _queues(self, queue: ComputeQueue) -> Sequence[ComputeQueue]:
-        return (queue,) if self.target_queue is None or self.target_queue is queue else (self.target_queue, queue)
+        """The queues of the chips: one, or the target's and the drafts' (`queue`)."""
+        return (queue,) if self.target_queue is queue or self.target_queue is None else (self.target_queue, queue)
 
     def _add_work(self, queue: ComputeQueue, commands: Commands) -> Commands:
         """Queues the work, the target's on its own chips if it has some. Returns all other commands."""
-        if self.target_queue is None or self.target_queue is queue:
+        if self.target_queue is queue or self.target_queue is None:
             return queue.add(commands)
-        passes = [each for each in commands if isinstance(each, StartWork) and isinstance(each.work, ForwardWork)]
-        self.target_queue.add(passes)
-        return queue.add([each for each in commands if each not in passes])
+        others: Commands = []
+        for each in commands:
+            of_target = isinstance(each, StartWork) and isinstance(each.work, ForwardWork)
+            others += (self.target_queue if of_target else queue).add([each])
+        return others
 
     def _time_round(
         self, timing: RoundTiming, queue: ComputeQueue, event: WorkFinished | WorkFailed, now: float
@@ -284,7 +286,7 @@ class Device:
 
     def _drop_drafter_caches(self, commands: Sequence[Command], now: float) -> Commands:
         """Frees the drafter's caches of the sessions whose caches of the target are evicted: both share the memory that
-        is counted. An idle session is forgotten with them.
+        is counted, or a draft without the target's cache is of no use. An idle session is forgotten with them.
         """
         evicted = [each.session for each in commands if isinstance(each, DropCache) and each.start_layer is not None]
         out: Commands = []

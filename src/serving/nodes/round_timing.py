@@ -74,12 +74,13 @@ class RoundTiming:
     def _predict(self, num_drafts: int, tokens: float) -> float:
         profile, each = self._profile, num_drafts + 1
         prompt = tokens * self._prompt_tokens / self._answer_tokens if self._answer_tokens else 0.0
-        at_once = self._sessions / 2 if self._apart else self._sessions
+        takes_turns = self._apart and num_drafts > 0 and self._sessions > 1
+        at_once = self._sessions / 2 if takes_turns else self._sessions
         sessions = max(1.0, min(at_once, profile.max_sessions, profile.max_tokens / (each + prompt)))
         pass_s = self._pass_s(profile.target, sessions, each, prompt) * (self._target_error.value or 1.0)
         together, forwards = (sessions, 1.0) if self._batch_drafts else (1.0, sessions)
         step_s = forwards * self._pass_s(profile.drafter, together, 1, 0.0) * (self._drafter_error.value or 1.0)
-        if self._apart and self._sessions > 1:
+        if takes_turns:
             return max(num_drafts * step_s, pass_s) / sessions
         return (num_drafts * step_s + pass_s) / sessions
 

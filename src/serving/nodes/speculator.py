@@ -1,8 +1,9 @@
 """A node of the cloud that drafts and verifies: users' devices send it prompts, and it streams the answers.
 
 Speculative decoding in a server, as vLLM and others have it. The node holds a `Device`, which has a requester for each
-session and a worker for the target, on one chip: what drafts on devices drafts here, by the same slots. All sessions
-draft together, and their drafts are verified in one pass.
+session and a worker for the target: what drafts on devices drafts here, by the same slots. On one chip all sessions
+draft together, and their drafts are verified in one pass; with chips of its own for the draft model some draft while
+others are verified.
 """
 
 from collections.abc import Sequence

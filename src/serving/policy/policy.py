@@ -155,7 +155,7 @@ class Policy:
             *self._rules_of_cloud_drafts(),
             (
                 isinstance(self.draft, GoodputDraft) and not self.is_colocated,
-                "{draft} weighs drafts against the target's passes on the same chip, and {placement} has the target "
+                "{draft} weighs drafts against the target's passes in the same server, and {placement} has the target "
                 "elsewhere; choose policy/draft=window",
             ),
             *self._rules_of_trees(),

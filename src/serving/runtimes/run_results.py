@@ -71,7 +71,7 @@ def write_results(
         "estimator": batch_timing.estimator_errors(expected),
         "tiers": utilisation.by_tier(topology, records.values()) if utilisation else {},
         "partition": _partition(setup),
-        "cloud_nodes": len(topology.cloud_fleets) if setup.uses_target else 0,
+        "cloud_nodes": len(topology.cloud_fleets) * setup.chip_sets_per_cloud_node if setup.uses_target else 0,
         "prices": {} if served.local_timing else _prices(topology.cloud_fleets.values() if setup.uses_target else ()),
     }
     (out / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")

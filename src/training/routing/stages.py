@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def check_record_routes(*, workload: Workload, **_: object) -> None:
-    """Raises ValueError for a data set that cannot be read or is too small."""
-    workload.check_dataset()
+    """Raises ValueError for a data set that cannot be read, is too small, or has no text."""
+    workload.check_dataset(with_text=True)
 
 
 def record_routes(

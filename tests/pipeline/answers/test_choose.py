@@ -248,3 +248,21 @@ def test_draws_go_on_until_as_many_candidates_are_new() -> None:
     assert {row.candidate.values for row in found.tried if row.candidate.policy == "drafts"} == {
         (), *((("policy.draft.k", str(k)),) for k in range(1, 8)),
     }  # fmt: skip
+
+
+def test_a_text_that_was_too_poor_takes_nothing_over() -> None:
+    found = search(question(lossless=False, quality_min=0.8))
+    best = {rows[0].candidate.policy for _, rows in found.takeovers["devices"]}
+    assert found.claimed.candidate.policy == "drafts"
+    assert "routes" not in best
+
+
+def test_a_policy_that_fails_where_something_is_varied_is_not_left_out() -> None:
+    def few(words: tuple[str, ...]) -> CellResult:
+        lost = "policy=cloud" in words and "workload.devices=64" in words
+        return CellResult(words, problem="no room") if lost else formula(words)
+
+    found = search(question(), FormulaEvaluator(workers=None, formula=few))  # type: ignore[arg-type]
+    assert "cloud" not in found.left_out
+    assert "cloud" in {row.candidate.policy for row in found.held_out}
+    assert "no room" not in found.failed

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
@@ -16,7 +16,8 @@ from pipeline.answers.candidates import Candidate
 from pipeline.answers.cell import CellResult
 from pipeline.answers.evaluation import Evaluator
 from pipeline.answers.leaderboard import Leaderboard
-from pipeline.answers.leaderboard_report import Board, Setting, board_parts
+from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts
+from pipeline.answers.percentiles import percentile_interval
 from pipeline.answers.rows import COLUMNS, SERVICE, Row, rows_table
 from pipeline.errors import ConfigError
 from pipeline.report.mlflow_store import Tracking
@@ -202,3 +203,21 @@ def test_the_page_shows_counts_as_they_are_and_sorts_by_their_numbers(tmp_path: 
     text = (tmp_path / "leaderboard" / "leaderboard.html").read_text(encoding="utf-8")
     assert '<td data-sort="2.0">2</td>' in text  # on the front of both settings
     assert re.search(r'<td data-sort="1\.0">1\.00 \(1\.00 to 1\.00\)</td>', text)
+
+
+def test_rows_that_are_alike_or_alone_are_all_the_best(tmp_path: Path) -> None:
+    question = replace(board(), policies=("cloud_centric", "sled"))
+    alike = SettingResult("near", question.settings["near"], tuple(rows(tmp_path, ("cloud_centric", "sled"))))
+    alone = SettingResult("near", question.settings["near"], tuple(rows(tmp_path, ("wisp",))))
+    assert [alike.is_best(place, SERVICE) for place in (0, 1)] == [True, True]
+    assert alone.is_best(0, SERVICE)
+
+
+def rows(folder: Path, policies: Sequence[str]) -> Iterator[Row]:
+    evaluator = WrittenEvaluator(folder)
+    for policy in policies:
+        yield Row(Candidate(policy), tuple(evaluator.evaluate("", [(f"policy={policy}", "seed=0")])))
+
+
+def test_a_percentile_without_records_has_no_interval() -> None:
+    assert percentile_interval("latency/ttft_s/p90", [{}]) is None

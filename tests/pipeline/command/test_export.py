@@ -99,5 +99,5 @@ def test_a_command_that_left_no_results_is_told_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(door, "_run_hydra", lambda argv: hydra.append(argv) or sys.exit(0))
-    assert ended(monkeypatch, "+policy=synera", "export=csv") == 2
-    assert "export=csv: this command left no run and no sweep" in capsys.readouterr().err
+    assert ended(monkeypatch, "+policy=synera", "export=csv") == 0
+    assert "export=csv wrote nothing: this command left no run and no sweep" in capsys.readouterr().out

@@ -108,3 +108,35 @@ def test_the_results_say_where_the_drafters_time_comes_from(tmp_path: Path) -> N
     origins = {origin for record in records.values() for origin in record.origins}
     assert "cloud_accepted" in origins
     assert all(record.drafted >= record.origins.count("cloud_accepted") > 0 for record in records.values())
+
+
+def apart(memory_gb: float | None = None) -> Setup:
+    made = colocated(placement=ColocatedPlacement("far", drafter="apart"))
+    if memory_gb is None:
+        return made
+    (fleet,) = made.hardware.tiers["far"].fleets
+    small = replace(fleet, chip=replace(fleet.chip, memory_gb=memory_gb))
+    return replace(made, hardware=replace(made.hardware, tiers={"far": Tier(small)}))
+
+
+def test_with_chips_of_its_own_the_drafter_takes_no_memory_of_the_target() -> None:
+    """A chip that holds the target, and not both, is enough, and holds more caches."""
+    assert Topology(apart(26.3), LAYERS).tiers == {"far": ("far-0",)}
+    with pytest.raises(ValueError, match="llama2_13b with tinyllama_1_1b does not fit"):
+        replace(apart(26.3), policy=replace(apart().policy, placement=ColocatedPlacement("far")))
+    assert apart().cloud_cache_tokens > colocated().cloud_cache_tokens
+
+
+def test_a_draft_model_with_larger_caches_bounds_how_many_its_own_chips_hold() -> None:
+    made = apart()
+    small = made.pair.device.timed_architecture
+    wide = replace(small, kv_heads=small.heads, layers=8 * small.layers)
+    pair = replace(made.pair, device=replace(made.pair.device, timed_architecture=wide))
+    assert replace(made, pair=pair).cloud_cache_tokens < made.cloud_cache_tokens
+
+
+def test_both_sets_of_chips_are_the_nodes_whose_use_is_reported(tmp_path: Path) -> None:
+    made, asked = apart(), queries(3)
+    records = simulate(made, models(), asked)
+    write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "meta.json").read_text())["cloud_nodes"] == 2

@@ -129,3 +129,17 @@ def test_what_is_predicted_holds_until_the_next_update() -> None:
     assert found.round_s(3, 2.0) == before
     found.update([100] * 64)
     assert found.round_s(3, 2.0) > before
+
+
+def apart(sessions: int, cached: int) -> RoundTiming:
+    found = RoundTiming(ChipProfile(TARGET, DRAFTER), True, apart=True)
+    found.update([cached] * sessions)
+    return found
+
+
+def test_with_chips_of_its_own_half_the_sessions_draft_while_the_others_are_verified() -> None:
+    """The longer of the two decides. Without drafts nothing takes turns, and with one session nothing overlaps."""
+    drafting_s, pass_s = 6 * step_s(8, 100), verification_s(8, 100, 6)
+    assert apart(16, 100).round_s(6, 2.0) == pytest.approx(max(drafting_s, pass_s) / 8, rel=0.02)
+    assert apart(16, 100).round_s(0, 1.0) == timing(16, 100).round_s(0, 1.0)
+    assert apart(1, 100).round_s(6, 2.0) == timing(1, 100).round_s(6, 2.0)
