@@ -6,6 +6,7 @@ from pathlib import Path
 from serving.deployment.setup import Setup
 from serving.hardware.clock_draw import ClockErrors, drawn_testbed
 from serving.hardware.replica_packing import ReplicaPacking
+from serving.metrics.batch_timing import BatchObserver
 from serving.progress import Progress, silent
 from serving.runtimes.run_results import write_results
 from serving.runtimes.runtime import Runtime
@@ -34,8 +35,10 @@ def draw_clock(
     packing: ReplicaPacking | None = None,
     draws: int = 200,
     num_prompts: int = 60,
+    batches: bool = False,
 ) -> None:
-    """Simulates the first `num_prompts` prompts on each draw, and writes its records to the folder of its number.
+    """Simulates the first `num_prompts` prompts on each draw, and writes its records to the folder of its number; with
+    `batches` also those of each batch, for claims on how long batches take.
 
     The same draw has the same chips in all jobs, so that jobs pair. Raises ValueError for a bad file of `errors`.
     """
@@ -45,7 +48,9 @@ def draw_clock(
     for draw in range(draws):
         drawn = replace(setup, workload=workload, hardware=drawn_testbed(setup.hardware, known, draw))
         folder = draw_folder(out, draw)
-        write_results(folder, drawn, brief, brief.serve(drawn, "cpu", silent), packing)
+        observer = BatchObserver() if batches and drawn.uses_target else None
+        served = brief.serve(drawn, "cpu", silent, [observer] if observer else [])
+        write_results(folder, drawn, brief, served, packing, observer.batches if observer else ())
         progress(draw + 1, draws, "draws")
 
 

@@ -52,6 +52,12 @@ def test_only_what_rests_on_the_clock_differs_from_draw_to_draw(tmp_path, policy
     assert {TBT, "latency/end_to_end_s/mean", "throughput/tokens_per_s", "resources/device_j_per_token"} <= differ
 
 
+def test_batches_are_drawn_where_a_claim_is_about_them(tmp_path):
+    found = draws(tmp_path, [-0.5, 0.0, 0.5], draws=4, batches=True)
+    assert len(found["estimator/batch_s"]) == 4
+    assert max(found["estimator/batch_s"]) > min(found["estimator/batch_s"]) > 0
+
+
 def test_without_errors_every_draw_is_the_clock_itself(tmp_path):
     assert len(set(draws(tmp_path, [0.0], draws=3)[TBT])) == 1
 
