@@ -130,8 +130,8 @@ class Search:
     """What is not varied here, with the reason."""
     left_out: dict[str, str] = field(default_factory=dict, init=False)
     failed: dict[str, int] = field(default_factory=dict, init=False)
-    quality: dict[Candidate, Mapping[str, float] | None] = field(default_factory=dict, init=False)
-    """Of the text of the second rung's candidates; None: it was not asked for."""
+    quality: dict[Candidate | None, Mapping[str, float] | None] = field(default_factory=dict, init=False)
+    """What the second rung measured, by text (`_text_of`)."""
 
     def run(self) -> Answer:
         """Raises NoAnswerError if no candidate can be served."""
@@ -216,12 +216,11 @@ class Search:
         rows = self._rows("second rung", _candidates(kept), effort.requests[1], (0,), question.search)
         rows = self._with_quality(rows, question.search)
         kept = promoted(rows, question.require, question.objective, effort.keep[1])
-        self.quality |= {row.candidate: row.quality for row in rows}
+        self.quality |= {_text_of(row): row.quality for row in rows}
         last = self._rows("last rung", _candidates(kept), effort.requests[2], effort.seeds, question.search)
-        last = [replace(row, quality=self.quality[row.candidate]) for row in last]
         if not last:
             raise NoAnswerError("no candidate of the second rung could be served with all requests.")
-        return ranked(last, question.require, question.objective)
+        return ranked(self._with_known_quality(last), question.require, question.objective)
 
     def _promoted_by_kind(self, rows: Sequence[Row], keep: int) -> list[Row]:
         """As many lossless rows as lossy ones: what a lossy one is worth is not known before its text is."""
@@ -234,18 +233,17 @@ class Search:
         """
         if self.question.require.quality_min is None and all(row.lossless for row in rows):
             return list(rows)
-        lossless = [row.candidate for row in rows if row.lossless][:1]  # they all write the same text
-        texts = [*lossless, *(row.candidate for row in rows if not row.lossless)]
+        writers: dict[Candidate | None, Candidate] = {}
+        for row in rows:
+            writers.setdefault(_text_of(row), row.candidate)
         words = (f"workload.num_prompts={self.effort.requests[1]}", "seed=0")
-        cells = [(*without(self._cell(one, words, part), RUNTIME), *self.question.text) for one in texts]
-        results = dict(zip(texts, self.evaluator.evaluate("on text", cells), strict=True))
-        return [replace(row, quality=_quality(results[lossless[0] if row.lossless else row.candidate])) for row in rows]
+        cells = [(*without(self._cell(one, words, part), RUNTIME), *self.question.text) for one in writers.values()]
+        results = dict(zip(writers, self.evaluator.evaluate("on text", cells), strict=True))
+        return [replace(row, quality=_quality(results[_text_of(row)])) for row in rows]
 
     def _with_known_quality(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with the quality that the second rung's text had; all lossless ones have the same text."""
-        known = [row for row in rows if row.candidate in self.quality]
-        shared = next((self.quality[row.candidate] for row in known if row.lossless), None)
-        return [replace(row, quality=shared if row.lossless else self.quality.get(row.candidate)) for row in rows]
+        """The rows with the quality that the second rung measured of their text."""
+        return [replace(row, quality=self.quality.get(_text_of(row))) for row in rows]
 
     def _check_held_out(self, rows: Sequence[Row], space: CandidateSpace) -> list[Row]:
         question = self.question
@@ -260,11 +258,11 @@ class Search:
         of a text is taken to stay.
         """
         question, effort = self.question, self.effort
-        best: dict[str, Row] = {}
+        best: dict[str, Candidate] = {}
         for row in (*rows, *ranked(tried, question.require, question.objective)):
             if is_measured(row, question.require):
-                best.setdefault(row.candidate.policy, row)
-        varied, quality = _candidates(list(best.values())[:MAX_VARIED]), {r.candidate: r.quality for r in best.values()}
+                best.setdefault(row.candidate.policy, row.candidate)
+        varied = list(best.values())[:MAX_VARIED]
         found = {}
         for name, variation in question.sensitivity.items():
             steps = []
@@ -272,15 +270,20 @@ class Search:
                 parts = (question.search, words)
                 title = f"{name}: {value}"
                 some = self._rows(title, varied, effort.requests[1], (0,), *parts, notes_failures=False)
-                some = [replace(row, quality=quality[row.candidate]) for row in some]
+                some = ranked(self._with_known_quality(some), question.require, question.objective)
                 if some:
-                    steps.append((value, tuple(ranked(some, question.require, question.objective))))
+                    steps.append((value, tuple(some)))
             found[name] = tuple(steps)
         return found
 
 
 def _candidates(rows: Sequence[Row]) -> list[Candidate]:
     return [row.candidate for row in rows]
+
+
+def _text_of(row: Row) -> Candidate | None:
+    """The candidate that writes the row's text; None: the cloud's model, as in every lossless row."""
+    return None if row.lossless else row.candidate
 
 
 def _quality(found: CellResult) -> dict[str, float]:

@@ -86,7 +86,7 @@ def _table(name: str, title: str, found: Answer, rows: Sequence[Row]) -> ResultT
 
 
 def _takeovers(found: Answer) -> Iterator[tuple[str, str]]:
-    """For each thing that was varied, which policy is best at which value."""
+    """For each thing that was varied, which policy is best at which value; for another, why it was not."""
     for name, steps in found.takeovers.items():
         runs: list[tuple[str, list[str]]] = []
         for value, rows in steps:
@@ -98,10 +98,10 @@ def _takeovers(found: Answer) -> Iterator[tuple[str, str]]:
             else:
                 runs.append((best, [value]))
         yield f"by {name.replace('_', ' ')}", "; ".join(f"{best} at {', '.join(values)}" for best, values in runs)
+    yield from ((f"by {name.replace('_', ' ')}", reason) for name, reason in found.not_varied.items())
 
 
 def _left_out(found: Answer) -> Iterator[tuple[str, str]]:
-    yield from ((f"by {name.replace('_', ' ')}", reason) for name, reason in found.not_varied.items())
     yield from ((f"without {name}", reason) for name, reason in found.left_out.items())
     for reason, count in found.failed.items():
         yield f"{count} candidates failed", reason

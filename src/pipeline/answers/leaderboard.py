@@ -93,13 +93,13 @@ class Leaderboard:
 
     def _write(self, asked: Asked, board: Board) -> None:
         command = " ".join(["python -m pipeline +experiment=leaderboard", *asked.words])
-        parts = board_parts(board, command, self.requests, len(self.seeds))
+        remarks = tuple(notes(board, command, self.requests, len(self.seeds)))
+        parts = board_parts(board, remarks)
         print_parts(parts, asked.out)
         folder = asked.outputs / "leaderboard"
         folder.mkdir(parents=True, exist_ok=True)
-        shown = tuple(notes(board, command, self.requests, len(self.seeds)))
         fingerprint.write_atomic(folder / "leaderboard.md", markdown(parts))
-        fingerprint.write_atomic(folder / "leaderboard.html", leaderboard_page.html(board, shown, command))
+        fingerprint.write_atomic(folder / "leaderboard.html", leaderboard_page.html(board, remarks, command))
         tables = write_tables([result.table for result in board.results], ("latex", "csv"), folder, command)
         if self.page:
             fingerprint.write_atomic(Path(self.page), page_text(parts, command))

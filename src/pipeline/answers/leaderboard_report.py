@@ -78,18 +78,17 @@ class Board:
     """(title of the setting, policy) -> why it is not there."""
 
 
-def board_parts(board: Board, command: str, requests: int, seeds: int) -> list[ReportPart]:
-    """The board in reading order."""
+def board_parts(board: Board, remarks: Sequence[tuple[str, str]]) -> list[ReportPart]:
+    """The board in reading order; `remarks` stand below its tables."""
     parts: list[ReportPart] = ["leaderboard", overall_table(board)]
     for result in board.results:
         title = f"{result.setting.title} ({' '.join(result.setting.words)})"
         parts += [title, printed_table(_by_kind(result.table), result.judgement)]
-    return [*parts, LabelledTexts(tuple(notes(board, command, requests, seeds)))]
+    return [*parts, LabelledTexts(tuple(remarks))]
 
 
 def _by_kind(table: ResultTable) -> ResultTable:
     """The table with the group of each row as a label."""
-
     rows = tuple(replace(row, labels=(*row.labels, "yes" if row.group == LOSSLESS else "no")) for row in table.rows)
     return replace(table, label_heads=(*table.label_heads, "lossless"), rows=rows)
 
@@ -133,13 +132,8 @@ def notes(board: Board, command: str, requests: int, seeds: int) -> Iterator[tup
     """What the marks mean, and what is missing."""
     cells = sum(len(row.cells) for result in board.results for row in result.rows)
     yield "cells", f"{cells}; {requests} requests each, {seeds} seeds; {command}"
-    yield (
-        "*",
-        (
-            "the best of its kind there, or not significantly different from it (paired tests, Holm's correction); "
-            "none where a kind has one row, or all rows are alike"
-        ),
-    )
+    tested = "or not significantly different from it (paired tests, Holm's correction)"
+    yield "*", f"the best of its kind there, {tested}; none where a kind has one row, or all rows are alike"
     yield "front", "no policy of its kind there is both faster (service a token) and cheaper"
     yield "kinds", f"{LOSSLESS}, and {LOSSY}: its quality is not measured here"
     reasons: dict[tuple[str, str], list[str]] = {}

@@ -21,8 +21,8 @@ def is_percentile(metric: str) -> bool:
 
 
 def percentile_interval(metric: str, by_seed: Sequence[RequestsByPrompt]) -> tuple[float, float] | None:
-    """95 % of a bootstrap of the mean over seeds (percentile interval): seeds are drawn, then prompts, whose requests
-    stay together.
+    """95 % of a bootstrap of the mean over seeds (percentile interval). It draws seeds, then prompts; the requests of a
+    prompt stay together.
 
     None where a seed has no request with a value, or its records are gone.
     """

@@ -26,7 +26,7 @@ def excess(row: Row, require: Requirements) -> float:
 
 
 def is_measured(row: Row, require: Requirements) -> bool:
-    """False for a row with a text of its own whose quality was not measured, where a quality is asked for."""
+    """False if the requirements ask for a quality, the row writes a text of its own, and that text was not scored."""
     return require.quality_min is None or row.lossless or row.quality is not None
 
 

@@ -57,9 +57,8 @@ class Setup:
                 check_memory(fleet, self.pair.device.timed_architecture, self.workload.max_concurrency, tokens)
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
-                check_memory(tier.largest_memory_fleet, self.hop_architecture(hop), 1, tokens, self.beside_target)
-                if self.drafter_apart:
-                    check_memory(tier.largest_memory_fleet, self.drafter_apart, 1, tokens)
+                for model, beside in self.models_on_chips(self.hop_architecture(hop)):
+                    check_memory(tier.largest_memory_fleet, model, 1, tokens, beside)
         if here := sum(hop.span.end_layer - hop.span.start_layer for hop in self.hops if hop.node == DEVICE_TIER):
             for fleet in self.hardware.device_fleets:
                 check_memory(
@@ -228,15 +227,11 @@ class Setup:
         """The draft model that runs beside the target, if one does."""
         return self.pair.device.timed_architecture if self.policy.drafts_in_cloud else None
 
-    @property
-    def beside_target(self) -> Architecture | None:
-        """The draft model that takes memory of the target's chips, if one does."""
-        return None if self.policy.drafts_apart else self.cloud_drafter
-
-    @property
-    def drafter_apart(self) -> Architecture | None:
-        """The draft model that has chips of its own in the cloud, if one has."""
-        return self.cloud_drafter if self.policy.drafts_apart else None
+    def models_on_chips(self, part: Architecture) -> list[tuple[Architecture, Architecture | None]]:
+        """For each set of chips of a cloud node that runs `part` of the target: its model, and the one beside it."""
+        if self.cloud_drafter and self.policy.drafts_apart:
+            return [(part, None), (self.cloud_drafter, None)]
+        return [(part, self.cloud_drafter)]
 
     @property
     def chip_sets_per_cloud_node(self) -> int:
@@ -253,9 +248,8 @@ class Setup:
         tiers and stages.
         """
         tiers = [(self.hardware.tier(hop.node), self.hop_architecture(hop)) for hop in self.hops]
-        found = [tier.cache_tokens(part, self.beside_target) for tier, part in tiers if tier]
-        apart = self.drafter_apart
-        return min(found + [tier.cache_tokens(apart) for tier, _ in tiers if tier and apart], default=float("inf"))
+        found = [tier.cache_tokens(*own) for tier, part in tiers if tier for own in self.models_on_chips(part)]
+        return min(found, default=float("inf"))
 
 
 def context_tokens(setup: Setup, requested: int | None = None) -> int:

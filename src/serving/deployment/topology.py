@@ -62,14 +62,14 @@ class Topology:
         """The indices of a tier's nodes with enough memory for their part of the model and a request. A split goes by
         the node with the most memory (Hyperion, Eq. 5); nodes with too little memory are left out.
         """
-        parts = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == tier]
         tokens, each = self.setup.workload.context_tokens, enumerate(self.tier(tier).node_fleets)
-        beside, apart = self.setup.beside_target, self.setup.drafter_apart
-        return [
-            i for i, fleet in each
-            if all(fits_memory(fleet, part, 1, tokens, beside) for part in parts)
-            and (apart is None or fits_memory(fleet, apart, 1, tokens))
-        ]  # fmt: skip
+        held = self._models_on_chips(tier)
+        return [i for i, fleet in each if all(fits_memory(fleet, model, 1, tokens, beside) for model, beside in held)]
+
+    def _models_on_chips(self, tier: str) -> list[tuple[Architecture, Architecture | None]]:
+        """As `Setup.models_on_chips`, of all parts that a tier's node runs."""
+        parts = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == tier]
+        return [models for part in parts for models in self.setup.models_on_chips(part)]
 
     def tier(self, name: str) -> Tier:
         tier = self.setup.hardware.tier(name)
@@ -212,10 +212,8 @@ class Topology:
 
     def _cache_tokens(self, node: str) -> float:
         """Cached tokens that fit into the node's memory beside its weights."""
-        held = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
-        fleet, apart = self.cloud_fleets[node], self.setup.drafter_apart
-        own = [cache_tokens(fleet, apart)] if apart else []
-        return min([cache_tokens(fleet, part, self.setup.beside_target) for part in held] + own)
+        fleet = self.cloud_fleets[node]
+        return min(cache_tokens(fleet, *models) for models in self._models_on_chips(self.tier_of[node]))
 
     def device_link(self, device: str) -> Link:
         """A device's access link, shared by its messages to all cloud nodes."""

@@ -393,7 +393,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("tiers/*/nodes", "nodes", "Nodes of a testbed's tier.", UTILISATION, printed="count"),
     MetricSpec("tiers/*/blocks", "blocks", "Blocks of the timed model on each of them.", UTILISATION),
     MetricSpec("tiers/*/utilisation", "share", "Busy time over the time with any session, mean over the tier's nodes, "
-               "and over both sets of chips of one whose draft model has its own.", UTILISATION),
+               "and over both sets of chips where the draft model has its own.", UTILISATION),
     MetricSpec("tiers/*/memory_share", "share", "Weights and peak caches over the memory of a node's chips, mean over "
                "the tier's nodes.", UTILISATION),
     MetricSpec("partition/slowest_stage_s", "s", "A request's time on the slowest tier: the computing latency of "

@@ -32,7 +32,7 @@ class FinishedWork:
 class ComputeQueue:
     """Runs one piece of work at a time on the device's chip: target hops first, then drafts, then lookahead drafts.
 
-    Lookahead uses idle time only (HAT, section 3.5). Queued work whose outcome is no longer wanted is never started.
+    Lookahead uses idle time only (HAT, section 3.5). The queue drops work that has become useless before it starts.
 
     Args:
         ids: for jobs that are batches.
@@ -49,10 +49,10 @@ class ComputeQueue:
         """What that job consists of: the drafts of a batch, or the job itself."""
         self._queues: tuple[deque[StartWork], ...] = (deque(), deque(), deque())
         self.quarantined: set[str] = set()
-        """Sessions whose batch of drafts failed. The next draft of each runs alone, so that it fails no other."""
+        """Sessions of a batch of drafts that failed. The next draft of each runs alone: its failure ends no other."""
 
     def add(self, commands: Sequence[Command]) -> list[Command]:
-        """Queues the `StartWork` commands, and returns the others."""
+        """Queues the `StartWork` commands; returns the others."""
         others: list[Command] = []
         for command in commands:
             if isinstance(command, StartWork):
@@ -60,6 +60,18 @@ class ComputeQueue:
             else:
                 others.append(command)
         return others
+
+    def add_passes(self, commands: Sequence[Command]) -> list[Command]:
+        """As `add`, of the target's passes alone: drafts have other chips."""
+        others: list[Command] = []
+        for command in commands:
+            is_pass = isinstance(command, StartWork) and isinstance(command.work, ForwardWork)
+            others += self.add([command]) if is_pass else [command]
+        return others
+
+    def runs(self, job: int) -> bool:
+        """True if this job is on the chip."""
+        return self.running is not None and self.running.job == job
 
     def has_drafts(self, is_wanted: Callable[[StartWork], bool]) -> bool:
         """True if a draft runs, or waits and is wanted."""
@@ -76,7 +88,7 @@ class ComputeQueue:
         """The next work, if the chip is idle and some is wanted.
 
         Args:
-            is_wanted: True for work whose outcome is still awaited.
+            is_wanted: True for work with an outcome that a session or the worker still uses.
             hop_pending: True if the local worker forms a batch at this instant; no draft starts before it.
         """
         if self.running is not None:
@@ -92,7 +104,7 @@ class ComputeQueue:
 
     def finish(self, event: WorkFinished | WorkFailed) -> Sequence[FinishedWork]:
         """The chip is idle now. Returns the job, or each draft of a batch."""
-        if self.running is None or event.job != self.running.job:
+        if not self.runs(event.job):
             return []
         parts, self._parts, self.running = self._parts, (), None
         sessions = [_drafting_session(start.work) for start in parts]

@@ -113,12 +113,11 @@ class Device:
         """Session -> its requester."""
         self.idle_sessions: dict[str, Session] = {}
         """Ended sessions whose caches are kept for the next request, the longest idle first."""
-        is_tier = any(hop.node == DEVICE_TIER for hop in hops)
+        is_tier, apart = any(hop.node == DEVICE_TIER for hop in hops), local_target.drafts == "apart"
         self.compute_queue = ComputeQueue(self.ids, policy.batch_drafts) if max_concurrency > 1 or is_tier else None
         """Orders work on the chip; None if there is never more than one piece of work."""
-        apart = local_target.drafts == "apart"
-        self.target_queue = ComputeQueue(self.ids) if apart else self.compute_queue
-        """The same, or that of the target's own chips."""
+        self.target_queue = ComputeQueue(self.ids) if apart else None
+        """Orders the target's passes where drafts have chips of their own."""
         self.drafts_first, self.is_server = local_target.drafts == "first", local_target.drafts != "last"
         self.round_timing: RoundTiming | None = None
         """Where the draft slot weighs drafts against the passes of the target on this chip."""
@@ -155,49 +154,37 @@ class Device:
         if worker and not (isinstance(event, TimerFired) and event.timer == worker.timer):
             worker.held = True  # until it is known which sessions draft on
         if isinstance(event, WorkFinished | WorkFailed):
-            for each in self._queues(queue):
-                if self.round_timing:
-                    self._time_round(self.round_timing, each, event, now)
-                for done in each.finish(event):
-                    commands += self._handle_own_messages(self._on_work_done(done, now), now)
+            ended = self.target_queue if self.target_queue and self.target_queue.runs(event.job) else queue
+            if self.round_timing:
+                self._time_round(self.round_timing, ended, event, now)
+            for done in ended.finish(event):
+                commands += self._handle_own_messages(self._on_work_done(done, now), now)
         else:
             commands = self._handle_own_messages(self._handle(event, now), now)
         if self.is_server:
             commands += self._drop_drafter_caches(commands, now)
-        out = self._add_work(queue, commands)
+        if self.target_queue:
+            out = queue.add(self.target_queue.add_passes(commands))
+            out += self.target_queue.start_next(self._is_wanted, False, now)
+            return out + queue.start_next(self._is_wanted, False, now)
+        out = queue.add(commands)
         if worker and not queue.has_drafts(self._is_wanted):
             out += worker.resume(now)
-        pending = queue is self.target_queue and self.local_worker is not None and self.local_worker.forms_batch_now
-        for each in self._queues(queue):
-            out += each.start_next(self._is_wanted, pending, now)
-        return out
-
-    def _queues(self, queue: ComputeQueue) -> Sequence[ComputeQueue]:
-        """The queues of the chips: one, or the target's and the drafts' (`queue`)."""
-        return (queue,) if self.target_queue is queue or self.target_queue is None else (self.target_queue, queue)
-
-    def _add_work(self, queue: ComputeQueue, commands: Commands) -> Commands:
-        """Queues the work, the target's on its own chips if it has some. Returns all other commands."""
-        if self.target_queue is queue or self.target_queue is None:
-            return queue.add(commands)
-        others: Commands = []
-        for each in commands:
-            of_target = isinstance(each, StartWork) and isinstance(each.work, ForwardWork)
-            others += (self.target_queue if of_target else queue).add([each])
-        return others
+        pending = self.local_worker is not None and self.local_worker.forms_batch_now
+        return out + queue.start_next(self._is_wanted, pending, now)
 
     def _time_round(
         self, timing: RoundTiming, queue: ComputeQueue, event: WorkFinished | WorkFailed, now: float
     ) -> None:
         start = queue.running
-        if start is None or start.job != event.job or isinstance(event, WorkFailed):
+        if start is None or not queue.runs(event.job) or isinstance(event, WorkFailed):
             return
         timing.record(start.work, event.outcome, now - queue.started_s)
         if isinstance(start.work, ForwardWork):
             timing.update([len(each.session.tokens) for each in self.active.values()])
 
     def _is_wanted(self, start: StartWork) -> bool:
-        """True if the outcome of this work is still awaited."""
+        """True if a session or the worker still uses the outcome of this work."""
         if isinstance(start.work, ForwardWork):
             return self.local_worker is not None and start.job == self.local_worker.job
         current = self.active.get(start.work.session)

@@ -16,7 +16,7 @@ from pipeline.answers.candidates import Candidate
 from pipeline.answers.cell import CellResult
 from pipeline.answers.evaluation import Evaluator
 from pipeline.answers.leaderboard import Leaderboard
-from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts
+from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts, notes
 from pipeline.answers.percentiles import percentile_interval
 from pipeline.answers.rows import COLUMNS, SERVICE, Row, rows_table
 from pipeline.errors import ConfigError
@@ -193,7 +193,8 @@ def test_a_percentile_is_the_mean_of_the_seeds_own_ones(tmp_path: Path) -> None:
 
 
 def test_an_empty_board_is_a_heading_and_the_reasons() -> None:
-    found = board_parts(Board((), {("Near", "hat"): "no tiers"}), "command", 1, 6)
+    empty = Board((), {("Near", "hat"): "no tiers"})
+    found = board_parts(empty, tuple(notes(empty, "command", 1, 6)))
     assert found[0] == "leaderboard"
     assert any("no tiers" in str(part) for part in found)
 

@@ -123,10 +123,9 @@ class GoodputDraft:
     """As many tokens, up to `k`, as promise most accepted tokens a second at the load of now; none where drafting would
     slow the batch (Liu et al., Optimizing Speculative Decoding for Serving Large Language Models Using Goodput, 2024).
 
-    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs, and prompts, or
-    the longer of the two where the draft model has its own chips; it
-    yields (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted drafts of all sessions so far. Where a
-    round's time is not known, and until `k` drafts have been judged, `k`.
+    A round of n drafts takes n drafting steps and a pass over n + 1 rows of every session that runs, and prompts; on
+    two sets of chips, the longer of the two. It yields (1 - a^(n+1)) / (1 - a) tokens, where a is the share of accepted
+    drafts of all sessions so far. Where a round's time is not known, and until `k` drafts have been judged, `k`.
     """
 
     k: int
