@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -7,7 +8,14 @@ os.environ.setdefault("TANDEM_WAIT_FOR_MLFLOW", "1")  # tests read what commands
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; test workers with two threads each slow each other down
 import pipeline  # noqa: F401 - before torch, since it sets how long threads spin
 
+gc.set_threshold(100_000, 50, 50)  # by default a tenth of the tests' time is a search for cycles
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starts the longest tests first, so that no worker waits for one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what is imported and collected out of every later search for cycles."""
+    gc.freeze()

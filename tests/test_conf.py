@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -13,6 +12,7 @@ from pipeline.config.compose import prepare_hydra
 from pipeline.config.resolve import resolve
 from serving.transport.limits import Limits
 from serving.transport.security import Security
+from tests.support.conf_files import read_yaml
 
 CONF = Path(__file__).parents[1] / "conf"
 SLOTS = [
@@ -56,7 +56,7 @@ def hydra() -> Iterator[None]:
 
 
 def defaults_of(policy: str) -> dict[str, str]:
-    node = yaml.safe_load((CONF / "policy" / f"{policy}.yaml").read_text(encoding="utf-8"))
+    node = read_yaml(CONF / "policy" / f"{policy}.yaml")
     return {slot: choice for entry in node["defaults"] if isinstance(entry, dict) for slot, choice in entry.items()}
 
 
@@ -76,7 +76,7 @@ OVERRIDE_FILES = [(group, name) for group in OVERRIDES for name in choices(group
 
 
 def read(group: str, name: str) -> dict[str, Any]:
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8")) or {}
+    return read_yaml(CONF / group / f"{name}.yaml") or {}
 
 
 def chosen(node: dict[str, Any]) -> dict[str, str]:
@@ -214,7 +214,7 @@ def test_every_library_is_a_group_of_nodes_of_its_class() -> None:
     assert isinstance(libraries, dict)
     for target, group in libraries.items():
         for name in choices(str(group)):
-            node = yaml.safe_load((CONF / str(group) / f"{name}.yaml").read_text(encoding="utf-8"))
+            node = read_yaml(CONF / str(group) / f"{name}.yaml")
             assert node["_target_"] == target, f"{group}/{name}.yaml"
 
 

@@ -18,14 +18,15 @@ NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglo
 QUANTISED = "synera/table6"
 DISTINCT = (
     "buy", "capacity", "compare", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
-    "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig13", "synera/fig14",
+    "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig14",
     "synera/fig4", "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "what_if",
-    "wisp/embedded_pair", "wisp/fig1", "wisp/fig11", "wisp/fig2", "wisp/fig4", "wisp/fig9", "wisp/matched_recall",
+    "wisp/fig1", "wisp/fig11", "wisp/fig4", "wisp/fig9", "wisp/matched_recall",
     "wisp/slo", "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
 )  # fmt: skip
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
-    "hat/fig1a", "hat/table5", "synera/fig18", "token_routing/frontier", "wisp/fig10", "wisp/table5",
+    "hat/fig1a", "hat/table5", "synera/fig13", "synera/fig18", "token_routing/frontier", "wisp/embedded_pair",
+    "wisp/fig10", "wisp/fig2", "wisp/table5",
 )  # fmt: skip
 """Sets of stages of their own, whose functions have tests, and which take four seconds and more; run with the others.
 real_run's processes take a minute.
@@ -311,7 +312,6 @@ AT_EACH_CHANGE = {
     "validate": ("~stages.validate.real.grpc", "~stages.validate.simulated.grpc"),  # validate_grpc_pacing has streams
     "wisp/slo": ("policy/scheduler=slo_aware",),
     "hyperion/drafting": ("+variant/hyperion/drafting=sled",),
-    "wisp/fig2": ("training.seed=0",),
 }
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""
 SAID = {

@@ -72,6 +72,7 @@ def in_shared_outputs(command: str, tmp_path_factory: pytest.TempPathFactory) ->
     return f"{command} outputs={outputs} trainer.threads=1 tracking.uri=none", outputs
 
 
+@pytest.mark.slow
 def test_a_users_trained_score_is_recorded_and_replayed(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The quickest run that trains the score, records it by name and reads it again."""
     (simulated,) = (command for command in scored_commands() if "runtime=simulated" in command)

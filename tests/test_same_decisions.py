@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import yaml
 from filelock import FileLock
 
 from pipeline import api
@@ -65,6 +64,7 @@ from serving.transport.client import TransportClient
 from serving.transport.limits import PeerExpectations
 from serving.transport.server import TransportServer
 from serving.workload.prompt import Prompt
+from tests.support.conf_files import read_yaml
 from tests.support.recorded_engine import Outcomes, RecordedEngine, UnrecordedWorkError
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"
@@ -74,7 +74,7 @@ POLICIES.remove("unset")
 
 def slots(file: Path) -> dict[str, str]:
     """The defaults that a file of conf/ chooses."""
-    chosen = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", ())
+    chosen = read_yaml(file).get("defaults", ())
     return {slot: choice for entry in chosen if isinstance(entry, dict) for slot, choice in entry.items()}
 
 
@@ -621,6 +621,7 @@ def test_recorded_outcomes_answer_no_other_work(outputs: Path) -> None:
         engine.execute(work)
 
 
+@pytest.mark.slow
 def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> None:
     one = case("sled", 0.0, outputs)
     with EventLog(tmp_path / "events.jsonl") as journal:

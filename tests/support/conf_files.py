@@ -25,6 +25,11 @@ def names(folder: str) -> list[str]:
     return sorted(path.stem for path in (CONF / folder).glob("[!_]*.yaml"))
 
 
+def read_yaml(path: Path) -> Any:
+    """What a file of plain YAML holds, read by libyaml where it is there: ten times as fast."""
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def fields(folder: str, name: str) -> dict[str, Any]:
     node: dict[str, Any] = _with_defaults(_merged(folder, name))
     node.pop("_target_")
@@ -43,7 +48,7 @@ def _with_defaults(node: Any) -> Any:
 
 def _merged(folder: str, name: str) -> dict[str, Any]:
     """The file over those that its `defaults` name, as Hydra merges them; other groups' defaults are left out."""
-    node = yaml.safe_load((CONF / folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    node = read_yaml(CONF / folder / f"{name}.yaml")
     found: dict[str, Any] = {}
     for default in node.pop("defaults", ()):
         if isinstance(default, str) and default != "_self_" and "/" not in default:

@@ -197,6 +197,8 @@ class FittedAcceptance:
     """The digests of the scorers of the recorded trained scores, by name."""
     shifted_to: float | None = None
     """The acceptance that the model was shifted to (`serving.outcomes.shifted`); None: it is as it was fitted."""
+    shifted_as: str = ""
+    """What it was shifted to, in words, if a published figure says it."""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -208,7 +210,8 @@ class FittedAcceptance:
     @property
     def described(self) -> str:
         rate = self.fit_quality["rate"]["trace"]
-        shift = "" if self.shifted_to is None else f", shifted to {self.shifted_to:g}"
+        shift = "" if self.shifted_to is None else f", shifted to {self.shifted_to:.4g}"
+        shift += f" for {self.shifted_as}" if self.shifted_as else ""
         return (
             f"no models and no text: drafts are right as in a trace of {self.made_from.get('pair', 'a pair')} "
             f"(acceptance {rate:.3f}{shift}), a Markov chain of order 1 with resampled scores"

@@ -37,6 +37,10 @@ class SampledTree:
         while self.growth.frontier:
             self._add_level(self.growth.frontier)
 
+    def num_accepted(self) -> int:
+        """How many of the nodes that are kept are right: those of one path."""
+        return sum(node in self._right for node in self.growth.kept())
+
     def _add_level(self, frontier: Sequence[int]) -> None:
         found: list[Candidates] = []
         ended: list[bool] = []

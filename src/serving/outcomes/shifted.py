@@ -86,9 +86,15 @@ def _check_share(acceptance: float) -> None:
         )
 
 
+def reachable_acceptance(model: FittedAcceptance) -> tuple[float, float]:
+    """The least and the greatest acceptance that the model can be shifted to."""
+    least, most = (stationary_acceptance(_tilted(model, tilt)) for tilt in (-MAX_TILT, MAX_TILT))
+    return least, most
+
+
 def _find_tilt(model: FittedAcceptance, acceptance: float) -> float:
     low, high = -MAX_TILT, MAX_TILT
-    least, most = (stationary_acceptance(_tilted(model, tilt)) for tilt in (low, high))
+    least, most = reachable_acceptance(model)
     if not least <= acceptance <= most:
         raise ValueError(
             f"runtime.outcomes.acceptance is {acceptance}, and the recorded drafts allow {least:.3f} to {most:.3f}: "

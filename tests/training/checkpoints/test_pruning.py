@@ -73,6 +73,7 @@ def test_healing_makes_the_pruned_model_agree(chat_model: Path, prompts: Path, t
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 4
 
 
+@pytest.mark.slow
 def test_healing_runs_by_deepspeed_as_by_lightning(chat_model: Path, prompts: Path, tmp_path: Path) -> None:
     found = read(prompts)
     recipe = HealingRecipe(tokens_per_step=512, learning_rate=3e-3, head_tokens=10)

@@ -73,6 +73,7 @@ def trained(trainer: Trainer, until: int, folder: Path) -> tuple[Tensor, list[fl
     return seen[-1], losses
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_weights_as_one(tmp_path: Path) -> None:
     """Within 1e-6: gradients are averaged in another order. A callback stops both of them."""
     one, losses = trained(Trainer(threads=1), 6, tmp_path)

@@ -6,14 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
+
+from tests.support.conf_files import read_yaml
 
 CONF = Path(__file__).parents[4] / "conf" / "experiment"
 FILES = {file.relative_to(CONF).as_posix(): file for file in CONF.rglob("*.yaml")}
 EXHIBITS = {
     name: found["exhibit"]
     for name, file in FILES.items()
-    if isinstance(found := yaml.safe_load(file.read_text(encoding="utf-8")), dict)
+    if isinstance(found := read_yaml(file), dict)
     and isinstance(found.get("exhibit"), dict)
     and "columns" in found["exhibit"]
 }
@@ -62,6 +63,6 @@ def test_synera_s_cost_stands_in_its_exhibits_with_both_times_of_a_token(name):
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_rules_as_printed_have_rows_of_their_own(name):
-    swept = yaml.safe_load(FILES[name].read_text(encoding="utf-8"))["hydra"]["sweeper"]["params"]
+    swept = read_yaml(FILES[name])["hydra"]["sweeper"]["params"]
     for choice, printed in PRINTED[name].items():
         assert printed <= set(str(swept[choice]).split(","))

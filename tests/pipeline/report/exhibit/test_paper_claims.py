@@ -4,14 +4,14 @@ import re
 from collections import Counter
 
 import pytest
-import yaml
 
 from pipeline.config.arguments import conf_dir
+from tests.support.conf_files import read_yaml
 
 LEAST_CLAIMS = {"synera": 22, "wisp": 16, "hat": 12, "hyperion": 10, "token_routing": 8}
 """Paper -> the number of different claims that its exhibits declare at least."""
 FILES = {
-    f"{paper}/{file.stem}": yaml.safe_load(file.read_text(encoding="utf-8"))
+    f"{paper}/{file.stem}": read_yaml(file)
     for paper in LEAST_CLAIMS
     for file in sorted((conf_dir() / "experiment" / paper).glob("[!_]*.yaml"))
 }

@@ -134,6 +134,7 @@ def ends_with_its_follower(engine, team):
     engine.drop("a", 0)
 
 
+@pytest.mark.slow
 def test_a_model_on_two_processes_answers_as_on_one_until_a_process_dies(saved, logits):
     """One test for several assertions, since starting a process takes seconds."""
     path = saved("llama")
