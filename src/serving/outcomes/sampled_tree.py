@@ -38,7 +38,7 @@ class SampledTree:
             self._add_level(self.growth.frontier)
 
     def num_accepted(self) -> int:
-        """How many of the nodes that are kept are right: those of one path."""
+        """How many of the nodes that are kept are right: those of one path from the root."""
         return sum(node in self._right for node in self.growth.kept())
 
     def _add_level(self, frontier: Sequence[int]) -> None:
@@ -83,7 +83,10 @@ class SampledTree:
 
 
 def _candidates(position: int, target_rank: int, probabilities: Sequence[float]) -> Candidates:
+    """The fourth and later candidates are wrong: how often they are right was not recorded."""
     token = TOKENS_PER_POSITION * position
+    if target_rank >= _NO_RANK:
+        return [(token + 1, p) for p in probabilities]
     return [(token if rank == target_rank else token + 1, p) for rank, p in enumerate(probabilities)]
 
 

@@ -8,7 +8,7 @@ import pytest
 from serving.messages import DraftStopRule, TreeRule
 from serving.outcomes import fit, fitted, published, shifted
 from serving.outcomes.acceptance_draws import MatchProbabilities
-from serving.outcomes.fitted import FittedAcceptance
+from serving.outcomes.fitted import RANK_COLUMN, FittedAcceptance
 from serving.outcomes.published import PublishedAcceptance, find_acceptance, mean_tokens_per_round
 from tests.serving.outcomes.made_up_trace import trace
 
@@ -83,3 +83,12 @@ def test_the_report_says_what_was_published(model: FittedAcceptance, tmp_path: P
     assert published.planned_load(table(), "easy").draws_trees
     with pytest.raises(ValueError, match="the table has"):
         published.planned_load(table(), "sums")
+
+
+def test_a_fourth_child_is_never_right(model: FittedAcceptance) -> None:
+    """Where the target's token is none of the three recorded candidates, no child has it, however many there are."""
+    unranked = tuple(
+        tuple((*row[:RANK_COLUMN], 3, *row[RANK_COLUMN + 1 :]) for row in kind) for kind in model.pools.rows
+    )
+    never = replace(model, pools=replace(model.pools, rows=unranked), probabilities=MatchProbabilities(0.0, 0.0, 0.0))
+    assert mean_tokens_per_round(never, DraftStopRule(30, tree=TreeRule(3, 6)), 200) == 1.0
