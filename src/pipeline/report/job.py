@@ -15,6 +15,7 @@ from pipeline.report.job_summary import summary_parts
 from pipeline.report.mlflow_logger import CurvePoint, MlflowLogger
 from pipeline.report.mlflow_store import mask_secrets, tolerate_mlflow_errors
 from pipeline.report.records import Records
+from pipeline.report.sealed_uses import describe_use
 from pipeline.report.served_series import served_series
 from pipeline.report.summary import JobSummary, summarise
 from pipeline.report.table import csv_text, format_with_unit, plain_lines, print_parts
@@ -53,7 +54,7 @@ def print_report(artifact: Path, context: JobContext, file: TextIO | None = None
     """Prints the job's tables and writes report.txt; draws and logs nothing. Raises RecordsError."""
     records = Records.read(artifact)
     summary = summarise(records)
-    parts = summary_parts(records, summary, context)
+    parts = summary_parts(records, summary, context, describe_use(artifact, context))
     if context.report == "full":
         print_parts(parts, file or sys.stdout)
     text = "\n".join(plain_lines(parts)) + "\n"
@@ -61,6 +62,7 @@ def print_report(artifact: Path, context: JobContext, file: TextIO | None = None
     result = replace(
         job_result.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
         quality_metric=records.meta.quality_metric or "", transport_check=records.meta.transport_check,
+        hypothetical=records.meta.hypothetical,
         metrics=summary.metrics() | _stage_metrics(context),
     )  # fmt: skip
     return JobReport(records, summary, text, (), result, None)

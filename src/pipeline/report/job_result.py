@@ -36,6 +36,8 @@ class JobResult:
     error: str | None = None
     transport_check: str = ""
     """What latencies of a paced run are worth; empty for any other run."""
+    hypothetical: str = ""
+    """Why acceptance and time are of unlike pairs of models; such a row stays out of verdicts."""
 
     def write(self, folder: Path) -> None:
         fingerprint.write_atomic(folder / JOB_FILE, json.dumps(asdict(self), indent=1) + "\n")

@@ -30,14 +30,16 @@ BOOTSTRAP_SEED = 0
 """The seed of bootstrap resampling: the same records give the same interval."""
 
 
-def summary_parts(records: Records, summary: JobSummary, context: JobContext) -> list[ReportPart]:
-    """The printed report of a job, in reading order."""
+def summary_parts(
+    records: Records, summary: JobSummary, context: JobContext, sealed_use: str | None = None
+) -> list[ReportPart]:
+    """The printed report of a job, in reading order; `sealed_use` says how often its sealed prompts were used."""
     return [
         " | ".join([records.meta.policy, *_group_choices(context), _text(summary, "{requests} requests")]),
         LabelledTexts(tuple(_setup_facts(records, context))),
         _latency(summary),
         LabelledTexts(tuple(_result_facts(records, summary, context))),
-        LabelledTexts(tuple(("note", note) for note in records.meta.notes)),
+        LabelledTexts(tuple(("note", note) for note in (*records.meta.notes, *filter(None, [sealed_use])))),
     ]
 
 
@@ -49,6 +51,8 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
     meta = records.meta
     if meta.transport_check:
         yield "note", meta.transport_check
+    if meta.hypothetical:
+        yield "note", meta.hypothetical
     for side in ("device", "cloud"):
         yield side, _side_facts(records, context, side)
     for link in records.meta.raw.get("links", []):

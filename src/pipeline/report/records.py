@@ -287,6 +287,8 @@ class RunMetadata:
     heat: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Seconds of a decoded token on each chip, cold and after minutes of load; empty if no chip was timed."""
     seed: int | None = None
+    hypothetical: str = ""
+    """Why acceptance and time are of unlike pairs of models; empty if they are of one."""
     replayed_chips: tuple[str, ...] = ()
     """The chips of the clock that a run on the wall clock replays (`runtime.pace=hardware`); else empty."""
     raw: Mapping[str, Any] = field(default_factory=dict)

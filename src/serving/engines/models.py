@@ -133,6 +133,14 @@ class ModelConfig(Checkpoint):
             return False
         return self.timed_architecture.source == str(self.path / CONFIG_FILE) or self._has_timed_shape(self.path)
 
+    @property
+    def own_parameters(self) -> int | None:
+        """Weights of the checkpoint; None if it has no shape that can be read, or is given by no path."""
+        try:
+            return checkpoint_architecture(self.path).parameters() if self.path else None
+        except ValueError:
+            return None
+
     def _has_timed_shape(self, path: Path) -> bool:
         timed = replace(self.timed_architecture, quantization="none")
         try:
@@ -196,6 +204,10 @@ class ModelConfig(Checkpoint):
         )
 
 
+_NEAR = 1.25
+"""The factor by which two shares of weights may differ and count as the same."""
+
+
 @dataclass(frozen=True)
 class ModelPair:
     """The device's model and the cloud's, which must share a tokenizer.
@@ -227,6 +239,24 @@ class ModelPair:
             from serving.engines.tokenizer import check_same_tokenizer
 
             check_same_tokenizer(self.device.path, self.cloud.path)
+
+    @property
+    def hypothetical(self) -> str:
+        """Says that a drafter's acceptance and its time are those of unlike pairs: its share of the target's weights is
+        another. Empty if the shares are near each other or not known, and for the embedded pair, which always stands
+        for other models.
+        """
+        own, target = self.device.own_parameters, self.cloud.own_parameters
+        if self.embedded or not own or not target:
+            return ""
+        share = own / target
+        timed = self.device.timed_architecture.parameters() / self.cloud.timed_architecture.parameters()
+        if max(share, timed) <= _NEAR * min(share, timed):
+            return ""
+        return (
+            f"hypothetical: the drafts are those of a model with {share:.3g} of its target's weights, and timed as of "
+            f"one with {timed:.3g}"
+        )
 
 
 def _check_threads(model: ModelConfig) -> None:

@@ -202,6 +202,7 @@ def _meta(
         "lossless": setup.policy.lossless,
         "quality_metric": metrics[0].name if metrics and served.is_text else None,
         "models": _models(setup) if served.is_text else {},
+        "hypothetical": setup.pair.hypothetical if setup.uses_target and setup.policy.draft.source == "model" else "",
         "notes": [*_notes(setup), *served.notes],
         "timing": _local_timing(setup) if served.local_timing else _timing(setup, fleets),
         "replayed_chips": _computing_chips(setup, fleets) if served.paced else [],

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from serving.engines.checkpoint_architecture import checkpoint_architecture, num_parameters
-from serving.engines.models import ModelConfig
+from serving.engines.models import ModelConfig, ModelPair
 from serving.engines.torch import ARCHITECTURES
 from tests.support.conf_files import architecture
 
@@ -42,6 +42,27 @@ def test_a_model_that_is_timed_as_itself_says_so(tmp_path: Path) -> None:
     assert ModelConfig(path=tmp_path, timed_architecture=published).is_timed_as_itself
     assert not ModelConfig(path=tmp_path, timed_architecture=replace(published, layers=4)).is_timed_as_itself
     assert ModelConfig(hub="a/b", timed_architecture=architecture("llama_68m")).described == "a/b"
+
+
+def test_a_pair_that_is_timed_as_an_unlike_pair_is_hypothetical(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.engines.tokenizer.check_same_tokenizer", lambda *_: None)  # these have none
+    own = []
+    for layers in (2, 3):
+        folder = tmp_path / str(layers)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama", "num_hidden_layers": layers}))
+        own.append(ModelConfig(path=folder, timed_architecture=checkpoint_architecture(folder)))
+    assert ModelPair(*own).hypothetical == ""
+    unlike = [
+        replace(one, timed_architecture=architecture(name))
+        for one, name in zip(own, ("llama_68m", "llama2_7b"), strict=True)
+    ]
+    assert ModelPair(*unlike).hypothetical.startswith("hypothetical: the drafts are those of a model with 0.709 of")
+    assert ModelPair(*unlike).hypothetical.endswith("of its target's weights, and timed as of one with 0.0101")
+    assert ModelPair(*unlike, embedded=True).hypothetical == ""
+    assert ModelPair(own[0], replace(unlike[1], path=None, hub="a/b")).hypothetical == ""  # its shape is not known here
 
 
 @pytest.mark.parametrize("text", ['{"model_type": "llama"}', '{"model_type": "llama", "num_attention_heads": "many"}'])

@@ -37,6 +37,9 @@ def evaluate_claims(shown: RenderedExhibit) -> list[ClaimResult]:
 
 
 def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResult:
+    for row in filter(None, (claim.row, claim.baseline)):
+        if (found := shown.row(group, row)) and found.hypothetical:
+            return ClaimResult(claim, group, "not evaluated", f"{row!r} is hypothetical")
     own = _cell(shown, claim, group, claim.row)
     other = claim.value if claim.baseline is None else _cell(shown, claim, group, claim.baseline)
     if not isinstance(own, Estimate) or not isinstance(other, Estimate | float):

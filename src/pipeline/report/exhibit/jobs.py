@@ -146,7 +146,9 @@ def _row(
     }
     choices = {**choices_of(first.result.overrides, base), "row": where.label, "group": where.group}
     num_requests = sum(len(requests) for found in by_prompt for requests in found.values())
-    return ExhibitRow(where.group, where.label, measured, choices, _problem([job for _, job in members]), num_requests)
+    hypothetical = next((job.result.hypothetical for _, job in complete if job.result.hypothetical), "")
+    problem = _problem([job for _, job in members])
+    return ExhibitRow(where.group, where.label, measured, choices, problem, num_requests, hypothetical)
 
 
 def _problem(jobs: Sequence[ComparisonRow]) -> str | None:

@@ -58,6 +58,8 @@ def _range(numbers: Sequence[int]) -> str:
 def _missing_jobs(shown: RenderedExhibit) -> Iterator[str]:
     """The missing jobs of rows that other jobs have filled, what tables say of their rows, and remarks that are cut."""
     for row in shown.rows:
+        if row.hypothetical:
+            yield f"{row.label}: {row.hypothetical}"
         filled = any(cell is not None for cell in row.measured.values())
         if row.problem and (filled or len(row.problem) > WIDTH // 2):
             yield f"{row.label}: {row.problem}"

@@ -21,6 +21,8 @@ class ExhibitRow:
     choices: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
     num_requests: int = 0
+    hypothetical: str = ""
+    """Why its acceptance and its time are of unlike pairs of models: no claim is decided by it."""
 
     @property
     def num_prompts(self) -> int:
