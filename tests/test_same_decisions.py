@@ -90,6 +90,8 @@ TOGETHER = (
 )  # fmt: skip
 """Several requests at a time on a device."""
 TREE = ("policy/draft=tree", "policy/verify=tree", "policy.draft={nodes: 8, depth: 3, branching: 3}")
+SHARED = ("policy/kv_cache=shared", "policy.kv_cache.block_tokens=2")
+"""Questions of the toy corpus begin alike for a few tokens."""
 COMPOSED = {
     **{policy: (f"policy={policy}", *TIERED) for policy in POLICIES if divides(policy)},
     "synera+tiers": ("policy=synera", "policy/placement=hypsplit", "policy/dispatch=hypsched", *TIERED),
@@ -136,6 +138,8 @@ COMPOSED = {
     "delay_adaptive+together": ("policy=delay_adaptive", *TOGETHER),
     "delay_adaptive+ucb_specstop": ("policy=delay_adaptive", "policy/draft=ucb_specstop"),
     "delay_adaptive+path": ("policy=delay_adaptive", "policy/draft=path", "policy.draft.threshold=0.2"),
+    "cloud_centric+shared": ("policy=cloud_centric", *SHARED),
+    "sled+shared": ("policy=sled", *SHARED),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -185,7 +189,7 @@ ON_VIRTUAL_TIME = REPRESENTATIVES | {
     "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
     "synera+rejection_predictor", "synera+tiers", "wisp+tiers", "u_medusa", "hat+pipeline", "hat+batches",
     "sled+lookup", "cloud_speculative+together", "cloud_speculative+apart", "hat+tree", "wisp+tree",
-    "cloud_speculative+tree",
+    "cloud_speculative+tree", "sled+shared",
     "delay_adaptive+together", "delay_adaptive+ucb_specstop",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""
@@ -521,6 +525,15 @@ def test_the_reference_runs_of_batched_drafts_have_batches(policy: str, outputs:
     assert sum(isinstance(work, DraftBatch) for work in started) > 5
     one_by_one = replace(one.setup, policy=replace(one.setup.policy, batch_drafts=False))
     assert written(log) == written(Case(one_by_one, one.models, one.queries).emulated())
+
+
+def test_the_reference_run_of_shared_prefixes_copies_caches(outputs: Path) -> None:
+    log = reference("sled+shared", 0.0, outputs)
+    works = [
+        c.work for entry in log for c in entry.commands if isinstance(c, StartWork) and isinstance(c.work, ForwardWork)
+    ]
+    assert any(work.prefixes for work in works)
+    assert written(log) == written(reference("sled", 0.0, outputs))
 
 
 @pytest.mark.parametrize("policy", ["citer", "co_llm", "citer+span"])

@@ -300,6 +300,8 @@ class ForwardWork:
     """For each slice, which hidden states leave a span without LM head: "all", "last" (and the drafts') or ""."""
     requested_outputs: tuple[str, ...] = ()
     """Outputs beside the verdict: `MEDUSA_TREE`, or none."""
+    prefixes: tuple[str, ...] = ()
+    """For each slice, the session whose cache its first `start` tokens are copied from; "", or no entry: its own."""
 
 
 @message

@@ -191,6 +191,11 @@ class FakePair:
         return DraftOutcome(tokens, scores, tops, False, work.start, odds, (0,) * len(odds)), self.step_s
 
     def _forward(self, work: ForwardWork) -> tuple[tuple[SliceOutcome, ...], float]:
+        for seq, source in zip(work.slices, work.prefixes, strict=False):
+            if source:
+                held = self.caches[source, work.span.start_layer]
+                assert len(held) > seq.start, f"{source} has {len(held) - 1} tokens cached, {seq.start} are copied"
+                self.caches[seq.session, work.span.start_layer] = held[: seq.start + 1]
         results = [
             self._run_slice(work.span, seq, out) for seq, out in zip(work.slices, work.hidden_exports, strict=True)
         ]

@@ -6,6 +6,7 @@ The worker keeps these figures itself; the engine holds the tensors.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from serving.core.cached_prefixes import CachedPrefixes
 from serving.core.queued_request import QueuedRequest
 from serving.messages import INF, SequenceSlice, Span
 
@@ -32,10 +33,16 @@ class KVAccounting:
         capacity_tokens: tokens that the chip's blocks hold.
         keep_caches: True if caches are kept between two requests of a session. If False, nothing is counted.
         block_tokens: tokens of a block, as in the engine.
+        idle_sessions: how many ended sessions leave their caches for others; None: sessions do not share.
     """
 
-    def __init__(self, capacity_tokens: float, keep_caches: bool, block_tokens: int = 1) -> None:
+    def __init__(
+        self, capacity_tokens: float, keep_caches: bool, block_tokens: int = 1, idle_sessions: int | None = None
+    ) -> None:
         self.capacity_tokens, self.keep_caches, self.block_tokens = capacity_tokens, keep_caches, block_tokens
+        self.prefixes = None if idle_sessions is None else CachedPrefixes(block_tokens)
+        self._idle_sessions, self._ended = idle_sessions or 0, dict[str, None]()
+        """Ended sessions whose caches are left, the first ended first."""
         self._caches: dict[CacheKey, _Cache] = {}
         """Least recently used first."""
         self._used_tokens = 0
@@ -111,6 +118,9 @@ class KVAccounting:
             self._caches[key] = cache
             cache.length, cache.draft_start = seq.start, end - seq.num_drafts
             self._allocate(cache, end)
+            if self.prefixes:
+                self._ended.pop(seq.session, None)
+                self.prefixes.cut(seq.session, seq.start)
 
     def finish_forward(self, seq: SequenceSlice, span: Span, num_rejected: int) -> None:
         if span.start_layer < span.end_layer and self.keep_caches:
@@ -120,6 +130,25 @@ class KVAccounting:
                 cache = self._caches[key] = _Cache()
             cache.length = length
             self._allocate(cache, length)
+            if self.prefixes:
+                drafts = seq.num_drafts if seq.parents is not None else num_rejected
+                self.prefixes.write(seq.session, seq.start, seq.tokens[: seq.num_tokens - drafts])
+
+    def copy_prefix(self, seq: SequenceSlice, num_tokens: int) -> None:
+        """The first tokens of a text that has no cache yet are copied from another session's."""
+        if self.prefixes:
+            self.prefixes.write(seq.session, 0, seq.tokens[:num_tokens])
+
+    def end_session(self, session: str) -> list[CacheKey]:
+        """An ended session's caches stay for others to begin with, if there is room among the idle ones.
+
+        Returns the caches that are removed instead.
+        """
+        if not self.prefixes or not self._idle_sessions or not self.prefixes.has(session, self.block_tokens):
+            return self.evict_session(session)
+        self._ended[session] = None
+        oldest = [next(iter(self._ended))] if len(self._ended) > self._idle_sessions else []
+        return [key for name in oldest for key in self.evict_session(name)]
 
     def _allocate(self, cache: _Cache, tokens: int) -> None:
         if self.keep_caches:
@@ -135,6 +164,9 @@ class KVAccounting:
     def evict(self, key: CacheKey) -> None:
         if cache := self._caches.pop(key, None):
             self._used_tokens -= cache.allocated_tokens
+            if self.prefixes:
+                self._ended.pop(key[0], None)
+                self.prefixes.drop(key[0])
 
     def evict_session(self, session: str) -> list[CacheKey]:
         """Removes a session's caches from the account; returns them."""
@@ -231,7 +263,7 @@ def _extra_tokens(picked: PickedBatch, kv_accounting: KVAccounting) -> int:
 
 def has_required_cache(queued: QueuedRequest, kv_accounting: KVAccounting) -> bool:
     """True if the cache is as long as this request needs."""
-    return kv_accounting.valid_len(queued.slice, queued.span) >= queued.cached_len
+    return bool(queued.prefix_session) or kv_accounting.valid_len(queued.slice, queued.span) >= queued.cached_len
 
 
 def _evict_until(tokens: float, kv_accounting: KVAccounting, victims: Sequence[CacheKey]) -> tuple[list[CacheKey], int]:

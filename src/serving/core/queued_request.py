@@ -24,6 +24,8 @@ class QueuedRequest:
     """Seconds that the remaining tokens add to a batch, cached by the estimator; negative: not computed yet."""
     session_arrived_s: float = 0.0
     """When its session's first request came."""
+    prefix_session: str = ""
+    """The session whose cache its first `done_tokens` tokens are copied from when it runs; "": they are in its own."""
 
     @property
     def cached_len(self) -> int:
@@ -48,6 +50,11 @@ class QueuedRequest:
         self.done_tokens += num_tokens
         self.remaining_tokens -= num_tokens
         self.cost_s = -1.0
+
+    def begin_behind(self, session: str, num_tokens: int) -> None:
+        """Its first `num_tokens` tokens are in another session's cache ("", 0: in none), and need not run."""
+        self.prefix_session = session
+        self.advance(num_tokens - self.done_tokens)
 
     def chunk_size(self, max_tokens: int) -> int:
         """How many tokens to run if about `max_tokens` fit. The drafts stay together with the token before them, so it

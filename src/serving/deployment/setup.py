@@ -44,6 +44,7 @@ class Setup:
         self._check_tiers()
         self._check_server()
         self._check_decoding()
+        self._check_shared_prefixes()
         self._check_scores()
         self._check_backend()
         self._check_timing()
@@ -116,6 +117,18 @@ class Setup:
                 f"decoding.temperature is {self.decoding.temperature}, and policy {self.policy.name} verifies drafts, "
                 "which takes the distribution that a server keeps to itself; set temperature=0, or "
                 "policy/verify=replace"
+            )
+
+    def _check_shared_prefixes(self) -> None:
+        """Raises ValueError where nothing copies a cache."""
+        cloud = self.pair.cloud
+        if self.policy.kv_cache.shares_prefixes and (
+            cloud.server is not None or cloud.tensor_parallel > 1 or cloud.backend == "llama_cpp"
+        ):
+            raise ValueError(
+                f"policy.kv_cache={type(self.policy.kv_cache).__name__} copies caches between sessions, which only the "
+                "torch engine in one process does; choose policy/kv_cache=reuse, or set model.cloud.backend=torch, "
+                "tensor_parallel=1 and server=null"
             )
 
     def _check_decoding(self) -> None:

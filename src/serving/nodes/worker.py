@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from operator import attrgetter
 
+from serving.core.cached_prefixes import CachedPrefixes
 from serving.core.kv_accounting import KVAccounting, MemoryBudget, admit, has_required_cache
 from serving.core.link_monitor import NodeMonitor
 from serving.core.queued_request import QueuedRequest
@@ -82,7 +83,9 @@ class Worker:
         self.monitor = NodeMonitor() if policy.monitors_link else None
         own = policy.kv_cache.capacity_tokens
         capacity = capacity_tokens if own is None else min(own, capacity_tokens)
-        self.kv_accounting = KVAccounting(capacity, policy.kv_cache.keeps_prefixes, policy.kv_cache.block_tokens)
+        cache = policy.kv_cache
+        idle_sessions = cache.idle_sessions if cache.shares_prefixes else None
+        self.kv_accounting = KVAccounting(capacity, cache.keeps_prefixes, cache.block_tokens, idle_sessions)
         self.node_selector = NodeSelector(tiers or {}, policy.dispatch, name, policy.kv_cache.block_tokens)
         self.queue: dict[str, list[QueuedRequest]] = {}
         """Session -> the chunks of its request, in order."""
@@ -275,6 +278,8 @@ class Worker:
         ready: list[QueuedRequest] = []
         missed: list[QueuedRequest] = []
         for chunks in self.queue.values():
+            if self.kv_accounting.prefixes:
+                self._find_prefix(chunks[0], self.kv_accounting.prefixes)
             (ready if has_required_cache(chunks[0], self.kv_accounting) else missed).append(chunks[0])
         for queued in missed:
             del self.queue[queued.slice.session]
@@ -282,7 +287,36 @@ class Worker:
         ready.sort(key=_arrived_s)
         return ready
 
+    def _find_prefix(self, queued: QueuedRequest, prefixes: CachedPrefixes) -> None:
+        """A text of which nothing has run begins behind the longest prefix that a cache holds now."""
+        seq = queued.slice
+        if seq.start or (queued.done_tokens and not queued.prefix_session):
+            return
+        session, length = prefixes.longest(seq.tokens[: seq.num_tokens - seq.num_drafts])
+        if session == seq.session:
+            session, length = "", 0
+        if (session, length) != (queued.prefix_session, queued.done_tokens):
+            queued.begin_behind(session, length)
+
+    def _take_prefix(self, queued: QueuedRequest, num_tokens: int) -> tuple[str, int]:
+        """The session whose cache the request's first tokens are copied from, and how many tokens run: more are left
+        for later if that cache has just been evicted.
+        """
+        session, accounting = queued.prefix_session, self.kv_accounting
+        if session and not (accounting.prefixes and accounting.prefixes.has(session, queued.done_tokens)):
+            queued.begin_behind("", 0)
+            return "", queued.chunk_size(num_tokens)
+        if session:
+            accounting.copy_prefix(queued.slice, queued.done_tokens)
+            queued.prefix_session = ""
+        return session, num_tokens
+
     def _start_batch(self, picked: list[tuple[QueuedRequest, int]], span: Span, now: float) -> StartWork:
+        prefixes: tuple[str, ...] = ()
+        if self.kv_accounting.prefixes:
+            taken = [self._take_prefix(*each) for each in picked]
+            picked = [(queued, num_tokens) for (queued, _), (_, num_tokens) in zip(picked, taken, strict=True)]
+            prefixes = tuple([session for session, _ in taken]) if any(session for session, _ in taken) else ()
         self.running = [(queued, self._take_slice(queued, num_tokens)) for queued, num_tokens in picked]
         self.batch_started_s = now
         self.job = next(self.ids)
@@ -290,7 +324,7 @@ class Worker:
         requested_outputs = next((m.requested_outputs for m in requests if m.requested_outputs), ())
         exports = tuple([_hidden_export(queued.request, seq) for queued, seq in self.running])
         return StartWork(
-            self.job, ForwardWork(span, tuple([seq for _, seq in self.running]), exports, requested_outputs)
+            self.job, ForwardWork(span, tuple([seq for _, seq in self.running]), exports, requested_outputs, prefixes)
         )
 
     def _take_slice(self, queued: QueuedRequest, num_tokens: int) -> SequenceSlice:
@@ -512,12 +546,12 @@ class Worker:
             del self.forwarded[hop]
         if any(seq.session == session for _, seq in self.running):
             return []  # its cache is in use: dropped when the batch is done
-        return [DropCache(*key) for key in self.kv_accounting.evict_session(session)]
+        return [DropCache(*key) for key in self.kv_accounting.end_session(session)]
 
     def _drop_if_released(self, session: str) -> Commands:
         if self.session_registry.is_open(session):
             return []
-        return [DropCache(*key) for key in self.kv_accounting.evict_session(session)]
+        return [DropCache(*key) for key in self.kv_accounting.end_session(session)]
 
 
 def _with_kept(tokens: TokenIds, num_drafts: int, kept: TokenIds, start: int) -> TokenIds:

@@ -13,6 +13,7 @@ from serving.outcomes.acceptance_draws import TOKENS_PER_POSITION, AcceptanceDra
 from serving.outcomes.outcomes import OutcomeEngines, check_exit, check_has_text
 from serving.outcomes.replayed import check_medusa_tree
 from serving.outcomes.sampled_engine import SampledEngine
+from serving.outcomes.shared_prompts import SharedPrompts
 from serving.policy.policy import Policy
 from serving.workload.workload import WorkloadRequest
 
@@ -146,7 +147,12 @@ def _stated_predictors(policy: Policy) -> dict[str, StatedPredictor]:
 def numbered_queries(
     requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int, lengths: Sequence[tuple[int, int]]
 ) -> Iterator[Query]:
-    """Requests whose tokens are numbers; `lengths` has each request's prompt tokens and token limit."""
+    """Requests whose tokens are numbers; `lengths` has each request's prompt tokens and token limit.
+
+    All prompts begin alike, unless the workload says what they share.
+    """
+    sharing = next((one.sharing for one in requests), None)
+    shared = SharedPrompts(sharing) if sharing else None
     sampling = decoding.sampling(seed)
     prompt = tuple(
         range(0, TOKENS_PER_POSITION * max((tokens for tokens, _ in lengths), default=0), TOKENS_PER_POSITION)
@@ -154,7 +160,8 @@ def numbered_queries(
     for one, (tokens, limit) in zip(requests, lengths, strict=True):
         rate = one.slo.tokens_per_s if one.slo else 0.0
         ttft_s = one.slo.ttft_s if one.slo and one.slo.ttft_s else INF
-        request = GenerationRequest(f"r{one.index:05d}", prompt[:tokens], limit, (), sampling, rate, ttft_s)
+        own = shared.prompt(one, tokens, limit) if shared else prompt[:tokens]
+        request = GenerationRequest(f"r{one.index:05d}", own, limit, (), sampling, rate, ttft_s)
         yield Query(request, one.prompt, one.device, one.at_s, one.think_s, one.slo)
 
 

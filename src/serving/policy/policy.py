@@ -139,6 +139,11 @@ class Policy:
                 "states",
             ),
             (
+                self.kv_cache.shares_prefixes and not (len(hops) == 1 and hops[0].span.lm_head and not on_device),
+                "{kv_cache} copies the caches of whole texts, and {placement} splits the large model or has none; "
+                "choose policy/kv_cache=reuse",
+            ),
+            (
                 scope == "full" and on_device,
                 "{offload} needs a route that does not come back to the device, as that of {placement} does",
             ),

@@ -26,9 +26,17 @@ class Simulated:
         return f"{self.outcomes.described}; time comes from the chips and link above"
 
     def check(self, setup: Setup) -> None:
-        """Raises ValueError for a policy whose drafts the source of outcomes does not know."""
+        """Raises ValueError for a policy whose drafts the source of outcomes does not know, or where nothing says what
+        prompts share.
+        """
         if isinstance(self.outcomes, PolicyChecking):
             self.outcomes.check(setup.policy)
+        if setup.policy.kv_cache.shares_prefixes and not self.outcomes.is_text and setup.workload.sharing is None:
+            raise ValueError(
+                f"policy.kv_cache={type(setup.policy.kv_cache).__name__} begins with what prompts share, and prompts "
+                "without text do not say it; add +workload/sharing=system_prompt or conversation, or choose "
+                "runtime/outcomes=trace"
+            )
 
     def serve(
         self,

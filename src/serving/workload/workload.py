@@ -10,6 +10,7 @@ from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
 from serving.workload.prompt import Prompt, select_prompts
+from serving.workload.sharing import PromptSharing
 from serving.workload.slo import SloClass
 
 
@@ -29,6 +30,7 @@ class WorkloadRequest:
     max_prompt_tokens: int
     max_new_tokens: int
     slo: SloClass | None
+    sharing: PromptSharing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class Workload:
     truncate: Truncate = "refuse"
     seed: int = 0
     path: Path | None = None
+    sharing: PromptSharing | None = field(default=None, metadata={"omitted_at_default": True})
+    """What prompts without text have in common; None: it does not matter."""
     section: ClassVar[str] = "workload"
     """Its address in the configuration, for error messages."""
 
@@ -149,6 +153,7 @@ class Workload:
             min(self.max_prompt_tokens, arrival.prompt_tokens or self.max_prompt_tokens),
             min(self.max_new_tokens, arrival.new_tokens or self.max_new_tokens),
             slo_class,
+            self.sharing,
         )
 
 

@@ -64,6 +64,9 @@ def forward(work: ForwardWork, context: ForwardContext) -> tuple[tuple[SliceOutc
     if len({seq.session for seq in work.slices}) < len(work.slices):
         raise ValueError("a session has two slices in one forward, but its cache can only grow by one at a time")
     runner, cache, store = context.runner, context.cache, context.tensor_store
+    for seq, source in zip(work.slices, work.prefixes, strict=False):
+        if source:
+            cache.copy(source, seq.session, work.span.start_layer, work.span.end_layer, seq.start)
     span, received = work.span, [_input_hidden(seq, work.span, runner, store) for seq in work.slices]
     hidden = runner.embed([t for seq in work.slices for t in seq.tokens]) if span.embedding else torch.cat(received)
     cached: list[tuple[int, int]] = []

@@ -104,6 +104,18 @@ class SequenceCache:
             ScatterTarget(self._run_slices(at, at + len(drafts))).copy_(kept)
         self.length = at + len(drafts)
 
+    def copy_from(self, other: "SequenceCache", length: int, session: str) -> None:
+        """Becomes the first `length` tokens of another cache of the same layers. Raises CacheHoleError if it has fewer
+        of session `session`, CacheFullError beyond the pool's budget.
+        """
+        if other.length < length:
+            raise CacheHoleError(f"session {session!r} has {other.length} tokens cached, and {length} are to be copied")
+        self.truncate(0, session)
+        self.reserve(length)
+        stored = torch.cat(other._run_slices(0, length), 4)
+        ScatterTarget(self._run_slices(0, length)).copy_(stored)
+        self.length = self.draft_start = length
+
     def truncate(self, start: int, session: str) -> None:
         """Rolls back to `start` tokens and frees the blocks beyond. Raises CacheHoleError if fewer are cached."""
         if self.length < start:
@@ -175,6 +187,16 @@ class KVCacheManager:
             cache.keep_drafts(kept_tree_nodes)
         cache.truncate(start, session)
         return cache
+
+    def copy(self, source: str, session: str, start_layer: int, end_layer: int, length: int) -> None:
+        """The session's cache becomes the first `length` tokens of that of session `source`.
+
+        Raises CacheHoleError if that is shorter, CacheFullError beyond the budget.
+        """
+        other = self._caches.get((source, start_layer))
+        if other is None:
+            raise CacheHoleError(f"session {source!r} has no cache, and {length} of its tokens are to be copied")
+        self.open(session, start_layer, end_layer, 0).copy_from(other, length, source)
 
     def _new_cache(self, start_layer: int, end_layer: int) -> SequenceCache:
         pool = self._pools.get((start_layer, end_layer))

@@ -12,6 +12,16 @@ class KvCache(Protocol):
     def keeps_prefixes(self) -> bool: ...
 
     @property
+    def shares_prefixes(self) -> bool:
+        """True if a new session begins with what the caches of others have of its text."""
+        ...
+
+    @property
+    def idle_sessions(self) -> int:
+        """How many sessions that have ended leave their caches, for later ones to begin with."""
+        ...
+
+    @property
     def device_keeps_cache(self) -> bool:
         """True if the draft model's cache is kept after a reply of the cloud."""
         ...
@@ -38,6 +48,8 @@ class PrefixCaching:
     capacity_tokens: float | None = None
     block_tokens: int = BLOCK_TOKENS
     keeps_prefixes: ClassVar[bool] = True
+    shares_prefixes: ClassVar[bool] = False
+    idle_sessions: ClassVar[int] = 0
     device_keeps_cache: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -53,6 +65,24 @@ class PrefixCaching:
 
 
 @dataclass(frozen=True)
+class SharedPrefixCaching(PrefixCaching):
+    """Automatic prefix caching (vLLM; SGLang's RadixAttention): caches of ended sessions stay, and a new session begins
+    with a copy of the longest beginning of its prompt that any cache holds. The drafter's caches are its own.
+
+    `block_tokens` is also the unit of what is shared. A copy takes memory of its own. With `idle_sessions` 0 only
+    sessions at the same time share.
+    """
+
+    idle_sessions: int = 256  # type: ignore[misc]
+    shares_prefixes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.idle_sessions < 0:
+            raise ValueError(f"policy.kv_cache.idle_sessions is {self.idle_sessions}; give 0 or more")
+
+
+@dataclass(frozen=True)
 class NoPrefixCaching:
     """Every request is computed from the first token (SLED as WISP describes it, section 5.1).
 
@@ -65,6 +95,8 @@ class NoPrefixCaching:
     capacity_tokens: ClassVar[None] = None
     block_tokens: ClassVar[int] = BLOCK_TOKENS
     keeps_prefixes: ClassVar[bool] = False
+    shares_prefixes: ClassVar[bool] = False
+    idle_sessions: ClassVar[int] = 0
 
     def allocated_tokens(self, tokens: int) -> int:
         return tokens

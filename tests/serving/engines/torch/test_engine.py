@@ -139,6 +139,43 @@ def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_co
     assert len(engine.cache) == 0
 
 
+def _logits_of(engine, *works):
+    """The last hidden states that the head reads, of the last work."""
+    for work in works:
+        (result, *_), _ = engine.execute(work)
+    return engine.tensor_store.take(result.hidden_states)
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, 33])
+def test_a_session_that_begins_with_a_copy_computes_what_it_would_alone(llama_copy, length):
+    body, generator = Span(0, 4, embedding=True), torch.Generator().manual_seed(length)
+    text = tuple(torch.randint(3, 60, (40,), generator=generator).tolist())
+    other = (*text[:length], *(token ^ 1 for token in text[length:]))
+
+    def rows(session, start, tokens):
+        return SequenceSlice(session, start, len(tokens), tokens)
+
+    alone = _logits_of(TorchEngine(decompose(llama_copy)), ForwardWork(body, (rows("b", 0, text),), ("last",)))
+    engine = TorchEngine(decompose(llama_copy), block_tokens=4)
+    first = ForwardWork(body, (rows("a", 0, other),), ("last",))
+    second = ForwardWork(body, (rows("b", length, text[length:]),), ("last",), (), ("a",))
+    copied = _logits_of(engine, first, second)
+    assert torch.allclose(copied.float(), alone.float(), atol=2e-3)
+    assert engine.cache.length("a", 0) == engine.cache.length("b", 0) == 40
+    engine.drop("a", 0)
+    assert torch.allclose(
+        _logits_of(engine, ForwardWork(body, (rows("b", 39, text[39:]),), ("last",))).float(), alone.float(), atol=2e-3
+    )
+
+
+def test_a_copy_of_more_than_is_cached_is_refused(llama_copy):
+    engine = TorchEngine(decompose(llama_copy))
+    engine.execute(ForwardWork(WHOLE, (SequenceSlice("a", 0, 3, (5, 6, 7)),), ("last",)))
+    for source, said in (("a", "'a' has 3 tokens cached, and 4 are to be copied"), ("c", "'c' has no cache")):
+        with pytest.raises(CacheHoleError, match=said):
+            engine.execute(ForwardWork(WHOLE, (SequenceSlice("b", 4, 1, (8,)),), ("last",), (), (source,)))
+
+
 def test_work_beyond_the_end_of_a_cache_is_refused(llama_copy):
     engine = TorchEngine(decompose(llama_copy))
     engine.execute(DraftWork("a", 0, (5, 6, 7), DraftStopRule(0)))
