@@ -36,11 +36,12 @@ OVERRIDES = ("slo", "draws", *(name for name in FOLDERS if name.startswith("vari
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",
     "policy/artifacts", "page", "policy/placement/partition", "network/radio", "hardware/api",
-    "hardware/battery", *OVERRIDES,
+    "hardware/battery", "workload/sharing", *OVERRIDES,
 )  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
 """Experiments have tests of their own; chips, architectures and radios are named in nodes; outcomes are one runtime's,
-policies beside each other the page's, partitions come with placements, and artifacts with the slots that need them.
+policies beside each other the page's, partitions come with placements, artifacts with the slots that need them, and
+what prompts share is a matter of some outcomes.
 """
 
 
@@ -159,6 +160,13 @@ def test_every_choice_of_policies_beside_each_other_composes(name: str) -> None:
 def test_every_source_of_outcomes_composes(name: str) -> None:
     data = composed("runtime=simulated", f"runtime/outcomes={name}")
     assert data["stages"]["serve"]["runtime"]["outcomes"]["_target_"].startswith("serving.outcomes.")
+
+
+@pytest.mark.parametrize("name", choices("workload/sharing"))
+def test_every_way_of_sharing_prompts_composes(name: str) -> None:
+    words = ("runtime=simulated", "runtime/outcomes=fitted", "policy=cloud_centric", "policy/kv_cache=shared")
+    data = composed(*words, f"+workload/sharing={name}")
+    assert data["stages"]["serve"]["setup"]["workload"]["sharing"]["_target_"].endswith("PromptSharing")
 
 
 def test_the_embedded_pairs_share_a_cloud_model_and_differ_in_their_device_models() -> None:
