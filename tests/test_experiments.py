@@ -186,6 +186,23 @@ LESS = {
         "+variant/synera/method=edgefm,synera",
     ),
     "beyond/where": PLACES,
+    "beyond/published": (
+        "seed=0",
+        "workload.devices=2",
+        "workload.max_new_tokens=16",
+        "runtime.outcomes.task=multi_turn",
+        "+variant/beyond/published=eagle2_by_load,device_68m",
+        "runtime.outcomes.published.tokens_per_round=2",
+        *QUICK[-1:],
+    ),
+    "beyond/prefix_caching": (
+        "seed=0",
+        "workload.devices=2",
+        "+variant/beyond/method=cloud_decoding,wisp",
+        "+workload/sharing=conversation",
+        *QUICK[-2:],
+    ),
+    "beyond/tandem_capacity": ("policy=cloud_centric,tandem", "stages.capacity._resources_.processes=1", *QUICK),
     "beyond/colocated_more": ("training.seed=0", "+variant/beyond/method=cloud_speculative,device_drafts,wisp"),
     "beyond/borders": (
         *PLACES,
@@ -238,6 +255,12 @@ LESS = {
         *QUESTIONS,
         "workload.dataset.evaluation=open",
         "+variant/real/method=cloud_centric,lookup,synera",
+    ),
+    "real/long_prompts": (
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        "workload.profiling.num_prompts=24",
+        "+variant/real/method=cloud_centric,lookup,hybrid",
     ),
     "real/synera": (
         *QUESTIONS,
