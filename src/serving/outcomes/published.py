@@ -96,12 +96,17 @@ def _found_acceptance(path: Path, stop_rule: DraftStopRule, tokens_per_round: fl
     return find_acceptance(fitted.load(path), stop_rule, tokens_per_round)
 
 
-def find_acceptance(model: FittedAcceptance, stop_rule: DraftStopRule, tokens_per_round: float) -> float:
-    """The acceptance at which the drafts give so many tokens a round. Raises ValueError if none does."""
+def find_acceptance(
+    model: FittedAcceptance, stop_rule: DraftStopRule, tokens_per_round: float, rounds: int = ROUNDS
+) -> float:
+    """The acceptance at which the drafts give so many tokens a round, by that many drawn rounds for each guess.
+
+    Raises ValueError if none does.
+    """
     least, most = shifted.reachable_acceptance(model)
     edge = min(_EDGE, (most - least) / 4)
     low, high = least + edge, most - edge
-    bounds = [mean_tokens_per_round(shifted.shift(model, one), stop_rule) for one in (low, high)]
+    bounds = [mean_tokens_per_round(shifted.shift(model, one), stop_rule, rounds) for one in (low, high)]
     if not bounds[0] <= tokens_per_round <= bounds[1]:
         raise ValueError(
             f"runtime.outcomes.published wants {tokens_per_round:.2f} tokens a round, and the recorded drafts allow "
@@ -109,12 +114,12 @@ def find_acceptance(model: FittedAcceptance, stop_rule: DraftStopRule, tokens_pe
         )
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        fewer = mean_tokens_per_round(shifted.shift(model, middle), stop_rule) < tokens_per_round
+        fewer = mean_tokens_per_round(shifted.shift(model, middle), stop_rule, rounds) < tokens_per_round
         low, high = (middle, high) if fewer else (low, middle)
     return (low + high) / 2
 
 
-def mean_tokens_per_round(model: FittedAcceptance, stop_rule: DraftStopRule, rounds: int = ROUNDS) -> float:
+def mean_tokens_per_round(model: FittedAcceptance, stop_rule: DraftStopRule, rounds: int) -> float:
     """Tokens that a round of such drafts gives within a long text, the target's own included."""
     draws, thresholds = AcceptanceDraws(0, "published", 0), model.probabilities.thresholds
     position = 0
