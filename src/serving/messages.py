@@ -303,6 +303,11 @@ class ForwardWork:
     prefixes: tuple[str, ...] = ()
     """For each slice, the session whose cache its first `start` tokens are copied from; "", or no entry: its own."""
 
+    @property
+    def copies(self) -> "list[tuple[SequenceSlice, str]]":
+        """The slices that begin with a copy, and the sessions that it is of."""
+        return [(seq, source) for seq, source in zip(self.slices, self.prefixes, strict=False) if source]
+
 
 @message
 class DraftBatch:

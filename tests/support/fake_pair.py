@@ -191,11 +191,14 @@ class FakePair:
         return DraftOutcome(tokens, scores, tops, False, work.start, odds, (0,) * len(odds)), self.step_s
 
     def _forward(self, work: ForwardWork) -> tuple[tuple[SliceOutcome, ...], float]:
-        for seq, source in zip(work.slices, work.prefixes, strict=False):
-            if source:
-                held = self.caches[source, work.span.start_layer]
-                assert len(held) > seq.start, f"{source} has {len(held) - 1} tokens cached, {seq.start} are copied"
-                self.caches[seq.session, work.span.start_layer] = held[: seq.start + 1]
+        copied = [seq.session for seq, _ in work.copies]
+        for seq in work.slices if copied else ():  # as the engine does, caches are cut before others are copied
+            if seq.session not in copied and seq.kept_tree_nodes is None:
+                self._cache(seq.session, work.span.start_layer, seq.start)
+        for seq, source in work.copies:
+            held = self.caches[source, work.span.start_layer]
+            assert len(held) > seq.start, f"{source} has {len(held) - 1} tokens cached, {seq.start} are copied"
+            self.caches[seq.session, work.span.start_layer] = held[: seq.start + 1]
         results = [
             self._run_slice(work.span, seq, out) for seq, out in zip(work.slices, work.hidden_exports, strict=True)
         ]

@@ -1,8 +1,9 @@
 """Counts how often the sealed prompts of a data set were served: each use makes them less fit to judge by.
 
-OUTPUTS/sealed_uses.txt has a line `DATA_SET ARTIFACT` for each `serve` artifact that was made of sealed prompts.
+OUTPUTS/sealed_uses.txt has a line `DATA_SET ARTIFACT` for each reported `serve` artifact of sealed prompts.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.report.context import JobContext
@@ -11,17 +12,21 @@ LEDGER = "sealed_uses.txt"
 
 
 def describe_use(artifact: Path, context: JobContext) -> str | None:
-    """`the sealed half of gsm8k; 3 runs have used it (FILE)`, with this run counted; None without sealed prompts."""
+    """`the sealed half of gsm8k; 3 runs of these outputs have used it (sealed_uses.txt)`, with this one counted; None
+    without sealed prompts.
+    """
     if context.config_value("workload.dataset.evaluation") != "sealed":
         return None
     name, ledger = _dataset(context), artifact.parents[2] / LEDGER
     used = _noted(ledger)
     if (name, artifact.name) not in used:
-        with ledger.open("a", encoding="utf-8") as file:  # short lines are appended whole by several processes
+        # Short lines are appended whole by several processes; outputs that are only read count nothing.
+        with suppress(OSError), ledger.open("a", encoding="utf-8") as file:
             file.write(f"{name} {artifact.name}\n")
         used.add((name, artifact.name))
     times = sum(dataset == name for dataset, _ in used)
-    return f"the sealed half of {name}; {times} run{' has' if times == 1 else 's have'} used it ({ledger})"
+    runs = f"{times} run of these outputs has" if times == 1 else f"{times} runs of these outputs have"
+    return f"the sealed half of {name}; {runs} used it ({LEDGER})"
 
 
 def _dataset(context: JobContext) -> str:

@@ -71,17 +71,22 @@ class CachedPrefixes:
         self.cut(session, 0)
         self._texts.pop(session, None)
 
-    def longest(self, tokens: Sequence[int]) -> tuple[str, int]:
+    def longest(self, tokens: Sequence[int], other_than: str = "") -> tuple[str, int]:
         """A session that has the most of the text's first tokens cached, the newest of several, and how many: whole
         blocks, and never all of the text. ("", 0) if there is none.
         """
         block, length, size = self._root, 0, self._block_tokens
+        found = "", 0
         while length + size < len(tokens):
             child = block.children.get(tuple(tokens[length : length + size]))
             if child is None:
                 break
             block, length = child, length + size
-        return (next(reversed(block.holders)), length) if length else ("", 0)
+            newest = next((session for session in reversed(block.holders) if session != other_than), "")
+            if not newest:
+                break
+            found = newest, length
+        return found
 
     def has(self, session: str, length: int) -> bool:
         """True if the session's cache holds so many tokens."""

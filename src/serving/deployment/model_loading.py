@@ -178,14 +178,7 @@ def num_layers(checkpoint: Checkpoint) -> int:
 def make_queries(
     workload: Workload, decoding: Decoding, seed: int, num_devices: int, tokenizer: "Tokenizer"
 ) -> list[Query]:
-    """The workload's requests as tokens. Raises ValueError that names a prompt which does not fit, and for prompts that
-    are to share what their text does not.
-    """
-    if workload.sharing:
-        raise ValueError(
-            "workload.sharing says what prompts without text share, and these are text; leave it out, or choose "
-            "runtime=simulated runtime/outcomes=fitted"
-        )
+    """The workload's requests as tokens. Raises ValueError that names a prompt which does not fit."""
     sampling = decoding.sampling(seed)
     found = []
     for asked in workload.requests(num_devices):

@@ -15,9 +15,7 @@ from serving.messages import (
     Event,
     ForwardWork,
     Message,
-    MessageReceived,
     Outcome,
-    Release,
     Work,
     drafts_of,
 )
@@ -58,8 +56,6 @@ class UtilisationObserver:
         return {node: caches.peak for node, caches in self._target_caches.items()}
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if type(event) is MessageReceived and type(event.message) is Release:
-            self._target_caches[node].drop(event.message.session)
         for command in commands:
             if type(command) is DropCache:
                 held = self._drafter_caches if command.start_layer is None else self._target_caches

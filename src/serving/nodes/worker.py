@@ -292,31 +292,43 @@ class Worker:
         seq = queued.slice
         if seq.start or (queued.done_tokens and not queued.prefix_session):
             return
-        session, length = prefixes.longest(seq.tokens[: seq.num_tokens - seq.num_drafts])
-        if session == seq.session:
-            session, length = "", 0
+        session, length = prefixes.longest(seq.tokens[: seq.num_tokens - seq.num_drafts], seq.session)
         if (session, length) != (queued.prefix_session, queued.done_tokens):
             queued.begin_behind(session, length)
 
-    def _take_prefix(self, queued: QueuedRequest, num_tokens: int) -> tuple[str, int]:
-        """The session whose cache the request's first tokens are copied from, and how many tokens run: more are left
-        for later if that cache has just been evicted.
+    def _with_prefixes(
+        self, picked: list[tuple[QueuedRequest, int]], prefixes: CachedPrefixes
+    ) -> tuple[list[tuple[QueuedRequest, int]], tuple[str, ...]]:
+        """The picked requests, and the sessions whose caches they begin with a copy of.
+
+        A request runs from its first token, and more of it is left for later, if that cache was evicted for this batch
+        or is itself written anew in it.
         """
-        session, accounting = queued.prefix_session, self.kv_accounting
-        if session and not (accounting.prefixes and accounting.prefixes.has(session, queued.done_tokens)):
-            queued.begin_behind("", 0)
-            return "", queued.chunk_size(num_tokens)
-        if session:
-            accounting.copy_prefix(queued.slice, queued.done_tokens)
+        begins = {queued.slice.session: 0 if queued.prefix_session else queued.cached_len for queued, _ in picked}
+        sources = tuple([self._source(queued, begins, prefixes) for queued, _ in picked])
+        taken = [
+            (queued, num_tokens if queued.prefix_session == source else queued.chunk_size(num_tokens))
+            for (queued, num_tokens), source in zip(picked, sources, strict=True)
+        ]
+        for (queued, _), source in zip(taken, sources, strict=True):
+            if source:
+                self.kv_accounting.copy_prefix(queued.slice, queued.done_tokens)
+                self.reservations.complete(queued.slice.session, queued.done_tokens)
+            elif queued.prefix_session:
+                queued.begin_behind("", 0)
             queued.prefix_session = ""
-        return session, num_tokens
+        return taken, sources if any(sources) else ()
+
+    def _source(self, queued: QueuedRequest, begins: dict[str, int], prefixes: CachedPrefixes) -> str:
+        """The session whose cache the request begins with; "" if there is none, or it does not stay until the copy."""
+        session, length = queued.prefix_session, queued.done_tokens
+        stays = prefixes.has(session, length) and begins.get(session, length) >= length
+        return session if stays else ""
 
     def _start_batch(self, picked: list[tuple[QueuedRequest, int]], span: Span, now: float) -> StartWork:
         prefixes: tuple[str, ...] = ()
         if self.kv_accounting.prefixes:
-            taken = [self._take_prefix(*each) for each in picked]
-            picked = [(queued, num_tokens) for (queued, _), (_, num_tokens) in zip(picked, taken, strict=True)]
-            prefixes = tuple([session for session, _ in taken]) if any(session for session, _ in taken) else ()
+            picked, prefixes = self._with_prefixes(picked, self.kv_accounting.prefixes)
         self.running = [(queued, self._take_slice(queued, num_tokens)) for queued, num_tokens in picked]
         self.batch_started_s = now
         self.job = next(self.ids)
@@ -358,7 +370,7 @@ class Worker:
         for (queued, seq), outcome in zip(batch, outcomes, strict=True):
             m = queued.request
             if m.attempt < newest.get(seq.session, _RELEASED):  # released or superseded while it ran
-                out += self._drop_if_released(seq.session)
+                out += self._end_if_released(seq.session)
                 continue
             verdict = outcome.verdict
             rejected = seq.num_drafts - verdict.accepted if verdict and verdict.kept_tree_nodes is None else 0
@@ -501,7 +513,7 @@ class Worker:
     def _close_stranded(self, peer: str) -> Commands:
         """A lost peer had forwarded these sessions here. Their devices will resend, perhaps by another path.
 
-        Drops their reservations now, and their caches unless the session is queued or running.
+        Drops their reservations now, and ends those that are neither queued nor running.
         """
         stranded = self.session_registry.stranded_sessions(peer, self.name)
         busy = self.queue.keys() | {seq.session for _, seq in self.running}
@@ -545,10 +557,10 @@ class Worker:
         for hop in [hop for hop in self.forwarded if hop[0] == session]:
             del self.forwarded[hop]
         if any(seq.session == session for _, seq in self.running):
-            return []  # its cache is in use: dropped when the batch is done
+            return []  # its cache is in use: dropped, or left to others, when the batch is done
         return [DropCache(*key) for key in self.kv_accounting.end_session(session)]
 
-    def _drop_if_released(self, session: str) -> Commands:
+    def _end_if_released(self, session: str) -> Commands:
         if self.session_registry.is_open(session):
             return []
         return [DropCache(*key) for key in self.kv_accounting.end_session(session)]

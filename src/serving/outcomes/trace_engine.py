@@ -114,9 +114,8 @@ class TraceEngine:
         session's, and for what the trace does not record: sampling, another early-exit rule, heads.
         """
         if isinstance(work, ForwardWork):
-            for seq, source in zip(work.slices, work.prefixes, strict=False):
-                if source:
-                    self._cached_tokens[seq.session, work.span.start_layer] = seq.start
+            for seq, _ in work.copies:
+                self._cached_tokens[seq.session, work.span.start_layer] = seq.start
             results = tuple(
                 self._run_slice(rows, work, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)
             )

@@ -26,7 +26,10 @@ class Emulated:
     described = "tokens come from the models, run here; time from the chips and link above"
 
     def check(self, setup: Setup) -> None:
-        """This runtime runs every setup."""
+        """Raises ValueError for text that is told what to share."""
+        from serving.outcomes.shared_prompts import check_sharing
+
+        check_sharing(setup.policy, setup.workload.sharing, is_text=True)
 
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: "Sequence[Observer]" = ()

@@ -13,6 +13,7 @@ from serving.drivers.observer import Observer
 from serving.drivers.real_time import Pace
 from serving.messages import INF
 from serving.network.link import Link
+from serving.outcomes.shared_prompts import check_sharing
 from serving.progress import Progress
 from serving.runtimes.node_process import ProcessOptions
 from serving.runtimes.process_group import ProcessGroup
@@ -74,6 +75,7 @@ class Grpc:
         return f"tokens come from the models, in processes of this machine; time is {time}; {links}"
 
     def check(self, setup: Setup) -> None:
+        check_sharing(setup.policy, setup.workload.sharing, is_text=True)
         if self.shaping == "tc" and setup.hardware.tiers:
             raise ValueError(
                 "runtime.shaping=tc shapes the links of devices, and this testbed has tiers with links between them; "

@@ -15,6 +15,7 @@ from serving.drivers.observer import Observer
 from serving.drivers.real_time import Pace, PacingStats, RealTimeDriver
 from serving.metrics.overhead import OverheadTimer
 from serving.metrics.recorder import Recorder, SessionRecord
+from serving.outcomes.shared_prompts import check_sharing
 from serving.progress import Progress, silent
 from serving.runtimes.clients import WorkloadClients
 from serving.runtimes.failures import LinkOutageInjector
@@ -48,6 +49,7 @@ class Local:
         return f"tokens come from the models, run here; time is {time}; links {'shaped' if self.shaped else 'are none'}"
 
     def check(self, setup: Setup) -> None:
+        check_sharing(setup.policy, setup.workload.sharing, is_text=True)
         if any(tier.outages for tier in setup.hardware.tiers.values()):
             raise ValueError(
                 "hardware.tiers: nodes fail (outages), and runtime=local runs all of them in one process, which does "

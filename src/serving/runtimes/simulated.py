@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from serving.deployment.setup import Setup
 from serving.drivers.observer import Observer
 from serving.outcomes.outcomes import OutcomeSource, PolicyChecking
+from serving.outcomes.shared_prompts import check_sharing
 from serving.progress import Progress
 from serving.runtimes.emulated import simulate
 from serving.runtimes.runtime import RunResult
@@ -26,17 +27,12 @@ class Simulated:
         return f"{self.outcomes.described}; time comes from the chips and link above"
 
     def check(self, setup: Setup) -> None:
-        """Raises ValueError for a policy whose drafts the source of outcomes does not know, or where nothing says what
-        prompts share.
+        """Raises ValueError for a policy whose drafts the source of outcomes does not know, and for prompts that say
+        too little or too much of what they share.
         """
         if isinstance(self.outcomes, PolicyChecking):
             self.outcomes.check(setup.policy)
-        if setup.policy.kv_cache.shares_prefixes and not self.outcomes.is_text and setup.workload.sharing is None:
-            raise ValueError(
-                f"policy.kv_cache={type(setup.policy.kv_cache).__name__} begins with what prompts share, and prompts "
-                "without text do not say it; add +workload/sharing=system_prompt or conversation, or choose "
-                "runtime/outcomes=trace"
-            )
+        check_sharing(setup.policy, setup.workload.sharing, self.outcomes.is_text)
 
     def serve(
         self,

@@ -17,10 +17,10 @@ def said(outputs: Path, name: str, evaluation: str = "sealed", dataset: str = "g
 
 
 def test_each_run_on_sealed_prompts_counts_once(tmp_path: Path) -> None:
-    assert "the sealed half of gsm8k; 1 run has used it" in said(tmp_path, "first")
-    assert "2 runs have used it" in said(tmp_path, "second")
-    assert "2 runs have used it" in said(tmp_path, "second")  # a cached run that is reported again
-    assert "the sealed half of xsum; 1 run has used it" in said(tmp_path, "third", dataset="xsum.XSum")
+    assert "the sealed half of gsm8k; 1 run of these outputs has used it" in said(tmp_path, "first")
+    assert "2 runs of these outputs have used it" in said(tmp_path, "second")
+    assert "2 runs of these outputs have used it" in said(tmp_path, "second")  # a cached run that is reported again
+    assert "the sealed half of xsum; 1 run of these outputs has used it" in said(tmp_path, "third", dataset="xsum.XSum")
     assert (tmp_path / "sealed_uses.txt").read_text().split("\n") == ["gsm8k first", "gsm8k second", "xsum third", ""]
 
 

@@ -22,8 +22,11 @@ def test_of_several_sessions_the_newest_is_named() -> None:
     known.write("a", 0, (1, 2, 3, 4))
     known.write("b", 0, (1, 2, 5, 6))
     assert known.longest((1, 2, 9)) == ("b", 2)
+    assert known.longest((1, 2, 9), other_than="b") == ("a", 2)
+    assert known.longest((1, 2, 5, 6, 9), other_than="b") == ("a", 2)
     known.drop("b")
     assert known.longest((1, 2, 9)) == ("a", 2)
+    assert known.longest((1, 2, 9), other_than="a") == ("", 0)
     known.drop("a")
     assert known.longest((1, 2, 9)) == ("", 0)
 

@@ -72,7 +72,7 @@ def test_memory_is_weights_and_the_fullest_caches(cast: Topology) -> None:
     seen = UtilisationObserver()
     ran(seen, "far-0", "a", 0, 100, 0, 1)
     ran(seen, "far-0", "b", 0, 50, 1, 2)
-    seen.event_handled("far-0", MessageReceived(Release("a")), 2, ())
+    seen.event_handled("far-0", MessageReceived(Release("a")), 2, (DropCache("a", 16),))
     ran(seen, "far-0", "b", 50, 20, 2, 3)
     part = LLAMA.part(16, embedding=False, lm_head=True)
     wanted = (part.weights_nbytes("fp16") + 150 * part.kv_nbytes_per_token("fp16")) / (32 * GB)

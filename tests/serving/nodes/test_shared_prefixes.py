@@ -8,6 +8,7 @@ import pytest
 from serving.messages import INF, ForwardWork, RequestArrived, SessionCancelled, StartWork
 from serving.policy.policy import Policy, SlotConflictError
 from serving.policy.slots.kv_cache import PrefixCaching, SharedPrefixCaching
+from serving.policy.slots.scheduler import ContinuousBatch
 from tests.support.fake_pair import own_text
 from tests.support.policies import policy
 from tests.support.simulated_nodes import World, world
@@ -133,6 +134,26 @@ def test_a_request_whose_donor_is_evicted_as_it_starts_runs_whole() -> None:
     ]
     assert not copied
     assert cloud_tokens(w) == cloud_tokens(requests(keeping("cloud_centric"), prompts, gap_s=60, capacity_tokens=72.0))
+
+
+def test_a_prompt_does_not_begin_with_a_cache_that_its_batch_writes_anew() -> None:
+    """`s0` comes back with another prompt, in the batch in which `s2` is to begin behind what it held."""
+    first, other = (*SYSTEM, 1), (*reversed(SYSTEM), 2)
+    p = replace(sharing("cloud_centric"), scheduler=ContinuousBatch())
+    w = world(p, devices=4, calls_each=0)
+    calls = [
+        replace(CALL, session="s0.0", prompt=first, max_new_tokens=2),
+        replace(CALL, session="s1.0", prompt=other, max_new_tokens=2),
+        replace(CALL, session="s3.0", prompt=tuple(range(300, 3300)), max_new_tokens=1),  # keeps the chip busy
+        replace(CALL, session="s0.0", prompt=(*other, 5), max_new_tokens=2),
+        replace(CALL, session="s2.0", prompt=(*first, 6), max_new_tokens=2),
+    ]
+    for at_s, device, call in zip((0, 20, 40, 40.01, 40.1), (0, 1, 3, 0, 2), calls, strict=True):
+        w.simulator.post(at_s, f"device-{device}", RequestArrived(call))
+    w.run()
+    assert w.text("s2.0") == own_text((*first, 6), 2)
+    assert w.text("s0.0") == own_text(first, 2) + own_text((*other, 5), 2)
+    assert w.replays()
 
 
 def test_a_split_model_is_refused() -> None:

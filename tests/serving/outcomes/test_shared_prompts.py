@@ -6,7 +6,10 @@ import pytest
 
 from serving.core.decoding import Decoding
 from serving.outcomes.constant import ConstantAcceptance
+from serving.outcomes.shared_prompts import check_unshared
 from serving.policy.slots.kv_cache import SharedPrefixCaching
+from serving.runtimes.emulated import Emulated
+from serving.runtimes.local import Local
 from serving.runtimes.simulated import Simulated
 from serving.workload.prompt import Prompt
 from serving.workload.sharing import PromptSharing
@@ -61,5 +64,22 @@ def test_prompts_without_text_must_say_what_they_share() -> None:
     silent = setup("cloud_centric", override={"kv_cache": SharedPrefixCaching()})
     with pytest.raises(ValueError, match="prompts without text do not say it"):
         Simulated(OUTCOMES).check(silent)
+    with pytest.raises(ValueError, match="this study's prompts do not say it"):
+        check_unshared(silent.policy)
     said = replace(silent, workload=replace(silent.workload, sharing=PromptSharing(shared_tokens=32)))
     Simulated(OUTCOMES).check(said)
+
+
+def test_text_is_not_told_what_to_share() -> None:
+    told = setup("cloud_centric")
+    told = replace(told, workload=replace(told.workload, sharing=PromptSharing(shared_tokens=32)))
+    for runtime in (Emulated(), Local()):
+        with pytest.raises(ValueError, match="and these are text; leave it out"):
+            runtime.check(told)
+
+
+def test_conversations_need_the_targets_own_answers() -> None:
+    told = setup("synera")
+    told = replace(told, workload=replace(told.workload, sharing=PromptSharing(turns=2)))
+    with pytest.raises(ValueError, match=r"sharing.turns is 2, and policy synera writes another text"):
+        Simulated(OUTCOMES).check(told)

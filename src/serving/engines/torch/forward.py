@@ -64,15 +64,12 @@ def forward(work: ForwardWork, context: ForwardContext) -> tuple[tuple[SliceOutc
     if len({seq.session for seq in work.slices}) < len(work.slices):
         raise ValueError("a session has two slices in one forward, but its cache can only grow by one at a time")
     runner, cache, store = context.runner, context.cache, context.tensor_store
-    for seq, source in zip(work.slices, work.prefixes, strict=False):
-        if source:
-            cache.copy(source, seq.session, work.span.start_layer, work.span.end_layer, seq.start)
     span, received = work.span, [_input_hidden(seq, work.span, runner, store) for seq in work.slices]
     hidden = runner.embed([t for seq in work.slices for t in seq.tokens]) if span.embedding else torch.cat(received)
     cached: list[tuple[int, int]] = []
     inputs: list[RunnerInput] = []
     if span.start_layer < span.end_layer:
-        inputs = [_runner_input(seq, span, cache) for seq in work.slices]
+        inputs = _runner_inputs(work, cache)
         cached = [(seq.start, seq.num_tokens) for seq in work.slices]
         hidden = runner.run(hidden, inputs, span.start_layer, span.end_layer)
     parts = torch.split(
@@ -117,6 +114,17 @@ def _input_hidden(seq: SequenceSlice, span: Span, runner: ModelRunner, tensor_st
             "states"
         )
     return decode_hidden(encoded[seq.hidden_offset : end], runner.empty_hidden)
+
+
+def _runner_inputs(work: ForwardWork, cache: KVCacheManager) -> list[RunnerInput]:
+    """Those of the slices. Caches are cut before others are copied, so that their blocks are free for the copies."""
+    span, copies = work.span, work.copies
+    copied = {seq.session for seq, _ in copies}
+    own = {seq.session: _runner_input(seq, span, cache) for seq in work.slices if seq.session not in copied}
+    for seq, source in copies:
+        cache.copy(source, seq.session, span.start_layer, span.end_layer, seq.start)
+        own[seq.session] = _runner_input(seq, span, cache)
+    return [own[seq.session] for seq in work.slices]
 
 
 def _runner_input(seq: SequenceSlice, span: Span, cache: KVCacheManager) -> RunnerInput:

@@ -11,6 +11,7 @@ from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.messages import RequestArrived
 from serving.outcomes.outcomes import OutcomeSource
+from serving.outcomes.shared_prompts import check_unshared
 from serving.runtimes.clients import PostRequest
 from serving.workload import slo
 from serving.workload.arrivals import ClosedLoop
@@ -43,6 +44,7 @@ def make_load(
     first answer of each has a random part of the length, so that devices are out of step.
     """
     arrivals, limit = setup.workload.arrivals, setup.workload.max_new_tokens
+    check_unshared(setup.policy)
     if not isinstance(arrivals, ClosedLoop):
         raise ValueError(  # noqa: TRY004 - what a person wrote
             f"capacity is measured with closed loops; workload.arrivals is "

@@ -12,6 +12,7 @@ from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.simulator import Simulator
 from serving.messages import Command, EmitTokens, Event, Message, Outcome, RequestArrived, Work
 from serving.outcomes.outcomes import OutcomeSource
+from serving.outcomes.shared_prompts import check_unshared
 from serving.runtimes.clients import UnfinishedSessionsError
 from serving.studies.capacity.cases import BLANK_PROMPT
 from serving.workload.slo import SloClass
@@ -162,6 +163,7 @@ def make_queries(
     setup: Setup, outcomes: OutcomeSource, load: SteadyLoad, seed: int, tokens_per_s: float
 ) -> Sequence[Query]:
     """The requests by turn and device."""
+    check_unshared(setup.policy)
     workload, n, stream = setup.workload, setup.num_devices, key(seed, "steady state")
     promise = SloClass(name="promised", tokens_per_s=tokens_per_s) if tokens_per_s else None
     first = [1 + int(uniform(stream, device, "first answer") * workload.max_new_tokens) for device in range(n)]

@@ -168,6 +168,20 @@ def test_a_session_that_begins_with_a_copy_computes_what_it_would_alone(llama_co
     )
 
 
+def test_a_copy_needs_no_more_blocks_than_the_batch_leaves(llama_copy):
+    """A session that begins anew frees its blocks before another one's are copied."""
+    engine = TorchEngine(decompose(llama_copy), block_tokens=4, budget_tokens=24)
+
+    def rows(session, start, tokens):
+        return SequenceSlice(session, start, len(tokens), tokens)
+
+    for session, length in (("a", 8), ("b", 12)):
+        engine.execute(ForwardWork(WHOLE, (rows(session, 0, tuple(range(5, 5 + length))),), ("last",)))
+    again = rows("b", 0, (9, 9, 9, 9))
+    engine.execute(ForwardWork(WHOLE, (rows("c", 8, (7, 7)), again), ("last", "last"), (), ("a", "")))
+    assert [engine.cache.length(session, 0) for session in "abc"] == [8, 4, 10]
+
+
 def test_a_copy_of_more_than_is_cached_is_refused(llama_copy):
     engine = TorchEngine(decompose(llama_copy))
     engine.execute(ForwardWork(WHOLE, (SequenceSlice("a", 0, 3, (5, 6, 7)),), ("last",)))
