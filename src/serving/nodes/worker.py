@@ -306,17 +306,17 @@ class Worker:
         """
         begins = {queued.slice.session: 0 if queued.prefix_session else queued.cached_len for queued, _ in picked}
         sources = tuple([self._source(queued, begins, prefixes) for queued, _ in picked])
-        taken = [
-            (queued, num_tokens if queued.prefix_session == source else queued.chunk_size(num_tokens))
-            for (queued, num_tokens), source in zip(picked, sources, strict=True)
-        ]
-        for (queued, _), source in zip(taken, sources, strict=True):
+        taken = []
+        for (queued, num_tokens), source in zip(picked, sources, strict=True):
+            run = num_tokens
             if source:
                 self.kv_accounting.copy_prefix(queued.slice, queued.done_tokens)
                 self.reservations.complete(queued.slice.session, queued.done_tokens)
             elif queued.prefix_session:
                 queued.begin_behind("", 0)
+                run = queued.chunk_size(num_tokens)
             queued.prefix_session = ""
+            taken.append((queued, run))
         return taken, sources if any(sources) else ()
 
     def _source(self, queued: QueuedRequest, begins: dict[str, int], prefixes: CachedPrefixes) -> str:
