@@ -256,6 +256,7 @@ LESS = {
         "workload.dataset.evaluation=open",
         "+variant/real/method=cloud_centric,lookup,synera",
     ),
+    "real/trees": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/beyond/tree=chain_5,tree_16"),
     "real/long_prompts": (
         *QUESTIONS,
         "workload.dataset.evaluation=open",
