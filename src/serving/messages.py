@@ -301,7 +301,7 @@ class ForwardWork:
     requested_outputs: tuple[str, ...] = ()
     """Outputs beside the verdict: `MEDUSA_TREE`, or none."""
     prefixes: tuple[str, ...] = ()
-    """For each slice, the session whose cache its first `start` tokens are copied from; "", or no entry: its own."""
+    """For each slice, the session to copy the cache of its first `start` tokens from; "", or no entry: no copy."""
 
     @property
     def copies(self) -> "list[tuple[SequenceSlice, str]]":

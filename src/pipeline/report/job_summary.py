@@ -49,10 +49,7 @@ def _group_choices(context: JobContext) -> list[str]:
 
 def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, str]]:
     meta = records.meta
-    if meta.transport_check:
-        yield "note", meta.transport_check
-    if meta.hypothetical:
-        yield "note", meta.hypothetical
+    yield from (("note", caveat) for caveat in meta.caveats)
     for side in ("device", "cloud"):
         yield side, _side_facts(records, context, side)
     for link in records.meta.raw.get("links", []):

@@ -295,6 +295,11 @@ class RunMetadata:
     """All of meta.json."""
 
     @property
+    def caveats(self) -> tuple[str, ...]:
+        """What limits the meaning of all figures of the run."""
+        return tuple(filter(None, (self.transport_check, self.hypothetical)))
+
+    @property
     def transport_check(self) -> str:
         """What latencies of a paced run are worth; empty for any other run."""
         if not self.replayed_chips:

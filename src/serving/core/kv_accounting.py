@@ -42,7 +42,7 @@ class KVAccounting:
         self.capacity_tokens, self.keep_caches, self.block_tokens = capacity_tokens, keep_caches, block_tokens
         self.prefixes = None if idle_sessions is None else CachedPrefixes(block_tokens)
         self._idle_sessions, self._ended = idle_sessions or 0, dict[str, None]()
-        """Ended sessions whose caches are left, the first ended first."""
+        """Sessions that have ended and left their caches, oldest first."""
         self._caches: dict[CacheKey, _Cache] = {}
         """Least recently used first."""
         self._used_tokens = 0
@@ -264,6 +264,47 @@ def _extra_tokens(picked: PickedBatch, kv_accounting: KVAccounting) -> int:
 def has_required_cache(queued: QueuedRequest, kv_accounting: KVAccounting) -> bool:
     """True if the cache is as long as this request needs."""
     return bool(queued.prefix_session) or kv_accounting.valid_len(queued.slice, queued.span) >= queued.cached_len
+
+
+def find_prefix(queued: QueuedRequest, prefixes: CachedPrefixes) -> None:
+    """Sets a request of which nothing has run behind the longest prefix of it that another session has cached."""
+    seq = queued.slice
+    if seq.start or (queued.done_tokens and not queued.prefix_session):
+        return
+    session, length = prefixes.longest(seq.tokens[: seq.num_tokens - seq.num_drafts], seq.session)
+    if (session, length) != (queued.prefix_session, queued.done_tokens):
+        queued.begin_behind(session, length)
+
+
+def take_prefixes(picked: PickedBatch, kv_accounting: KVAccounting) -> tuple[PickedBatch, tuple[str, ...]]:
+    """The picked requests, and for each the session to copy its prefix from; "", or no entry: none.
+
+    A request runs from its first token if the batch has evicted that session's cache or writes it anew; a part of its
+    length then stays in the queue.
+    """
+    begins = {queued.slice.session: 0 if queued.prefix_session else queued.cached_len for queued, _ in picked}
+    sources = tuple([_prefix_source(queued, begins, kv_accounting) for queued, _ in picked])
+    taken: PickedBatch = []
+    for (queued, num_tokens), source in zip(picked, sources, strict=True):
+        run = num_tokens
+        if source:
+            kv_accounting.copy_prefix(queued.slice, queued.done_tokens)
+        elif queued.prefix_session:
+            queued.begin_behind("", 0)
+            run = queued.chunk_size(num_tokens)
+        queued.prefix_session = ""
+        taken.append((queued, run))
+    return taken, sources if any(sources) else ()
+
+
+def _prefix_source(queued: QueuedRequest, begins: Mapping[str, int], kv_accounting: KVAccounting) -> str:
+    """The session to copy the request's prefix from; "" if its cache does not keep that prefix until the copy.
+
+    begins    session -> from where the batch writes its cache
+    """
+    session, length = queued.prefix_session, queued.done_tokens
+    cached = kv_accounting.prefixes is not None and kv_accounting.prefixes.has(session, length)
+    return session if cached and begins.get(session, length) >= length else ""
 
 
 def _evict_until(tokens: float, kv_accounting: KVAccounting, victims: Sequence[CacheKey]) -> tuple[list[CacheKey], int]:

@@ -25,7 +25,7 @@ class QueuedRequest:
     session_arrived_s: float = 0.0
     """When its session's first request came."""
     prefix_session: str = ""
-    """The session whose cache its first `done_tokens` tokens are copied from when it runs; "": they are in its own."""
+    """The session to copy the cache of its first `done_tokens` tokens from when it runs; "": its own cache has them."""
 
     @property
     def cached_len(self) -> int:

@@ -122,7 +122,7 @@ class Setup:
     def _check_shared_prefixes(self) -> None:
         """Raises ValueError where nothing copies a cache."""
         cloud = self.pair.cloud
-        if self.policy.kv_cache.shares_prefixes and (
+        if self.policy.kv_cache.idle_sessions is not None and (
             cloud.server is not None or cloud.tensor_parallel > 1 or cloud.backend == "llama_cpp"
         ):
             raise ValueError(

@@ -12,8 +12,14 @@ from dataclasses import replace
 from itertools import count
 from operator import attrgetter
 
-from serving.core.cached_prefixes import CachedPrefixes
-from serving.core.kv_accounting import KVAccounting, MemoryBudget, admit, has_required_cache
+from serving.core.kv_accounting import (
+    KVAccounting,
+    MemoryBudget,
+    admit,
+    find_prefix,
+    has_required_cache,
+    take_prefixes,
+)
 from serving.core.link_monitor import NodeMonitor
 from serving.core.queued_request import QueuedRequest
 from serving.core.stop_strings import TokenText, advance, no_token_text
@@ -84,8 +90,7 @@ class Worker:
         own = policy.kv_cache.capacity_tokens
         capacity = capacity_tokens if own is None else min(own, capacity_tokens)
         cache = policy.kv_cache
-        idle_sessions = cache.idle_sessions if cache.shares_prefixes else None
-        self.kv_accounting = KVAccounting(capacity, cache.keeps_prefixes, cache.block_tokens, idle_sessions)
+        self.kv_accounting = KVAccounting(capacity, cache.keeps_prefixes, cache.block_tokens, cache.idle_sessions)
         self.node_selector = NodeSelector(tiers or {}, policy.dispatch, name, policy.kv_cache.block_tokens)
         self.queue: dict[str, list[QueuedRequest]] = {}
         """Session -> the chunks of its request, in order."""
@@ -279,7 +284,7 @@ class Worker:
         missed: list[QueuedRequest] = []
         for chunks in self.queue.values():
             if self.kv_accounting.prefixes:
-                self._find_prefix(chunks[0], self.kv_accounting.prefixes)
+                find_prefix(chunks[0], self.kv_accounting.prefixes)
             (ready if has_required_cache(chunks[0], self.kv_accounting) else missed).append(chunks[0])
         for queued in missed:
             del self.queue[queued.slice.session]
@@ -287,48 +292,13 @@ class Worker:
         ready.sort(key=_arrived_s)
         return ready
 
-    def _find_prefix(self, queued: QueuedRequest, prefixes: CachedPrefixes) -> None:
-        """A text of which nothing has run begins behind the longest prefix that a cache holds now."""
-        seq = queued.slice
-        if seq.start or (queued.done_tokens and not queued.prefix_session):
-            return
-        session, length = prefixes.longest(seq.tokens[: seq.num_tokens - seq.num_drafts], seq.session)
-        if (session, length) != (queued.prefix_session, queued.done_tokens):
-            queued.begin_behind(session, length)
-
-    def _with_prefixes(
-        self, picked: list[tuple[QueuedRequest, int]], prefixes: CachedPrefixes
-    ) -> tuple[list[tuple[QueuedRequest, int]], tuple[str, ...]]:
-        """The picked requests, and the sessions whose caches they begin with a copy of.
-
-        A request runs from its first token, and more of it is left for later, if that cache was evicted for this batch
-        or is itself written anew in it.
-        """
-        begins = {queued.slice.session: 0 if queued.prefix_session else queued.cached_len for queued, _ in picked}
-        sources = tuple([self._source(queued, begins, prefixes) for queued, _ in picked])
-        taken = []
-        for (queued, num_tokens), source in zip(picked, sources, strict=True):
-            run = num_tokens
-            if source:
-                self.kv_accounting.copy_prefix(queued.slice, queued.done_tokens)
-                self.reservations.complete(queued.slice.session, queued.done_tokens)
-            elif queued.prefix_session:
-                queued.begin_behind("", 0)
-                run = queued.chunk_size(num_tokens)
-            queued.prefix_session = ""
-            taken.append((queued, run))
-        return taken, sources if any(sources) else ()
-
-    def _source(self, queued: QueuedRequest, begins: dict[str, int], prefixes: CachedPrefixes) -> str:
-        """The session whose cache the request begins with; "" if there is none, or it does not stay until the copy."""
-        session, length = queued.prefix_session, queued.done_tokens
-        stays = prefixes.has(session, length) and begins.get(session, length) >= length
-        return session if stays else ""
-
     def _start_batch(self, picked: list[tuple[QueuedRequest, int]], span: Span, now: float) -> StartWork:
         prefixes: tuple[str, ...] = ()
         if self.kv_accounting.prefixes:
-            picked, prefixes = self._with_prefixes(picked, self.kv_accounting.prefixes)
+            picked, prefixes = take_prefixes(picked, self.kv_accounting)
+            for (queued, _), source in zip(picked, prefixes, strict=False):
+                if source:  # what is copied is not waited for
+                    self.reservations.complete(queued.slice.session, queued.done_tokens)
         self.running = [(queued, self._take_slice(queued, num_tokens)) for queued, num_tokens in picked]
         self.batch_started_s = now
         self.job = next(self.ids)

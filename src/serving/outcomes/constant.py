@@ -147,20 +147,18 @@ def _stated_predictors(policy: Policy) -> dict[str, StatedPredictor]:
 def numbered_queries(
     requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int, lengths: Sequence[tuple[int, int]]
 ) -> Iterator[Query]:
-    """Requests whose tokens are numbers; `lengths` has each request's prompt tokens and token limit.
+    """Requests with numbers as tokens; `lengths` gives the prompt tokens and the token limit of each.
 
     All prompts begin alike, unless the workload says what they share.
     """
-    sharing = next((one.sharing for one in requests), None)
-    shared = SharedPrompts(sharing) if sharing else None
-    sampling = decoding.sampling(seed)
+    shared, sampling = SharedPrompts(), decoding.sampling(seed)
     prompt = tuple(
         range(0, TOKENS_PER_POSITION * max((tokens for tokens, _ in lengths), default=0), TOKENS_PER_POSITION)
     )
     for one, (tokens, limit) in zip(requests, lengths, strict=True):
         rate = one.slo.tokens_per_s if one.slo else 0.0
         ttft_s = one.slo.ttft_s if one.slo and one.slo.ttft_s else INF
-        own = shared.prompt(one, tokens, limit) if shared else prompt[:tokens]
+        own = shared.prompt(one, one.sharing, tokens, limit) if one.sharing else prompt[:tokens]
         request = GenerationRequest(f"r{one.index:05d}", own, limit, (), sampling, rate, ttft_s)
         yield Query(request, one.prompt, one.device, one.at_s, one.think_s, one.slo)
 

@@ -139,7 +139,8 @@ class Policy:
                 "states",
             ),
             (
-                self.kv_cache.shares_prefixes and not (len(hops) == 1 and hops[0].span.lm_head and not on_device),
+                self.kv_cache.idle_sessions is not None
+                and not (len(hops) == 1 and hops[0].span.lm_head and not on_device),
                 "{kv_cache} copies the caches of whole texts, and {placement} splits the large model or has none; "
                 "choose policy/kv_cache=reuse",
             ),

@@ -56,7 +56,9 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _missing_jobs(shown: RenderedExhibit) -> Iterator[str]:
-    """The missing jobs of rows that other jobs have filled, what tables say of their rows, and remarks that are cut."""
+    """Why rows are hypothetical, the missing jobs of rows that other jobs have filled, what tables say of their rows,
+    and remarks that are cut.
+    """
     for row in shown.rows:
         if row.hypothetical:
             yield f"{row.label}: {row.hypothetical}"

@@ -53,10 +53,7 @@ def _job_sources(row: ComparisonRow) -> Iterator[tuple[str, str]]:
 
 
 def _metadata_sources(meta: RunMetadata) -> Iterator[tuple[str, str]]:
-    if meta.transport_check:
-        yield "note", meta.transport_check
-    if meta.hypothetical:
-        yield "note", meta.hypothetical
+    yield from (("note", caveat) for caveat in meta.caveats)
     for side, timing in meta.timing.items():
         yield f"time of the {side}", with_errors(timing)
     yield from (("link", str(link)) for link in meta.raw.get("links", ()))

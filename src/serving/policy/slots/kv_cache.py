@@ -12,13 +12,8 @@ class KvCache(Protocol):
     def keeps_prefixes(self) -> bool: ...
 
     @property
-    def shares_prefixes(self) -> bool:
-        """True if a new session begins with what the caches of others have of its text."""
-        ...
-
-    @property
-    def idle_sessions(self) -> int:
-        """How many sessions that have ended leave their caches, for later ones to begin with."""
+    def idle_sessions(self) -> int | None:
+        """How many ended sessions leave their caches for later ones to begin with; None: sessions share no prefixes."""
         ...
 
     @property
@@ -48,8 +43,7 @@ class PrefixCaching:
     capacity_tokens: float | None = None
     block_tokens: int = BLOCK_TOKENS
     keeps_prefixes: ClassVar[bool] = True
-    shares_prefixes: ClassVar[bool] = False
-    idle_sessions: ClassVar[int] = 0
+    idle_sessions: ClassVar[int | None] = None
     device_keeps_cache: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -74,7 +68,6 @@ class SharedPrefixCaching(PrefixCaching):
     """
 
     idle_sessions: int = 256  # type: ignore[misc]
-    shares_prefixes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,8 +88,7 @@ class NoPrefixCaching:
     capacity_tokens: ClassVar[None] = None
     block_tokens: ClassVar[int] = BLOCK_TOKENS
     keeps_prefixes: ClassVar[bool] = False
-    shares_prefixes: ClassVar[bool] = False
-    idle_sessions: ClassVar[int] = 0
+    idle_sessions: ClassVar[None] = None
 
     def allocated_tokens(self, tokens: int) -> int:
         return tokens
