@@ -131,7 +131,7 @@ def overlap(one, other):
 
 
 @pytest.mark.usefixtures("png_alone")
-@pytest.mark.parametrize("n", [1, 20])
+@pytest.mark.parametrize("n", [1, 20, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 40))])
 @pytest.mark.parametrize("networks", [("",), (", lte", ", wifi of the whole campus in the afternoon")])
 def test_series_are_told_apart_and_the_legend_lies_in_the_picture_beside_the_data(n, networks, drawn_figures, tmp_path):
     groups = [(policy + network, policy) for policy in policies(n) for network in networks][:n]
