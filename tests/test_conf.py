@@ -180,7 +180,7 @@ def test_the_embedded_pairs_share_a_cloud_model_and_differ_in_their_device_model
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_names_every_slot(name: str) -> None:
-    assert list(defaults_of(name)) == SLOTS
+    assert [slot for slot in defaults_of(name) if not slot.startswith("/")] == SLOTS
     assert composed(f"policy={name}")["policy"]["name"] == name
 
 

@@ -202,6 +202,9 @@ LESS = {
         "+workload/sharing=conversation",
         *QUICK[-2:],
     ),
+    "beyond/tandem_places": ("+variant/beyond/testbed=hat", "workload.devices=4", "seed=0"),
+    "beyond/tandem_tiers": ("workload.devices=4", "seed=0"),
+    "beyond/where_smollm2": (),
     "beyond/tandem_capacity": ("policy=cloud_centric,tandem", "stages.capacity._resources_.processes=1", *QUICK),
     "beyond/colocated_more": ("training.seed=0", "+variant/beyond/method=cloud_speculative,device_drafts,wisp"),
     "beyond/borders": (

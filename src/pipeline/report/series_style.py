@@ -13,7 +13,7 @@ COLOURS = (
 POLICIES = (
     "synera", "cloud_centric", "edge_centric", "hat", "wisp", "u_shape", "citer", "hyperion", "sled", "u_medusa",
     "hybrid", "u_sarathi", "edgefm", "co_llm", "gpipe", "heft", "wisp_deadline", "cloud_speculative",
-    "specedge", "delay_adaptive", "tandem",
+    "specedge", "delay_adaptive", "tandem", "tandem_device",
 )  # fmt: skip
 """The policies of conf/policy, each with the colour at its place."""
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")

@@ -23,6 +23,7 @@ from serving.metrics.batch_timing import BatchTiming
 from serving.metrics.radio_energy import radio_energies_j
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, stall_times
+from serving.policy.by_condition import PlacedPolicy
 from serving.policy.slots.placement import DEVICE_TIER, TieredPlacement
 from serving.runtimes.runtime import RunResult, Runtime
 from serving.workload.dataset import quality_note
@@ -245,6 +246,8 @@ def _notes(setup: Setup) -> list[str]:
     ]
     profiled = [getattr(slot, "thresholds", None) for slot in vars(setup.policy).values()]
     found += dict.fromkeys(each.note for each in profiled if isinstance(each, Thresholds))
+    if isinstance(setup.policy, PlacedPolicy):
+        found.append(setup.policy.reason)
     return [note for note in found if note]
 
 

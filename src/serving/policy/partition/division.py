@@ -45,13 +45,6 @@ class ModelPartition:
     hidden_dtype: HiddenDtype = "fp16"
     """Number format of hidden states on links."""
 
-    def __post_init__(self) -> None:
-        if not self.tiers:
-            raise ValueError(
-                "policy.placement divides a model over tiers, and this testbed has none; choose hardware=hyperion, or "
-                "name hardware.tiers"
-            )
-
     @cached_property
     def split_points(self) -> SplitPoints:
         """The split of the whole model."""
@@ -74,7 +67,15 @@ class ModelPartition:
         return {"slowest_stage_s": stage_s, "communication_s": links_s, "printed_latency_s": stage_s + links_s}
 
     def problem(self, first_block: int = 0, include_embed_head: bool | None = None) -> PartitionProblem:
-        """The problem that the strategy solves, in seconds of one request (default: `self.include_embed_head`)."""
+        """The problem that the strategy solves, in seconds of one request (default: `self.include_embed_head`).
+
+        Raises ValueError if the testbed has no tiers.
+        """
+        if not self.tiers:
+            raise ValueError(
+                "policy.placement divides a model over tiers, and this testbed has none; choose hardware=hyperion, or "
+                "name hardware.tiers"
+            )
         if include_embed_head is None:
             include_embed_head = self.include_embed_head
         best = {name: max(tier.fleets, key=self._requests_per_s) for name, tier in self.tiers.items()}

@@ -72,6 +72,11 @@ class TieredPlacement:
         )
 
 
+def cloud_or_tiers(partition: ModelPartition) -> CloudPlacement | TieredPlacement:
+    """The whole target on a node of the cloud; on a testbed of tiers, divided over them."""
+    return TieredPlacement(partition) if partition.tiers else CloudPlacement()
+
+
 @dataclass(frozen=True)
 class UShapedPlacement:
     """Embedding and first layers on the device, the middle in the cloud, the LM head on the device: only hidden states

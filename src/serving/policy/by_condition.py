@@ -1,0 +1,190 @@
+"""A policy that is one of several, by the testbed: where drafts are made follows from what the clock predicts.
+
+It is predicted what a token takes if the cloud drafts for itself and if devices draft, for as many sessions as the run
+has on each node of the cloud, and the policy of the faster place is taken. The prediction is one of means: sessions of
+one length, independent drafts, one pass at a time. What it gets right is in docs/tandem.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from serving.engines.models import ModelPair
+from serving.hardware.architecture import Architecture
+from serving.hardware.fleet import Fleet, fits_memory
+from serving.hardware.latency import LatencyModel, batch_load
+from serving.hardware.testbed import CLOUD, Testbed
+from serving.network.link import Link
+from serving.policy.policy import Policy
+from serving.workload.workload import Workload
+
+MAX_CLOUD_DRAFTS, MAX_DEVICE_DRAFTS = 6, 16
+"""The longest drafts that are considered in each place."""
+_DRAFTS_NBYTES, _VERDICT_NBYTES = 200, 100
+_FIXED_POINT_STEPS = 60
+
+
+@dataclass(frozen=True)
+class ExpectedLoad:
+    """What requests are expected to be, which no testbed says; the defaults are those of the embedded pair's tasks.
+
+    Raises ValueError for a value out of range.
+
+    Args:
+        acceptance: of a draft, where drafts end before an unlikely one.
+        prompt_tokens: mean tokens of a prompt.
+        answer_tokens: mean tokens of an answer.
+    """
+
+    acceptance: float = 0.85
+    prompt_tokens: int = 24
+    answer_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.acceptance < 1:
+            raise ValueError(f"policy.expected.acceptance is {self.acceptance:g}; it is a share, 0 to below 1.")
+        for name in ("prompt_tokens", "answer_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy.expected.{name} is {getattr(self, name)}; it must be at least 1.")
+
+    @property
+    def cached_tokens(self) -> int:
+        """Halfway through an answer."""
+        return self.prompt_tokens + self.answer_tokens // 2
+
+    def rounds(self, drafts: int) -> float:
+        """Rounds of an answer with this many drafts each (Leviathan et al., 2023, Eq. 1)."""
+        return self.answer_tokens * (1 - self.acceptance) / (1 - self.acceptance ** (drafts + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyByCondition(Policy):
+    """A policy whose cloud drafts, by its slots, or another whose devices do.
+
+    Args:
+        device: the other policy. It is taken where a token is predicted to take less time with it, or no chip holds
+            both models: on a testbed of tiers, or where the cloud's memory is too small. None: there is no other.
+    """
+
+    device: Policy | None = None
+    expected: ExpectedLoad = field(default_factory=ExpectedLoad)
+
+    def choose(self, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> "PlacedPolicy":
+        """Raises ValueError if a chip has no latency coefficients for a model."""
+        if self.device is None:
+            return self._placed(self, "drafts are made in the cloud: policy.device is null")
+        tier = hardware.tier(CLOUD)
+        if tier is None:
+            return self._placed(self.device, f"drafts are made on devices, in front of the tiers {hardware.tier_names}")
+        chip = tier.largest_memory_fleet
+        drafter, target = pair.device.timed_architecture, pair.cloud.timed_architecture
+        if not fits_memory(chip, target, 1, workload.context_tokens, drafter):
+            return self._placed(self.device, f"drafts are made on devices: {chip.chip.name} does not hold both models")
+        sessions = (workload.devices or sum(fleet.count for fleet in hardware.device_fleets)) / len(tier.node_fleets)
+        cloud = CloudPrediction(chip.latency(target), chip.latency(drafter), sessions, self.expected)
+        devices = [DevicePrediction.of(fleet, drafter, cloud, network) for fleet in hardware.device_fleets]
+        counts = [fleet.count for fleet in hardware.device_fleets]
+        first_s = _mean([each.round_trip_s for each in devices], counts) / self.expected.answer_tokens
+        cloud_s = cloud.s_per_token() + first_s
+        device_s = _mean([each.s_per_token() for each in devices], counts)
+        chosen, place = (self.device, "on devices") if device_s < cloud_s else (self, "in the cloud")
+        return self._placed(
+            chosen,
+            f"drafts are made {place}: a token is predicted to take {device_s * 1e3:.0f} ms if devices draft and "
+            f"{cloud_s * 1e3:.0f} ms if the cloud does, with {sessions:g} sessions on a node",
+        )
+
+    def _placed(self, chosen: Policy, reason: str) -> "PlacedPolicy":
+        own = {each.name: getattr(chosen, each.name) for each in fields(Policy)}
+        return PlacedPolicy(**own | {"name": self.name}, options=self, reason=f"{self.name}: {reason}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedPolicy(Policy):
+    """What a `PolicyByCondition` is on a testbed, and why."""
+
+    options: PolicyByCondition
+    reason: str
+
+
+def policy_on_testbed(
+    policy: Policy, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload
+) -> Policy:
+    """The policy itself, or what a policy by condition is here."""
+    options = policy.options if isinstance(policy, PlacedPolicy) else policy
+    return options.choose(pair, hardware, network, workload) if isinstance(options, PolicyByCondition) else policy
+
+
+@dataclass(frozen=True)
+class CloudPrediction:
+    """Target and drafter on one chip, whose sessions draft together and are verified in one pass; a new session's
+    prompt is part of that pass.
+    """
+
+    target: LatencyModel
+    drafter: LatencyModel
+    sessions: float
+    expected: ExpectedLoad
+
+    def s_per_token(self) -> float:
+        return min(self._s_per_token(drafts) for drafts in range(1, MAX_CLOUD_DRAFTS + 1))
+
+    def _s_per_token(self, drafts: int) -> float:
+        rounds = self.expected.rounds(drafts)
+        new = self.sessions / (rounds + 1)
+        known = self.sessions - new
+        step_s = self.pass_s(self.drafter, known, 1, 0)
+        round_s = self.verify_s(known, drafts, new) + self.pass_s(self.drafter, known, 1, new) + (drafts - 1) * step_s
+        return (rounds + 1) * round_s / self.expected.answer_tokens
+
+    def verify_s(self, sessions: float, drafts: int, prompts: float) -> float:
+        return self.pass_s(self.target, sessions, drafts + 1, prompts)
+
+    def pass_s(self, model: LatencyModel, sessions: float, rows: int, prompts: float) -> float:
+        """A pass over `rows` of each session, and over as many prompts; between whole numbers of prompts linear."""
+        share = prompts % 1
+        return (1 - share) * self._pass_s(model, sessions, rows, int(prompts)) + share * self._pass_s(
+            model, sessions, rows, int(prompts) + 1
+        )
+
+    def _pass_s(self, model: LatencyModel, sessions: float, rows: int, prompts: int) -> float:
+        known = max(0, round(sessions))
+        spans = [(self.expected.cached_tokens, rows)] * known + [(0, self.expected.prompt_tokens)] * prompts
+        return model.seconds(batch_load(model.layers, spans, known * rows + prompts)) if spans else 0.0
+
+
+@dataclass(frozen=True)
+class DevicePrediction:
+    """Devices that draft, and wait for the link, for the pass before theirs to end, and for their own."""
+
+    draft_s: float
+    """A step of the drafter on the device."""
+    prompt_s: float
+    """The drafter's pass over the prompt there."""
+    round_trip_s: float
+    cloud: CloudPrediction
+
+    @classmethod
+    def of(cls, fleet: Fleet, drafter: Architecture, cloud: CloudPrediction, network: Link) -> "DevicePrediction":
+        """The devices of a fleet; `network`: their link, where the fleet has none of its own."""
+        model, link = fleet.latency(drafter), fleet.network or network
+        round_trip_s = link.mean_transfer_s(_DRAFTS_NBYTES, "up") + link.mean_transfer_s(_VERDICT_NBYTES, "down")
+        return cls(cloud.pass_s(model, 1, 1, 0), cloud.pass_s(model, 0, 1, 1), round_trip_s, cloud)
+
+    def s_per_token(self) -> float:
+        return min(self._s_per_token(drafts) for drafts in range(1, MAX_DEVICE_DRAFTS + 1))
+
+    def _s_per_token(self, drafts: int) -> float:
+        """A pass holds the sessions that came while the one before ran: found as a fixed point."""
+        rounds = self.cloud.expected.rounds(drafts)
+        away_s = drafts * self.draft_s + self.round_trip_s + self.prompt_s / rounds
+        batch, round_s = 1.0, 0.0
+        for _ in range(_FIXED_POINT_STEPS):
+            new = batch / rounds
+            pass_s = self.cloud.verify_s(batch - new, drafts, new)
+            round_s = away_s + 1.5 * pass_s
+            batch = (batch + min(self.cloud.sessions, max(1.0, self.cloud.sessions * pass_s / round_s))) / 2
+        return rounds * round_s / self.cloud.expected.answer_tokens
+
+
+def _mean(values: Sequence[float], counts: Sequence[int]) -> float:
+    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)

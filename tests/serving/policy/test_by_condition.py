@@ -1,0 +1,117 @@
+"""Where drafts are made follows from the testbed."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from serving.deployment.setup import Setup
+from serving.hardware.latency import LinearLatency
+from serving.hardware.testbed import Testbed as Bed
+from serving.policy.by_condition import CloudPrediction, DevicePrediction, ExpectedLoad, PlacedPolicy, PolicyByCondition
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.placement import ColocatedPlacement
+from tests.support.conf_files import bed, fleet
+from tests.support.fake_setup import pair, setup
+from tests.support.policies import policy
+
+DEVICE = policy("sled", draft=WindowDraft(8))
+SLOTS = {each.name: getattr(policy("sled", placement=ColocatedPlacement()), each.name) for each in fields(Policy)}
+ONLY_PASSES = ExpectedLoad(acceptance=0, prompt_tokens=1, answer_tokens=16)
+"""No draft is right: each round writes one token."""
+
+
+HAT = {"drafter": "vicuna_68m", "target": "vicuna_7b"}
+
+
+def by_condition(device: Policy | None = DEVICE, **expected: float) -> PolicyByCondition:
+    return PolicyByCondition(**SLOTS | {"name": "either"}, device=device, expected=ExpectedLoad(**expected))
+
+
+def placed(
+    hardware: str | Bed,
+    devices: int = 2,
+    device: Policy | None = DEVICE,
+    drafter: str = "tinyllama_1_1b",
+    target: str = "llama2_13b",
+) -> Setup:
+    return replace(setup("sled", hardware, devices, pair=pair(drafter, target)), policy=by_condition(device))
+
+
+def constant(seconds: float) -> LinearLatency:
+    """A pass takes as long whatever it computes."""
+    return LinearLatency(0, 0, 0, seconds, layers=1, source="test")
+
+
+def test_a_slow_drafter_far_from_an_idle_cloud_is_not_asked() -> None:
+    found = placed("jetson_orin").policy
+    assert isinstance(found, PlacedPolicy)
+    assert (found.name, found.is_colocated, found.draft) == ("either", True, SLOTS["draft"])
+    assert "in the cloud: a token is predicted to take" in found.reason
+
+
+def test_devices_that_draft_fast_draft_where_a_cloud_is_busy() -> None:
+    assert placed("hat", 1, **HAT).policy.is_colocated
+    found = placed("hat", 30, **HAT).policy
+    assert not found.is_colocated
+    assert (found.name, found.draft) == ("either", WindowDraft(8))
+
+
+def test_another_number_of_devices_is_decided_anew() -> None:
+    busy = placed("hat", 30, **HAT)
+    idle = replace(busy, workload=replace(busy.workload, devices=1))
+    assert (busy.policy.is_colocated, idle.policy.is_colocated) == (False, True)
+
+
+def test_tiers_have_no_chip_for_both_models() -> None:
+    tiers = bed("hyperion").tiers
+    far = Bed(device=fleet("jetson_agx_orin_32gb"), tiers={"far": next(iter(tiers.values()))})
+    found = by_condition().choose(pair(), far, setup().network, setup().workload)
+    assert not found.is_colocated
+    assert found.reason == "either: drafts are made on devices, in front of the tiers far"
+
+
+def test_a_chip_that_holds_the_target_alone_verifies() -> None:
+    small = Bed(device=fleet("jetson_agx_orin_32gb"), cloud=fleet("jetson_agx_orin_32gb", mode="MAXN"))
+    found = by_condition().choose(pair("vicuna_7b"), small, setup().network, setup().workload)
+    assert found.reason == "either: drafts are made on devices: jetson_agx_orin_32gb does not hold both models"
+
+
+def test_without_another_policy_the_cloud_drafts() -> None:
+    assert placed("hat", 30, None, **HAT).policy.is_colocated
+
+
+def test_a_policy_of_one_place_stays_what_it_is() -> None:
+    base = setup("sled")
+    assert base.policy is replace(base, seed=1).policy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acceptance": 1.0}, "policy.expected.acceptance is 1; it is a share, 0 to below 1"),
+        ({"prompt_tokens": 0}, "policy.expected.prompt_tokens is 0; it must be at least 1"),
+        ({"answer_tokens": 0}, "policy.expected.answer_tokens is 0; it must be at least 1"),
+    ],
+)
+def test_what_is_expected_is_checked(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExpectedLoad(**options)
+
+
+def test_a_cloud_that_drafts_pays_for_its_passes_and_for_a_first_round() -> None:
+    """One draft a round is best where none is right: 17 rounds of a pass and a step for 16 tokens."""
+    found = CloudPrediction(constant(0.020), constant(0.005), 1, ONLY_PASSES).s_per_token()
+    assert found == pytest.approx(17 / 16 * 0.025)
+
+
+def test_a_device_that_drafts_waits_for_the_link_and_for_the_pass_before_its_own() -> None:
+    cloud = CloudPrediction(constant(0.020), constant(0.005), 1, ONLY_PASSES)
+    found = DevicePrediction(draft_s=0.010, prompt_s=0.032, round_trip_s=0.030, cloud=cloud).s_per_token()
+    assert found == pytest.approx(0.010 + 0.030 + 0.032 / 16 + 1.5 * 0.020)
+
+
+def test_more_right_drafts_take_less_time() -> None:
+    models = constant(0.020), constant(0.005)
+    found = [CloudPrediction(*models, 4, ExpectedLoad(acceptance=share)).s_per_token() for share in (0.3, 0.6, 0.9)]
+    assert found == sorted(found, reverse=True)
