@@ -204,7 +204,7 @@ LESS = {
     ),
     "beyond/tandem_places": ("+variant/beyond/testbed=hat", "workload.devices=4", "seed=0"),
     "beyond/tandem_tiers": ("workload.devices=4", "seed=0"),
-    "beyond/where_smollm2": (),
+    "beyond/where_smollm2": (*PLACES, "workload=tiny", "runtime.stages.record_outcomes.workload.num_prompts=8"),
     "beyond/tandem_capacity": ("policy=cloud_centric,tandem", "stages.capacity._resources_.processes=1", *QUICK),
     "beyond/colocated_more": ("training.seed=0", "+variant/beyond/method=cloud_speculative,device_drafts,wisp"),
     "beyond/borders": (
@@ -343,6 +343,7 @@ AT_EACH_CHANGE = {
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""
 SAID = {
     "beyond/where": ("Who wins where", "AGX Orin, 2 devices"),
+    "beyond/where_smollm2": ("Who wins where", "AGX Orin, 2 devices"),
     "beyond/borders": ("beside closed forms", "a device that drafts, a cloud that decodes"),
     "choose": ("keeps the requirements", "held-out requests", "quality", "run it: python -m pipeline +policy=chosen"),
     "leaderboard": ("Synera's testbed, 4 devices", "without hyperion", "leaderboard.md"),
