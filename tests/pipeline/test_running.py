@@ -81,6 +81,17 @@ def test_a_report_from_python_has_the_names_of_conf() -> None:
     assert "hydra" not in context.config
 
 
+def test_a_report_shows_the_slots_of_the_policy_that_was_served() -> None:
+    with api.composed("+policy=tandem", "model=toy", "report=quiet") as cfg:
+        context = _job_context(create_job(cfg))
+    assert "placement colocated" in _policy_slots(context)
+    assert "k=6" in _policy_slots(context)
+    there = _policy_slots(context, "device")
+    assert "placement cloud_or_tiers" in there
+    assert "k=16" in there
+    assert "tandem_device" not in _policy_slots(context)
+
+
 def timed_as(*words: str) -> Any:
     (serve,) = [stage for stage in api.stages(["+policy=sled", "workload=smoke", *words]) if stage.name == "serve"]
     return serve.args["setup"]["pair"]["device"]["timed_architecture"]

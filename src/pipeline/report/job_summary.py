@@ -60,7 +60,7 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
         yield "heat", _heat(chip, figures)
     if workload := _format_numbers(context.config_value("workload"), _WORKLOAD_PHRASES):
         yield "workload", workload
-    yield "policy", _policy_slots(context) or meta.policy
+    yield "policy", _policy_slots(context, str(meta.raw.get("policy_case") or "")) or meta.policy
     if meta.lossless:
         yield "lossless", "every token is the cloud model's own choice"
     versions = [
@@ -123,15 +123,21 @@ def _format_numbers(node: Any, phrases: Mapping[str, str]) -> str:
     return ", ".join(phrases[name].format(value) for name, value in known.items() if isinstance(value, int | float))
 
 
-def _policy_slots(context: JobContext) -> str:
-    """Every slot with its choice and its options."""
-    policy = context.config_value("policy") or {}
-    found = {slot: node for slot, node in policy.items() if isinstance(node, Mapping) and "_target_" in node}
-    return ", ".join(f"{slot} {_slot_choice(context, slot, node)}" for slot, node in found.items())
+def _policy_slots(context: JobContext, case: str = "") -> str:
+    """Every slot with its choice and its options; `case`: of the policy below `policy` that was served."""
+    place = f"policy.{case}" if case else "policy"
+    policy = context.config_value(place) or {}
+    nodes = {name: node for name, node in policy.items() if isinstance(node, Mapping) and "_target_" in node}
+    slots = {name: node for name, node in nodes.items() if "placement" not in node}  # a policy has slots of its own
+    at = f"@{place}." if case else ""
+    return ", ".join(
+        f"{slot} {_slot_choice(context.choices.get(f'policy/{slot}{at and at + slot}'), node)}"
+        for slot, node in slots.items()
+    )
 
 
-def _slot_choice(context: JobContext, slot: str, node: Mapping[str, Any]) -> str:
-    name = context.choices.get(f"policy/{slot}") or str(node["_target_"]).rpartition(".")[2]
+def _slot_choice(chosen: str | None, node: Mapping[str, Any]) -> str:
+    name = chosen or str(node["_target_"]).rpartition(".")[2]
     options = [
         f"{key}={value:g}" if not isinstance(value, str) else f"{key}={value}"
         for key, value in node.items()

@@ -95,7 +95,8 @@ class PolicyByCondition(Policy):
 
     def _placed(self, chosen: Policy, reason: str) -> "PlacedPolicy":
         own = {each.name: getattr(chosen, each.name) for each in fields(Policy)}
-        return PlacedPolicy(**own | {"name": self.name}, options=self, reason=f"{self.name}: {reason}")
+        case = "device" if chosen is self.device else ""
+        return PlacedPolicy(**own | {"name": self.name}, options=self, case=case, reason=f"{self.name}: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +104,12 @@ class PlacedPolicy(Policy):
     """What a `PolicyByCondition` is on a testbed, and why."""
 
     options: PolicyByCondition
+    case: str
+    """The option that it is: `device`, or empty for the policy's own slots."""
     reason: str
 
 
-def policy_on_testbed(
-    policy: Policy, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload
-) -> Policy:
+def policy_on_testbed(policy: Policy, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> Policy:
     """The policy itself, or what a policy by condition is here."""
     options = policy.options if isinstance(policy, PlacedPolicy) else policy
     return options.choose(pair, hardware, network, workload) if isinstance(options, PolicyByCondition) else policy

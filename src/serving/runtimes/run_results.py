@@ -198,6 +198,7 @@ def _meta(
     links = [fleet.network or setup.network for fleet in fleets] if setup.uses_target else []
     return {
         "policy": setup.policy.name,
+        "policy_case": setup.policy.case if isinstance(setup.policy, PlacedPolicy) else "",
         "runtime": type(runtime).__name__.lower(),
         "runtime_described": runtime.described,
         "lossless": setup.policy.lossless,

@@ -102,8 +102,8 @@ def test_a_command_without_a_policy_lists_the_policies(say: Say, argv: tuple[str
     assert lines[0].endswith("Choose one with +policy=NAME:")
     assert [line.split()[0] for line in lines[1:]] == [
         "citer", "cloud_centric", "cloud_speculative", "co_llm", "delay_adaptive", "edge_centric", "edgefm", "gpipe",
-        "hat", "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "tandem", "tandem_device", "u_medusa", "u_sarathi", "u_shape",
-        "wisp", "wisp_deadline",
+        "hat", "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "tandem", "tandem_device", "u_medusa",
+        "u_sarathi", "u_shape", "wisp", "wisp_deadline",
     ]  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from pipeline.config import arguments
 
 POLICIES = [
     "citer", "cloud_centric", "cloud_speculative", "co_llm", "delay_adaptive", "edge_centric", "edgefm", "gpipe", "hat",
-    "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "tandem", "tandem_device", "u_medusa", "u_sarathi", "u_shape",
-    "wisp", "wisp_deadline",
+    "heft", "hybrid", "hyperion", "sled", "specedge", "synera", "tandem", "tandem_device", "u_medusa", "u_sarathi",
+    "u_shape", "wisp", "wisp_deadline",
 ]  # fmt: skip
 
 

@@ -46,15 +46,15 @@ def constant(seconds: float) -> LinearLatency:
 def test_a_slow_drafter_far_from_an_idle_cloud_is_not_asked() -> None:
     found = placed("jetson_orin").policy
     assert isinstance(found, PlacedPolicy)
-    assert (found.name, found.is_colocated, found.draft) == ("either", True, SLOTS["draft"])
+    assert (found.name, found.case, found.is_colocated, found.draft) == ("either", "", True, SLOTS["draft"])
     assert "in the cloud: a token is predicted to take" in found.reason
 
 
 def test_devices_that_draft_fast_draft_where_a_cloud_is_busy() -> None:
     assert placed("hat", 1, **HAT).policy.is_colocated
     found = placed("hat", 30, **HAT).policy
-    assert not found.is_colocated
-    assert (found.name, found.draft) == ("either", WindowDraft(8))
+    assert isinstance(found, PlacedPolicy)
+    assert (found.name, found.case, found.is_colocated, found.draft) == ("either", "device", False, WindowDraft(8))
 
 
 def test_another_number_of_devices_is_decided_anew() -> None:
