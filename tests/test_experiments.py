@@ -203,6 +203,7 @@ LESS = {
         *QUICK[-2:],
     ),
     "beyond/tandem_places": ("+variant/beyond/testbed=hat", "workload.devices=4", "seed=0"),
+    "beyond/tandem_synera": ("training.seed=0",),
     "beyond/tandem_tiers": ("workload.devices=4", "seed=0"),
     "beyond/where_smollm2": (*PLACES, "workload=tiny", "runtime.stages.record_outcomes.workload.num_prompts=8"),
     "beyond/tandem_capacity": ("policy=cloud_centric,tandem", "stages.capacity._resources_.processes=1", *QUICK),
