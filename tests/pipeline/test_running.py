@@ -88,7 +88,7 @@ def test_a_report_shows_the_slots_of_the_policy_that_was_served() -> None:
     assert "k=6" in _policy_slots(context)
     there = _policy_slots(context, "device")
     assert "placement cloud_or_tiers" in there
-    assert "k=16" in there
+    assert "draft rejection_predictor" in there
     assert "tandem_device" not in _policy_slots(context)
 
 

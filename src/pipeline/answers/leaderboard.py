@@ -70,7 +70,8 @@ class Leaderboard:
 
     def _cell(self, asked: Asked, setting: str, policy: str, seed: int) -> tuple[str, ...]:
         number = (f"workload.num_prompts={self.requests}", f"seed={seed}")
-        own = (self.own_words.get(policy, ()), self.settings[setting].words)
+        there = self.settings[setting]
+        own = (self.own_words.get(policy, ()), there.words, there.own.get(policy, ()))
         return joined(self.base, asked.words, number, *own, Candidate(policy).words)
 
     def _serve(self, asked: Asked, pairs: Sequence[tuple[str, str]], problems: Mapping[tuple[str, ...], str]) -> Board:

@@ -1,7 +1,7 @@
 """What a leaderboard says: policies over all settings, then each setting with intervals and paired tests."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log
 from statistics import fmean
@@ -20,12 +20,13 @@ LOSSLESS, LOSSY = "the cloud model's own text", "another text"
 class Setting:
     """A testbed with its network, load and lengths: the `words` of its cells.
 
-    `only` are the policies that are compared there; empty: all.
+    `only` are the policies that are compared there; empty: all. `own` are further words of single policies there.
     """
 
     title: str
     words: tuple[str, ...]
     only: tuple[str, ...] = ()
+    own: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ def notes(board: Board, command: str, requests: int, seeds: int) -> Iterator[tup
     for result in board.results:
         if result.setting.only:
             yield result.setting.title, f"compares {', '.join(result.setting.only)} only"
+        for policy, words in result.setting.own.items():
+            yield f"{policy} there", f"{result.setting.title}: {' '.join(words)}"
 
 
 def page_text(parts: Sequence[ReportPart], command: str) -> str:

@@ -97,6 +97,25 @@ def test_a_board_has_each_policy_in_each_setting_and_says_what_is_missing(tmp_pa
     assert "compares cloud_centric, sled only" in text
 
 
+def test_words_of_one_policy_are_said_and_reach_its_cells_in_that_setting_alone(tmp_path: Path) -> None:
+    known = ("workload.devices=3",)
+    question = replace(board(), settings={name: replace(one, own={"sled": known} if name == "far" else {})
+                                          for name, one in board().settings.items()})  # fmt: skip
+    served_words: list[tuple[str, ...]] = []
+
+    class Listening(WrittenEvaluator):
+        def evaluate(self, name: str, cells: Sequence[Sequence[str]]) -> list[CellResult]:
+            served_words.extend(tuple(words) for words in cells)
+            return super().evaluate(name, cells)
+
+    out = StringIO()
+    question.answer(Asked(Listening(tmp_path), ("seed=0",), (), tmp_path, Tracking("none"), out=out))
+    having = [set(words) for words in served_words if known[0] in words]
+    assert having
+    assert all({"network=lte", "policy=sled"} <= words for words in having)
+    assert "sled there" in out.getvalue()
+
+
 def stars(text: str, policy: str, setting: str) -> int:
     """Stars in the row of a policy below the title of a setting."""
     rows = text[text.index(f"{setting} (") :].splitlines()
