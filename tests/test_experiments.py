@@ -406,11 +406,12 @@ def test_the_experiment_on_quantised_models_runs_at_toy_size(outputs: Path, tmp_
 def run(names: list[str], outputs: Path, folder: Path, parts: Mapping[str, tuple[str, ...]] | None = None) -> None:
     smaller = {name: (*LESS.get(name, ()), *(parts or {}).get(name, ())) for name in names}
     commands = [[f"+experiment={name}", *TOY, *smaller[name], f"outputs={outputs}"] for name in names]
+    commands += [["+policy=chosen", *TOY, f"outputs={outputs}"]] if "choose" in names else []
     (folder / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
     command = [sys.executable, str(RUNNER), str(folder / "commands.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     printed = re.split(r"^ended (\d+)$", done.stdout, flags=re.MULTILINE)
-    assert printed[1::2] == ["0"] * len(names), done.stderr
+    assert printed[1::2] == ["0"] * len(commands), done.stderr
     for name, text in zip(names, printed[::2], strict=False):
         for said in SAID.get(name, ("jobs complete", "comparison.csv")):
             assert said in text, name

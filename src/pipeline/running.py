@@ -329,7 +329,10 @@ def _files(job: Job, context: "JobContext") -> dict[str, str]:
 
     from pipeline.config.sources import composed_files
 
-    return composed_files(job.library, context.overrides) if HydraConfig.initialized() else {}
+    if not HydraConfig.initialized():
+        return {}
+    search_path = [word for word in HydraConfig.get().overrides.hydra if word.startswith("hydra.searchpath=")]
+    return composed_files(job.library, [*context.overrides, *search_path])
 
 
 def _built_revision(job: Job, stage: Stage) -> str | None:

@@ -1,5 +1,6 @@
 """A question as a command asks it: the objects of its configuration, the command's own words, and where answers go."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ class Asked:
     tracking: Tracking
     plan_only: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
+    given: tuple[str, ...] = ()
+    """The command's words as they were given, those of the question included."""
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["python", "-m", "pipeline", *(self.given or self.words)])
 
     def log(self, name: str, params: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]) -> None:
         """One run of the MLflow experiment, with what was found; without a store that answers, a line says so."""
@@ -71,4 +78,8 @@ def ask(
     evaluator = Evaluator(create_workers(dict(workers)), str(config_dir) if config_dir else None)
     words = without(arguments, (*NOT_OF_CELLS, *asked.KEYS))
     policies = choices_given(arguments, "policy")
-    asked.answer(Asked(evaluator, tuple(words), tuple(policies), outputs, tracking, stage == "plan"))
+    given = tuple(f"+{word}" if word.startswith(("policy=", "experiment=")) else word for word in arguments)
+    shown = without(given, ("tracking", "report", "force", "hydra"))
+    asked.answer(
+        Asked(evaluator, tuple(words), tuple(policies), outputs, tracking, stage == "plan", given=tuple(shown))
+    )

@@ -53,10 +53,14 @@ class Choosing:
     def answer(self, asked: Asked) -> None:
         """Searches, prints the answer, and writes it with its policy below OUTPUTS/chosen."""
         check_name(self.name)
+        for note in self.question.require.unusual():
+            print(f"note: {note}", file=asked.out, flush=True)
         search = self._search(asked)
         if asked.plan_only:
             cells = list(search.input_cells(CandidateSpace.parse(search.question.policies)))
             stages = asked.evaluator.planned_stages(cells, search.question.require.lossless)
+            if not stages:
+                raise ConfigError(_nothing_to_choose(search.question))
             print(f"{describe_plan(stages)}\nthen {_planned_cells(search)}", file=asked.out, flush=True)
         else:
             self._write(asked, search.words, search.run())
@@ -120,6 +124,15 @@ class Choosing:
         kept = [row for row in found.tried if excess(row, require) == 0 and is_measured(row, require)]
         title = "Candidates of the first rung; the line: the front of those that keep the requirements"
         return figures.save_figure(front_figure(found.tried, kept, (x, y)), path, title)
+
+
+def _nothing_to_choose(question: Question) -> str:
+    named = ", ".join(question.policies)
+    if question.require.lossless:
+        return (
+            f"choose: of {named} none writes the cloud model's own text here; name others, or require.lossless=false."
+        )
+    return f"choose: of {named} none can be served here; name others, or another testbed."
 
 
 def _all_have_links(cfg: "DictConfig") -> bool:

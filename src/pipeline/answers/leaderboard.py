@@ -45,6 +45,8 @@ class Leaderboard:
         for name in ("policies", "settings", "seeds"):
             if not getattr(self, name):
                 raise ValueError(f"leaderboard.{name} is empty; a board needs one at least")
+        if self.requests < 1:
+            raise ValueError(f"leaderboard.requests is {self.requests}; each cell serves 1 request or more")
         unknown = [name for name in self.named_settings if name not in self.settings]
         if unknown:
             raise ValueError(f"leaderboard.in has {unknown[0]!r}; there are {', '.join(self.settings)}")
@@ -93,7 +95,7 @@ class Leaderboard:
         return Board(tuple(results), left_out)
 
     def _write(self, asked: Asked, board: Board) -> None:
-        command = " ".join(["python -m pipeline +experiment=leaderboard", *asked.words])
+        command = asked.command
         remarks = tuple(notes(board, command, self.requests, len(self.seeds)))
         parts = board_parts(board, remarks)
         print_parts(parts, asked.out)

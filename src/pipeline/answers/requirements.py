@@ -58,6 +58,10 @@ class Requirements:
         "cost_max": ("cost, USD/M tokens", "cost/usd_per_million_tokens"),
     }
 
+    USUAL: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "ttft_p90_s": (0.01, 60), "tbt_p90_s": (0.001, 5), "service_p90_s_per_token": (0.001, 5),
+    }  # fmt: skip
+
     ttft_p90_s: float | None = None
     tbt_p90_s: float | None = None
     service_p90_s_per_token: float | None = None
@@ -76,6 +80,14 @@ class Requirements:
             raise ValueError(f"require.quality_min is {self.quality_min}; a quality lies between 0 and 1")
         if self.devices_min is not None and self.devices_min < 1:
             raise ValueError(f"require.devices_min is {self.devices_min}; give 1 device or more, or null")
+
+    def unusual(self) -> Iterator[str]:
+        """A note for each limit that is possible and probably in another unit than was meant."""
+        for name, (low, high) in self.USUAL.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                unit = with_unit("", self.METRICS[name][1]).strip()
+                yield f"require.{name} is {value:g} {unit}, usually {low:g} to {high:g}. Is it meant so?"
 
     def limits(self, with_quality: bool = False) -> Iterator[Limit]:
         """The limits of what a simulation measures; `with_quality` also that of what a run on text measures."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 CHECKOUT_CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -122,7 +123,10 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
         unknown = [name for name in choices_given(argv, group) if _is_literal_name(value) and name not in known]
         if known and unknown:
             plus = "+" if group in ("policy", "experiment", "page") else ""
-            return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{format_choices(known)}"
+            near = get_close_matches(unknown[0], known, 1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            choose = f"Choose one with {plus}{group}=NAME:\n{format_choices(known)}"
+            return f"there is no {group} {unknown[0]!r}.{meant} {choose}"
     if not choices_given(argv, "policy") and not choices_given(argv, "experiment"):
         return f"which policy? Choose one with +policy=NAME:\n{format_choices(choices_available(argv, 'policy'))}"
     return None

@@ -77,7 +77,8 @@ def register_resolvers() -> None:
     read hidden states, which what records or exports a draft model needs to know; `${data_file:NAME}`: a file below
     `data_root`, null without one; `${conf_file:NAME}`: a file below conf/; `${timed_as:PATH,NAME}`: the architecture of
     the user's checkpoint at PATH, else NAME; `${pruned_architecture:TARGET,LAYERS}`: TARGET with so many layers, as one
-    value that another drafter's file replaces whole.
+    value that another drafter's file replaces whole; `${expected_prompt_tokens:N}`, `${expected_answer_tokens:N}`: mean
+    tokens that a simulation is told to draw, else N.
     """
 
     def facts() -> str:
@@ -91,6 +92,8 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("timed_as", _timed_as, replace=True)
     OmegaConf.register_new_resolver("pruned_architecture", _pruned_architecture, replace=True)
     OmegaConf.register_new_resolver("open_half", _open_half, replace=True)
+    OmegaConf.register_new_resolver("expected_prompt_tokens", _expected_prompt_tokens, replace=True)
+    OmegaConf.register_new_resolver("expected_answer_tokens", _expected_answer_tokens, replace=True)
     OmegaConf.register_new_resolver("conf_file", lambda name: str(conf_dir() / name), replace=True)
     # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
     command = os.environ.setdefault("TANDEM_PROCESS", str(os.getpid()))
@@ -117,6 +120,19 @@ def _open_half(dataset: DictConfig) -> Any:
     found = OmegaConf.to_container(dataset, resolve=True)
     assert isinstance(found, dict)
     return found | ({"evaluation": "open"} if "evaluation" in found else {})
+
+
+def _expected_prompt_tokens(default: int, *, _root_: DictConfig) -> int:
+    lengths = OmegaConf.select(_root_, "runtime.outcomes.prompt_lengths")
+    return max(1, round(lengths.mean)) if lengths else default
+
+
+def _expected_answer_tokens(default: int, *, _root_: DictConfig) -> int:
+    most = int(_root_.workload.max_new_tokens)
+    if OmegaConf.select(_root_, "runtime.outcomes.full_length_answers"):
+        return most
+    lengths = OmegaConf.select(_root_, "runtime.outcomes.answer_lengths")
+    return min(most, max(1, round(lengths.mean)) if lengths else default)
 
 
 def _data_file(name: str, *, _root_: DictConfig) -> str | None:

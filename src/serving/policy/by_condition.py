@@ -7,6 +7,7 @@ one length, independent drafts, one pass at a time. What it gets right is in doc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from math import inf
 
 from serving.engines.models import ModelPair
 from serving.hardware.architecture import Architecture
@@ -17,8 +18,8 @@ from serving.network.link import Link
 from serving.policy.policy import Policy
 from serving.workload.workload import Workload
 
-MAX_CLOUD_DRAFTS, MAX_DEVICE_DRAFTS = 6, 16
-"""The longest drafts that are considered in each place."""
+_FIRST_TOKEN_SPREAD = 2.0
+"""Prompts of twice the mean length and waiting: a promised first token must be predicted in half the time."""
 _DRAFTS_NBYTES, _VERDICT_NBYTES = 200, 100
 _FIXED_POINT_STEPS = 60
 
@@ -83,9 +84,17 @@ class PolicyByCondition(Policy):
         cloud = CloudPrediction(chip.latency(target), chip.latency(drafter), sessions, self.expected)
         devices = [DevicePrediction.of(fleet, drafter, cloud, network) for fleet in hardware.device_fleets]
         counts = [fleet.count for fleet in hardware.device_fleets]
-        first_s = _mean([each.round_trip_s for each in devices], counts) / self.expected.answer_tokens
-        cloud_s = cloud.s_per_token() + first_s
-        device_s = _mean([each.s_per_token() for each in devices], counts)
+        promised_s = min((each.ttft_s for each in workload.slo if each.ttft_s is not None), default=inf)
+        first_s = max(each.first_token_s() for each in devices)
+        if first_s * _FIRST_TOKEN_SPREAD > promised_s:
+            return self._placed(
+                self,
+                f"drafts are made in the cloud: a first token is predicted to take {first_s:.2g} s if devices draft, "
+                f"and it is promised within {promised_s:g} s",
+            )
+        round_trip_s = _mean([each.round_trip_s for each in devices], counts)
+        cloud_s = cloud.s_per_token(_max_drafts(self)) + round_trip_s / self.expected.answer_tokens
+        device_s = _mean([each.s_per_token(_max_drafts(self.device)) for each in devices], counts)
         chosen, place = (self.device, "on devices") if device_s < cloud_s else (self, "in the cloud")
         return self._placed(
             chosen,
@@ -126,8 +135,9 @@ class CloudPrediction:
     sessions: float
     expected: ExpectedLoad
 
-    def s_per_token(self) -> float:
-        return min(self._s_per_token(drafts) for drafts in range(1, MAX_CLOUD_DRAFTS + 1))
+    def s_per_token(self, max_drafts: int) -> float:
+        """With drafts of the length up to `max_drafts` that is best."""
+        return min(self._s_per_token(drafts) for drafts in range(1, max_drafts + 1))
 
     def _s_per_token(self, drafts: int) -> float:
         rounds = self.expected.rounds(drafts)
@@ -171,8 +181,13 @@ class DevicePrediction:
         round_trip_s = link.mean_transfer_s(_DRAFTS_NBYTES, "up") + link.mean_transfer_s(_VERDICT_NBYTES, "down")
         return cls(cloud.pass_s(model, 1, 1, 0), cloud.pass_s(model, 0, 1, 1), round_trip_s, cloud)
 
-    def s_per_token(self) -> float:
-        return min(self._s_per_token(drafts) for drafts in range(1, MAX_DEVICE_DRAFTS + 1))
+    def s_per_token(self, max_drafts: int) -> float:
+        """With drafts of the length up to `max_drafts` that is best."""
+        return min(self._s_per_token(drafts) for drafts in range(1, max_drafts + 1))
+
+    def first_token_s(self) -> float:
+        """The prompt's pass on the device, a draft, and its verification behind one that runs."""
+        return self.prompt_s + self.draft_s + self.round_trip_s + 1.5 * self.cloud.verify_s(0, 1, 1)
 
     def _s_per_token(self, drafts: int) -> float:
         """A pass holds the sessions that came while the one before ran: found as a fixed point."""
@@ -185,6 +200,10 @@ class DevicePrediction:
             round_s = away_s + 1.5 * pass_s
             batch = (batch + min(self.cloud.sessions, max(1.0, self.cloud.sessions * pass_s / round_s))) / 2
         return rounds * round_s / self.cloud.expected.answer_tokens
+
+
+def _max_drafts(policy: Policy) -> int:
+    return int(getattr(policy.draft, "k", 1))
 
 
 def _mean(values: Sequence[float], counts: Sequence[int]) -> float:

@@ -266,3 +266,9 @@ def test_a_policy_that_fails_where_something_is_varied_is_not_left_out() -> None
     assert "cloud" not in found.left_out
     assert "cloud" in {row.candidate.policy for row in found.held_out}
     assert "no room" not in found.failed
+
+
+def test_a_limit_in_another_unit_is_noted() -> None:
+    assert list(Requirements(ttft_p90_s=0.5, service_p90_s_per_token=0.1).unusual()) == []
+    (note,) = Requirements(ttft_p90_s=500).unusual()
+    assert note == "require.ttft_p90_s is 500 s, usually 0.01 to 60. Is it meant so?"

@@ -241,3 +241,15 @@ def rows(folder: Path, policies: Sequence[str]) -> Iterator[Row]:
 
 def test_a_percentile_without_records_has_no_interval() -> None:
     assert percentile_interval("latency/ttft_s/p90", [{}]) is None
+
+
+def test_a_board_of_no_requests_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"leaderboard\.requests is 0; each cell serves 1 request or more"):
+        replace(board(), requests=0)
+
+
+def test_a_board_names_the_whole_command_that_writes_it(tmp_path: Path) -> None:
+    out, given = StringIO(), ("+experiment=leaderboard", "+policy=sled", "leaderboard.seeds=[0]")
+    board().answer(Asked(WrittenEvaluator(tmp_path), (), (), tmp_path, Tracking("none"), out=out, given=given))
+    page = (tmp_path / "leaderboard" / "leaderboard.md").read_text(encoding="utf-8")
+    assert "python -m pipeline +experiment=leaderboard +policy=sled 'leaderboard.seeds=[0]'" in page

@@ -89,8 +89,11 @@ def test_a_correct_command_has_no_misspelling(argv: list[str]) -> None:
     [
         ([], "which policy? Choose one with +policy=NAME:"),
         (["hardware=pixel7"], "which policy? Choose one with +policy=NAME:"),
-        (["policy=synra"], "there is no policy 'synra'. Choose one with +policy=NAME:"),
-        (["-m", "+policy=sled,synra"], "there is no policy 'synra'. Choose one with +policy=NAME:"),
+        (["policy=synra"], "there is no policy 'synra'. Did you mean synera? Choose one with +policy=NAME:"),
+        (
+            ["-m", "+policy=sled,synra"],
+            "there is no policy 'synra'. Did you mean synera? Choose one with +policy=NAME:",
+        ),
         (["policy=unset"], "there is no policy 'unset'. Choose one with +policy=NAME:"),
     ],
 )

@@ -11,6 +11,7 @@ from serving.policy.by_condition import CloudPrediction, DevicePrediction, Expec
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.placement import ColocatedPlacement
+from serving.workload.slo import SloClass
 from tests.support.conf_files import bed, fleet
 from tests.support.fake_setup import pair, setup
 from tests.support.policies import policy
@@ -77,6 +78,21 @@ def test_a_chip_that_holds_the_target_alone_verifies() -> None:
     assert found.reason == "either: drafts are made on devices: jetson_agx_orin_32gb does not hold both models"
 
 
+def test_a_promised_first_token_that_devices_would_miss_keeps_drafts_in_the_cloud() -> None:
+    far = placed("hat", 30, **HAT)
+    kept, missed = (replace(far.workload, slo=(SloClass(name="all", tokens_per_s=4, ttft_s=s),)) for s in (5, 0.02))
+    assert not replace(far, workload=kept).policy.is_colocated
+    found = replace(far, workload=missed).policy
+    assert isinstance(found, PlacedPolicy)
+    assert found.is_colocated
+    assert found.reason.endswith("s if devices draft, and it is promised within 0.02 s")
+
+
+def test_longer_drafts_than_a_policy_makes_are_not_considered() -> None:
+    cloud = CloudPrediction(constant(0.020), constant(0.005), 1, ExpectedLoad(acceptance=0.95))
+    assert cloud.s_per_token(1) > cloud.s_per_token(2) > cloud.s_per_token(6)
+
+
 def test_without_another_policy_the_cloud_drafts() -> None:
     assert placed("hat", 30, None, **HAT).policy.is_colocated
 
@@ -101,17 +117,17 @@ def test_what_is_expected_is_checked(options: dict[str, float], message: str) ->
 
 def test_a_cloud_that_drafts_pays_for_its_passes_and_for_a_first_round() -> None:
     """One draft a round is best where none is right: 17 rounds of a pass and a step for 16 tokens."""
-    found = CloudPrediction(constant(0.020), constant(0.005), 1, ONLY_PASSES).s_per_token()
+    found = CloudPrediction(constant(0.020), constant(0.005), 1, ONLY_PASSES).s_per_token(6)
     assert found == pytest.approx(17 / 16 * 0.025)
 
 
 def test_a_device_that_drafts_waits_for_the_link_and_for_the_pass_before_its_own() -> None:
     cloud = CloudPrediction(constant(0.020), constant(0.005), 1, ONLY_PASSES)
-    found = DevicePrediction(draft_s=0.010, prompt_s=0.032, round_trip_s=0.030, cloud=cloud).s_per_token()
+    found = DevicePrediction(draft_s=0.010, prompt_s=0.032, round_trip_s=0.030, cloud=cloud).s_per_token(16)
     assert found == pytest.approx(0.010 + 0.030 + 0.032 / 16 + 1.5 * 0.020)
 
 
 def test_more_right_drafts_take_less_time() -> None:
     models = constant(0.020), constant(0.005)
-    found = [CloudPrediction(*models, 4, ExpectedLoad(acceptance=share)).s_per_token() for share in (0.3, 0.6, 0.9)]
+    found = [CloudPrediction(*models, 4, ExpectedLoad(acceptance=share)).s_per_token(6) for share in (0.3, 0.6, 0.9)]
     assert found == sorted(found, reverse=True)
