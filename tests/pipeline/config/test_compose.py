@@ -80,3 +80,20 @@ def test_written_overrides_keep_their_references() -> None:
     register_resolvers()
     hydra = OmegaConf.create({"overrides": {"task": ["policy=x", "policy.offload.scorer.path=${stage:router_1}"]}})
     assert written_overrides(hydra) == ["policy=x", "policy.offload.scorer.path=${stage:router_1}"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ({}, (24, 16)),
+        ({"prompt_lengths": {"mean": 499.6, "std": 400}}, (500, 16)),
+        ({"full_length_answers": True}, (24, 64)),
+        ({"answer_lengths": {"mean": 30}}, (24, 30)),
+        ({"answer_lengths": {"mean": 300}}, (24, 64)),
+    ],
+)
+def test_a_policy_expects_the_lengths_that_a_simulation_draws(outcomes: Any, expected: tuple[int, int]) -> None:
+    register_resolvers()
+    wanted = {"prompt": "${expected_prompt_tokens:24}", "answer": "${expected_answer_tokens:16}"}
+    found = OmegaConf.create({"runtime": {"outcomes": outcomes}, "workload": {"max_new_tokens": 64}, **wanted})
+    assert (found.prompt, found.answer) == expected
