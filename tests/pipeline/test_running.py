@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pipeline import api
 from pipeline.artifacts.progress_display import NullObserver
 from pipeline.config.compose import ConfigLibrary
 from pipeline.errors import ConfigError
-from pipeline.report.job_summary import _group_choices, _policy_slots
+from pipeline.report.job_summary import _group_choices, _policy_slots, _side_facts
 from pipeline.running import Job, _job_context, create_job
 from tests.support.tiny_models import save_checkpoints
 
@@ -90,6 +91,16 @@ def test_a_report_shows_the_slots_of_the_policy_that_was_served() -> None:
     assert "placement cloud_or_tiers" in there
     assert "draft rejection_predictor" in there
     assert "tandem_device" not in _policy_slots(context)
+
+
+def test_a_side_without_a_model_has_none_in_the_report() -> None:
+    """Drafts that are looked up in the text come from no model, whatever the pair has for the device."""
+    models = {"cloud": {"wrote": "large", "timed_as": "itself"}}
+    records: Any = SimpleNamespace(meta=SimpleNamespace(raw={"models": models}, timing={}), requests=[])
+    with api.composed("+policy=sled", "policy/draft=lookup", "model=toy", "report=quiet") as cfg:
+        context = _job_context(create_job(cfg))
+    assert _side_facts(records, context, "cloud") == "large, timed as itself on rtx_a6000"
+    assert _side_facts(records, context, "device") == "no model"
 
 
 def timed_as(*words: str) -> Any:

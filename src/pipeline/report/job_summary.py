@@ -75,8 +75,9 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
 def _side_facts(records: Records, context: JobContext, side: str) -> str:
     """The model that wrote, what it is timed as, chip with its mode, and source of the latency coefficients."""
     model = _name(context.config_value(f"model.{side}.timed_architecture"))
-    if written := records.meta.raw.get("models", {}).get(side):
-        model = f"{written['wrote']}, timed as {written['timed_as']}"
+    models = records.meta.raw.get("models") or {}
+    if models:
+        model = f"{models[side]['wrote']}, timed as {models[side]['timed_as']}" if side in models else "no model"
     chip = _device_chips(records) if side == "device" else _name(context.config_value("hardware.cloud.chip"))
     timing = records.meta.timing.get(side)
     clock = f"time: {with_errors(timing)}" if timing else ""
