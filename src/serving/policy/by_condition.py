@@ -18,8 +18,6 @@ from serving.network.link import Link
 from serving.policy.policy import Policy
 from serving.workload.workload import Workload
 
-_FIRST_TOKEN_SPREAD = 2.0
-"""Prompts of twice the mean length and waiting: a promised first token must be predicted in half the time."""
 _DRAFTS_NBYTES, _VERDICT_NBYTES = 200, 100
 _FIXED_POINT_STEPS = 60
 
@@ -82,15 +80,16 @@ class PolicyByCondition(Policy):
             return self._placed(self.device, f"drafts are made on devices: {chip.chip.name} does not hold both models")
         sessions = (workload.devices or sum(fleet.count for fleet in hardware.device_fleets)) / len(tier.node_fleets)
         cloud = CloudPrediction(chip.latency(target), chip.latency(drafter), sessions, self.expected)
-        devices = [DevicePrediction.of(fleet, drafter, cloud, network) for fleet in hardware.device_fleets]
+        most = workload.max_prompt_tokens
+        devices = [DevicePrediction.of(fleet, drafter, cloud, network, most) for fleet in hardware.device_fleets]
         counts = [fleet.count for fleet in hardware.device_fleets]
         promised_s = min((each.ttft_s for each in workload.slo if each.ttft_s is not None), default=inf)
-        first_s = max(each.first_token_s() for each in devices)
-        if first_s * _FIRST_TOKEN_SPREAD > promised_s:
+        first_s = max(each.first_token_s for each in devices)
+        if first_s > promised_s:
             return self._placed(
                 self,
-                f"drafts are made in the cloud: a first token is predicted to take {first_s:.2g} s if devices draft, "
-                f"and it is promised within {promised_s:g} s",
+                f"drafts are made in the cloud: behind a prompt of {most} tokens the first is predicted after "
+                f"{first_s:.2g} s if devices draft, and it is promised within {promised_s:g} s",
             )
         round_trip_s = _mean([each.round_trip_s for each in devices], counts)
         cloud_s = cloud.s_per_token(_max_drafts(self)) + round_trip_s / self.expected.answer_tokens
@@ -170,24 +169,28 @@ class DevicePrediction:
     draft_s: float
     """A step of the drafter on the device."""
     prompt_s: float
-    """The drafter's pass over the prompt there."""
+    """The drafter's pass over a prompt of the expected length there."""
     round_trip_s: float
+    first_token_s: float
+    """Until the first token behind the longest prompt: its passes on the device and in the cloud, and a draft."""
     cloud: CloudPrediction
 
     @classmethod
-    def of(cls, fleet: Fleet, drafter: Architecture, cloud: CloudPrediction, network: Link) -> "DevicePrediction":
+    def of(
+        cls, fleet: Fleet, drafter: Architecture, cloud: CloudPrediction, network: Link, max_prompt_tokens: int
+    ) -> "DevicePrediction":
         """The devices of a fleet; `network`: their link, where the fleet has none of its own."""
         model, link = fleet.latency(drafter), fleet.network or network
         round_trip_s = link.mean_transfer_s(_DRAFTS_NBYTES, "up") + link.mean_transfer_s(_VERDICT_NBYTES, "down")
-        return cls(cloud.pass_s(model, 1, 1, 0), cloud.pass_s(model, 0, 1, 1), round_trip_s, cloud)
+        draft_s, prompt_s = cloud.pass_s(model, 1, 1, 0), cloud.pass_s(model, 0, 1, 1)
+        longest_s = sum(
+            each.seconds(batch_load(each.layers, [(0, max_prompt_tokens)], 1)) for each in (model, cloud.target)
+        )
+        return cls(draft_s, prompt_s, round_trip_s, longest_s + draft_s + round_trip_s, cloud)
 
     def s_per_token(self, max_drafts: int) -> float:
         """With drafts of the length up to `max_drafts` that is best."""
         return min(self._s_per_token(drafts) for drafts in range(1, max_drafts + 1))
-
-    def first_token_s(self) -> float:
-        """The prompt's pass on the device, a draft, and its verification behind one that runs."""
-        return self.prompt_s + self.draft_s + self.round_trip_s + 1.5 * self.cloud.verify_s(0, 1, 1)
 
     def _s_per_token(self, drafts: int) -> float:
         """A pass holds the sessions that came while the one before ran: found as a fixed point."""

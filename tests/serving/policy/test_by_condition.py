@@ -85,7 +85,8 @@ def test_a_promised_first_token_that_devices_would_miss_keeps_drafts_in_the_clou
     found = replace(far, workload=missed).policy
     assert isinstance(found, PlacedPolicy)
     assert found.is_colocated
-    assert found.reason.endswith("s if devices draft, and it is promised within 0.02 s")
+    assert "drafts are made in the cloud: behind a prompt of 16 tokens the first is predicted after 0." in found.reason
+    assert found.reason.endswith(" s if devices draft, and it is promised within 0.02 s")
 
 
 def test_longer_drafts_than_a_policy_makes_are_not_considered() -> None:
@@ -123,7 +124,9 @@ def test_a_cloud_that_drafts_pays_for_its_passes_and_for_a_first_round() -> None
 
 def test_a_device_that_drafts_waits_for_the_link_and_for_the_pass_before_its_own() -> None:
     cloud = CloudPrediction(constant(0.020), constant(0.005), 1, ONLY_PASSES)
-    found = DevicePrediction(draft_s=0.010, prompt_s=0.032, round_trip_s=0.030, cloud=cloud).s_per_token(16)
+    found = DevicePrediction(
+        draft_s=0.010, prompt_s=0.032, round_trip_s=0.030, first_token_s=1, cloud=cloud
+    ).s_per_token(16)
     assert found == pytest.approx(0.010 + 0.030 + 0.032 / 16 + 1.5 * 0.020)
 
 
