@@ -8,6 +8,7 @@ one length, independent drafts, one pass at a time. What it gets right is in doc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
+from pathlib import Path
 
 from serving.engines.models import ModelPair
 from serving.hardware.architecture import Architecture
@@ -68,42 +69,52 @@ class PolicyByCondition(Policy):
     expected: ExpectedLoad = field(default_factory=ExpectedLoad)
 
     def choose(self, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> "PlacedPolicy":
-        """Raises ValueError if a chip has no latency coefficients for a model."""
+        """Raises ValueError if a chip of the cloud has no latency coefficients for a model."""
         if self.device is None:
-            return self._placed(self, "drafts are made in the cloud: policy.device is null")
+            return self._in_cloud("policy.device is null")
         tier = hardware.tier(CLOUD)
         if tier is None:
-            return self._placed(self.device, f"drafts are made on devices, in front of the tiers {hardware.tier_names}")
-        chip = tier.largest_memory_fleet
-        drafter, target = pair.device.timed_architecture, pair.cloud.timed_architecture
-        if not fits_memory(chip, target, 1, workload.context_tokens, drafter):
-            return self._placed(self.device, f"drafts are made on devices: {chip.chip.name} does not hold both models")
+            return self._on_devices(f"in front of the tiers {hardware.tier_names}")
+        chip, drafter = tier.largest_memory_fleet, pair.device.timed_architecture
+        if not fits_memory(chip, pair.cloud.timed_architecture, 1, workload.context_tokens, drafter):
+            return self._on_devices(f"{chip.chip.name} does not hold both models")
+        if any(_awaits_profile(fleet) for fleet in (chip, *hardware.device_fleets)):
+            return self._in_cloud("as far as is known before the chips are profiled")
         sessions = (workload.devices or sum(fleet.count for fleet in hardware.device_fleets)) / len(tier.node_fleets)
-        cloud = CloudPrediction(chip.latency(target), chip.latency(drafter), sessions, self.expected)
-        most = workload.max_prompt_tokens
-        devices = [DevicePrediction.of(fleet, drafter, cloud, network, most) for fleet in hardware.device_fleets]
-        counts = [fleet.count for fleet in hardware.device_fleets]
-        promised_s = min((each.ttft_s for each in workload.slo if each.ttft_s is not None), default=inf)
-        first_s = max(each.first_token_s for each in devices)
-        if first_s > promised_s:
-            return self._placed(
-                self,
-                f"drafts are made in the cloud: behind a prompt of {most} tokens the first is predicted after "
-                f"{first_s:.2g} s if devices draft, and it is promised within {promised_s:g} s",
-            )
-        round_trip_s = _mean([each.round_trip_s for each in devices], counts)
-        cloud_s = cloud.s_per_token(_max_drafts(self)) + round_trip_s / self.expected.answer_tokens
-        device_s = _mean([each.s_per_token(_max_drafts(self.device)) for each in devices], counts)
-        chosen, place = (self.device, "on devices") if device_s < cloud_s else (self, "in the cloud")
-        return self._placed(
-            chosen,
-            f"drafts are made {place}: a token is predicted to take {device_s * 1e3:.0f} ms if devices draft and "
-            f"{cloud_s * 1e3:.0f} ms if the cloud does, with {sessions:g} sessions on a node",
+        cloud = CloudPrediction(
+            chip.latency(pair.cloud.timed_architecture), chip.latency(drafter), sessions, self.expected
         )
+        try:
+            devices = DevicePredictions.of(hardware.device_fleets, drafter, cloud, network, workload.max_prompt_tokens)
+        except ValueError as problem:
+            return self._in_cloud(f"{problem}")
+        return self._faster(cloud, devices, workload)
 
-    def _placed(self, chosen: Policy, reason: str) -> "PlacedPolicy":
+    def _faster(self, cloud: "CloudPrediction", devices: "DevicePredictions", workload: Workload) -> "PlacedPolicy":
+        assert self.device is not None
+        promised_s = min((each.ttft_s for each in workload.slo if each.ttft_s is not None), default=inf)
+        if devices.first_token_s > promised_s:
+            return self._in_cloud(
+                f"behind a prompt of {workload.max_prompt_tokens} tokens the first is predicted after "
+                f"{devices.first_token_s:.2g} s if devices draft, and it is promised within {promised_s:g} s"
+            )
+        device_s = devices.s_per_token(_max_drafts(self.device))
+        cloud_s = cloud.s_per_token(_max_drafts(self)) + devices.round_trip_s / self.expected.answer_tokens
+        reason = (
+            f"a token is predicted to take {device_s * 1e3:.0f} ms if devices draft and {cloud_s * 1e3:.0f} ms if the "
+            f"cloud does, with {cloud.sessions:g} sessions on a node"
+        )
+        return self._on_devices(reason) if device_s < cloud_s else self._in_cloud(reason)
+
+    def _in_cloud(self, reason: str) -> "PlacedPolicy":
+        return self._placed(self, "", f"drafts are made in the cloud: {reason}")
+
+    def _on_devices(self, reason: str) -> "PlacedPolicy":
+        assert self.device is not None
+        return self._placed(self.device, "device", f"drafts are made on devices: {reason}")
+
+    def _placed(self, chosen: Policy, case: str, reason: str) -> "PlacedPolicy":
         own = {each.name: getattr(chosen, each.name) for each in fields(Policy)}
-        case = "device" if chosen is self.device else ""
         return PlacedPolicy(**own | {"name": self.name}, options=self, case=case, reason=f"{self.name}: {reason}")
 
 
@@ -205,9 +216,46 @@ class DevicePrediction:
         return rounds * round_s / self.cloud.expected.answer_tokens
 
 
+@dataclass(frozen=True)
+class DevicePredictions:
+    """Those of each fleet of devices, with its number of devices."""
+
+    fleets: tuple[tuple[DevicePrediction, int], ...]
+
+    @classmethod
+    def of(
+        cls,
+        fleets: Sequence[Fleet],
+        drafter: Architecture,
+        cloud: CloudPrediction,
+        network: Link,
+        max_prompt_tokens: int,
+    ) -> "DevicePredictions":
+        """Raises ValueError if a device has no latency coefficients for the drafter."""
+        made = [DevicePrediction.of(fleet, drafter, cloud, network, max_prompt_tokens) for fleet in fleets]
+        return cls(tuple(zip(made, (fleet.count for fleet in fleets), strict=True)))
+
+    @property
+    def first_token_s(self) -> float:
+        """The slowest fleet's."""
+        return max(each.first_token_s for each, _ in self.fleets)
+
+    @property
+    def round_trip_s(self) -> float:
+        return self._mean([each.round_trip_s for each, _ in self.fleets])
+
+    def s_per_token(self, max_drafts: int) -> float:
+        return self._mean([each.s_per_token(max_drafts) for each, _ in self.fleets])
+
+    def _mean(self, values: Sequence[float]) -> float:
+        counts = [count for _, count in self.fleets]
+        return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+
+
+def _awaits_profile(fleet: Fleet) -> bool:
+    """True while a plan is made, for a chip that a stage will profile."""
+    return fleet.timing == "profile" and not isinstance(fleet.chip.profile, Path)
+
+
 def _max_drafts(policy: Policy) -> int:
     return int(getattr(policy.draft, "k", 1))
-
-
-def _mean(values: Sequence[float], counts: Sequence[int]) -> float:
-    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)

@@ -69,7 +69,7 @@ def test_tiers_have_no_chip_for_both_models() -> None:
     far = Bed(device=fleet("jetson_agx_orin_32gb"), tiers={"far": next(iter(tiers.values()))})
     found = by_condition().choose(pair(), far, setup().network, setup().workload)
     assert not found.is_colocated
-    assert found.reason == "either: drafts are made on devices, in front of the tiers far"
+    assert found.reason == "either: drafts are made on devices: in front of the tiers far"
 
 
 def test_a_chip_that_holds_the_target_alone_verifies() -> None:
@@ -92,6 +92,20 @@ def test_a_promised_first_token_that_devices_would_miss_keeps_drafts_in_the_clou
 def test_longer_drafts_than_a_policy_makes_are_not_considered() -> None:
     cloud = CloudPrediction(constant(0.020), constant(0.005), 1, ExpectedLoad(acceptance=0.95))
     assert cloud.s_per_token(1) > cloud.s_per_token(2) > cloud.s_per_token(6)
+
+
+def test_a_device_without_figures_of_the_drafter_leaves_drafts_to_the_cloud() -> None:
+    models = pair("qwen2_5_0_5b", "qwen3_32b")
+    found = by_condition().choose(models, bed("wisp"), setup().network, setup().workload)
+    assert found.is_colocated
+    assert "has no coefficients for qwen2_5_0_5b" in found.reason
+
+
+def test_chips_that_a_stage_will_profile_are_not_asked_while_it_is_planned() -> None:
+    device = fleet("local", timing="profile")
+    later = Bed(device=replace(device, chip=replace(device.chip, profile=None)), cloud=fleet("rtx_a6000"))
+    found = by_condition().choose(pair(), later, setup().network, setup().workload)
+    assert found.reason.endswith("in the cloud: as far as is known before the chips are profiled")
 
 
 def test_without_another_policy_the_cloud_drafts() -> None:
