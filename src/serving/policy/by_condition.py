@@ -1,14 +1,15 @@
 """A policy that is one of several, by the testbed: where drafts are made follows from what the clock predicts.
 
-It is predicted what a token takes if the cloud drafts for itself and if devices draft, for as many sessions as the run
-has on each node of the cloud, and the policy of the faster place is taken. The prediction is one of means: sessions of
-one length, independent drafts, one pass at a time. What it gets right is in docs/tandem.md.
+It is predicted what a token takes if the cloud drafts for itself and if devices draft, with one session of each device,
+and the policy of the faster place is taken. The prediction is one of means: sessions of one length that are always
+there, independent drafts, target and drafter on one chip, one pass at a time. What it gets right is in docs/tandem.md.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from serving.engines.models import ModelPair
 from serving.hardware.architecture import Architecture
@@ -61,8 +62,8 @@ class PolicyByCondition(Policy):
     """A policy whose cloud drafts, by its slots, or another whose devices do.
 
     Args:
-        device: the other policy. It is taken where a token is predicted to take less time with it, or no chip holds
-            both models: on a testbed of tiers, or where the cloud's memory is too small. None: there is no other.
+        device: the other policy. It is taken where a token is predicted to take less time with it, where the cloud's
+            chip does not hold both models, and on a testbed of tiers. None: there is no other.
     """
 
     device: Policy | None = None
@@ -76,7 +77,8 @@ class PolicyByCondition(Policy):
         if tier is None:
             return self._on_devices(f"in front of the tiers {hardware.tier_names}")
         chip, drafter = tier.largest_memory_fleet, pair.device.timed_architecture
-        if not fits_memory(chip, pair.cloud.timed_architecture, 1, workload.context_tokens, drafter):
+        beside = None if self.drafts_apart else drafter
+        if not fits_memory(chip, pair.cloud.timed_architecture, 1, workload.context_tokens, beside):
             return self._on_devices(f"{chip.chip.name} does not hold both models")
         if any(_awaits_profile(fleet) for fleet in (chip, *hardware.device_fleets)):
             return self._in_cloud("as far as is known before the chips are profiled")
@@ -114,24 +116,48 @@ class PolicyByCondition(Policy):
         return self._placed(self.device, "device", f"drafts are made on devices: {reason}")
 
     def _placed(self, chosen: Policy, case: str, reason: str) -> "PlacedPolicy":
-        own = {each.name: getattr(chosen, each.name) for each in fields(Policy)}
-        return PlacedPolicy(**own | {"name": self.name}, options=self, case=case, reason=f"{self.name}: {reason}")
+        slots = _slots(chosen) | {"name": self.name}
+        return PlacedPolicy(**slots, options=self, case=case, reason=f"{self.name}: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedPolicy(Policy):
     """What a `PolicyByCondition` is on a testbed, and why."""
 
-    options: PolicyByCondition
+    options: PolicyByCondition = field(repr=False, compare=False)
     case: str
     """The option that it is: `device`, or empty for the policy's own slots."""
-    reason: str
+    reason: str = field(repr=False, compare=False)
+    """Hosts that decide alike may predict other times; the digest of a deployment is of what is shown."""
+
+    @property
+    def slots(self) -> dict[str, Any]:
+        """What a plain policy has, the name included."""
+        return _slots(self)
+
+    @property
+    def settled(self) -> Policy:
+        """The same choices, which no other testbed changes."""
+        return Policy(**self.slots)
+
+    def on_testbed(self, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> "PlacedPolicy":
+        """Chosen anew; slots that were replaced since the choice are kept."""
+        chosen = self.options.device if self.case and self.options.device else self.options
+        known = _slots(chosen) | {"name": self.name}
+        replaced = {name: slot for name, slot in self.slots.items() if slot != known[name]}
+        return replace(self.options.choose(pair, hardware, network, workload), **replaced)
+
+
+def settled(policy: Policy) -> Policy:
+    """A policy that stays what it is on another testbed: in a draw of the clock, of which no policy knows."""
+    return policy.settled if isinstance(policy, PlacedPolicy) else policy
 
 
 def policy_on_testbed(policy: Policy, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> Policy:
     """The policy itself, or what a policy by condition is here."""
-    options = policy.options if isinstance(policy, PlacedPolicy) else policy
-    return options.choose(pair, hardware, network, workload) if isinstance(options, PolicyByCondition) else policy
+    if isinstance(policy, PlacedPolicy):
+        return policy.on_testbed(pair, hardware, network, workload)
+    return policy.choose(pair, hardware, network, workload) if isinstance(policy, PolicyByCondition) else policy
 
 
 @dataclass(frozen=True)
@@ -254,7 +280,11 @@ class DevicePredictions:
 
 def _awaits_profile(fleet: Fleet) -> bool:
     """True while a plan is made, for a chip that a stage will profile."""
-    return fleet.timing == "profile" and not isinstance(fleet.chip.profile, Path)
+    return fleet.timing == "profile" and fleet.chip.profile is not None and not isinstance(fleet.chip.profile, Path)
+
+
+def _slots(policy: Policy) -> dict[str, Any]:
+    return {each.name: getattr(policy, each.name) for each in fields(Policy)}
 
 
 def _max_drafts(policy: Policy) -> int:

@@ -1,18 +1,30 @@
 """Where drafts are made follows from the testbed."""
 
 from dataclasses import fields, replace
+from typing import Any, cast
 
 import pytest
 
 from serving.deployment.setup import Setup
+from serving.deployment.topology import Topology
 from serving.hardware.latency import LinearLatency
 from serving.hardware.testbed import Testbed as Bed
-from serving.policy.by_condition import CloudPrediction, DevicePrediction, ExpectedLoad, PlacedPolicy, PolicyByCondition
+from serving.network.link import Link
+from serving.policy.by_condition import (
+    CloudPrediction,
+    DevicePrediction,
+    ExpectedLoad,
+    PlacedPolicy,
+    PolicyByCondition,
+    settled,
+)
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.placement import ColocatedPlacement
+from serving.policy.slots.scheduler import StaticBatch
 from serving.workload.slo import SloClass
-from tests.support.conf_files import bed, fleet
+from tests.support.conf_files import bed, fleet, link
+from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import pair, setup
 from tests.support.policies import policy
 
@@ -35,8 +47,10 @@ def placed(
     device: Policy | None = DEVICE,
     drafter: str = "tinyllama_1_1b",
     target: str = "llama2_13b",
+    network: Link | None = None,
 ) -> Setup:
-    return replace(setup("sled", hardware, devices, pair=pair(drafter, target)), policy=by_condition(device))
+    base = setup("sled", hardware, devices, pair=pair(drafter, target), network=network or link("wifi"))
+    return replace(base, policy=by_condition(device))
 
 
 def constant(seconds: float) -> LinearLatency:
@@ -64,7 +78,42 @@ def test_another_number_of_devices_is_decided_anew() -> None:
     assert (busy.policy.is_colocated, idle.policy.is_colocated) == (False, True)
 
 
-def test_tiers_have_no_chip_for_both_models() -> None:
+def test_slots_that_were_replaced_stay_replaced_on_another_testbed() -> None:
+    """As a load test replaces the scheduler, and a study a number of drafts."""
+    found = placed("hat", 30, **HAT)
+    one_by_one = StaticBatch(max_num_seqs=1, window_s=0)
+    timed = replace(found, policy=replace(found.policy, scheduler=one_by_one, draft=WindowDraft(2)))
+    idle = replace(timed, workload=replace(timed.workload, devices=1))
+    for each, colocated in ((timed, False), (idle, True)):
+        policy = each.policy
+        assert (policy.scheduler, policy.draft, policy.is_colocated) == (one_by_one, WindowDraft(2), colocated)
+
+
+def test_hosts_that_decide_alike_are_of_one_deployment() -> None:
+    """What they predict may differ, as their own clocks do."""
+    near, far = placed("jetson_orin"), placed("jetson_orin", network=link("lte"))
+    assert isinstance(near.policy, PlacedPolicy)
+    assert isinstance(far.policy, PlacedPolicy)
+    assert near.policy.reason != far.policy.reason
+    assert Topology(near, LAYERS).digest == Topology(far, LAYERS).digest
+
+
+def test_a_settled_policy_stays_where_it_is() -> None:
+    """In a draw of the clock a policy that was chosen by the clock as it is known is not chosen anew."""
+    busy = placed("hat", 30, **HAT)
+    idle = replace(busy, policy=settled(busy.policy), workload=replace(busy.workload, devices=1))
+    assert not idle.policy.is_colocated
+    assert settled(DEVICE) is DEVICE
+
+
+def test_chips_of_its_own_for_the_drafter_need_hold_one_model_each() -> None:
+    small = Bed(device=fleet("jetson_agx_orin_32gb"), cloud=fleet("jetson_agx_orin_32gb", mode="MAXN"))
+    apart = replace(by_condition(), placement=ColocatedPlacement(drafter="apart"))
+    found = apart.choose(pair("vicuna_7b"), small, setup().network, setup().workload)
+    assert "does not hold both models" not in found.reason
+
+
+def test_on_a_testbed_of_tiers_devices_draft() -> None:
     tiers = bed("hyperion").tiers
     far = Bed(device=fleet("jetson_agx_orin_32gb"), tiers={"far": next(iter(tiers.values()))})
     found = by_condition().choose(pair(), far, setup().network, setup().workload)
@@ -102,10 +151,12 @@ def test_a_device_without_figures_of_the_drafter_leaves_drafts_to_the_cloud() ->
 
 
 def test_chips_that_a_stage_will_profile_are_not_asked_while_it_is_planned() -> None:
-    device = fleet("local", timing="profile")
-    later = Bed(device=replace(device, chip=replace(device.chip, profile=None)), cloud=fleet("rtx_a6000"))
-    found = by_condition().choose(pair(), later, setup().network, setup().workload)
-    assert found.reason.endswith("in the cloud: as far as is known before the chips are profiled")
+    device, awaited = fleet("local", timing="profile"), cast("Any", object())
+    for profile, reason in ((awaited, "as far as is known before the chips are profiled"), (None, "not been profiled")):
+        bed_of = Bed(device=replace(device, chip=replace(device.chip, profile=profile)), cloud=fleet("rtx_a6000"))
+        found = by_condition().choose(pair(), bed_of, setup().network, setup().workload)
+        assert found.is_colocated
+        assert reason in found.reason
 
 
 def test_without_another_policy_the_cloud_drafts() -> None:
