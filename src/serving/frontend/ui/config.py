@@ -62,6 +62,8 @@ class PolicyCard:
 
     @property
     def _summary(self) -> str:
+        if self.policy.is_colocated:
+            return "the cloud drafts for itself, and checks every draft"
         return _SUMMARIES[self.policy.offload.scope]
 
 

@@ -12,6 +12,7 @@ from serving.frontend.ui.config import PolicyCard
 from serving.frontend.ui.run_request import parse_run_request
 from serving.frontend.ui.ui_deployment import PrefixedTopology, engine_groups
 from serving.policy.policy import NO_REQUIREMENTS
+from serving.policy.slots.placement import ColocatedPlacement
 from tests.serving.frontend.ui.tiny_page import card, routed, router
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import setup
@@ -26,6 +27,14 @@ def test_a_card_has_modes_and_the_reason_for_no_slider() -> None:
     ]  # fmt: skip
     assert [bool(card.as_json["router"]) for card in cards] == [True, True, False, False]
     assert "the device writes everything" in cards[2].as_json["no_slider_reason"]
+
+
+def test_a_card_says_which_side_drafts() -> None:
+    colocated = replace(setup("sled").policy, placement=ColocatedPlacement())
+    found = [card(policy).as_json["description"] for policy in (setup("sled").policy, colocated)]
+    assert found == [
+        "the device drafts, and the cloud checks every draft", "the cloud drafts for itself, and checks every draft"
+    ]  # fmt: skip
 
 
 def test_a_card_has_the_policys_and_the_artifacts_threshold() -> None:
