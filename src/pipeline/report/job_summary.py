@@ -130,11 +130,8 @@ def _policy_slots(context: JobContext, case: str = "") -> str:
     policy = context.config_value(place) or {}
     nodes = {name: node for name, node in policy.items() if isinstance(node, Mapping) and "_target_" in node}
     slots = {name: node for name, node in nodes.items() if "placement" not in node}  # a policy has slots of its own
-    at = f"@{place}." if case else ""
-    return ", ".join(
-        f"{slot} {_slot_choice(context.choices.get(f'policy/{slot}{at and at + slot}'), node)}"
-        for slot, node in slots.items()
-    )
+    groups = {slot: f"policy/{slot}@{place}.{slot}" if case else f"policy/{slot}" for slot in slots}
+    return ", ".join(f"{slot} {_slot_choice(context.choices.get(groups[slot]), node)}" for slot, node in slots.items())
 
 
 def _slot_choice(chosen: str | None, node: Mapping[str, Any]) -> str:

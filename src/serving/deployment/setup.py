@@ -27,7 +27,7 @@ _WITHOUT_IMPORTANCE = {
 
 @dataclass(frozen=True)
 class Setup:
-    """The model pair, hardware, network, workload and policy of a run.
+    """The model pair, hardware, network, workload and policy of a run. A policy by condition becomes what it is here.
 
     Raises ValueError if a model does not fit into the memory of its chip, or a request into the cloud's cache, or if
     the policy names a tier that the testbed does not have.
