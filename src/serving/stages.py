@@ -237,13 +237,12 @@ def draw_prefill_interference(
 ) -> None:
     """The table of `measure_prefill_interference` on each draw. Raises ValueError for a bad file of `errors`."""
     from serving.hardware.clock_draw import ClockErrors, drawn_testbed
-    from serving.policy.by_condition import settled
     from serving.studies.clock_draws import draw_folder
 
     known = ClockErrors.read(errors)
     for draw in range(draws):
         hardware = drawn_testbed(setup.hardware, known, draw)
-        drawn = replace(setup, hardware=hardware, policy=settled(setup.policy))
+        drawn = replace(setup, hardware=hardware, policy=setup.policy.settled)
         folder = draw_folder(out, draw)
         measure_prefill_interference(folder, setup=drawn, prompt_lengths=prompt_lengths, chunk_sizes=chunk_sizes)
         progress(draw + 1, draws, "draws")

@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", "-m", "pipeline", *(self.given or self.words)])
+        return shlex.join(["python", "-m", "pipeline", *self.given])
 
     def log(self, name: str, params: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]) -> None:
         """One run of the MLflow experiment, with what was found; without a store that answers, a line says so."""

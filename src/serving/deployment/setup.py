@@ -13,7 +13,6 @@ from serving.hardware.fleet import check_memory
 from serving.hardware.testbed import Testbed
 from serving.messages import Hop
 from serving.network.link import Link
-from serving.policy.by_condition import policy_on_testbed
 from serving.policy.policy import EngineRequirements, Policy
 from serving.policy.slots.draft import TreeDraft, drafts_trees, max_tree_nodes
 from serving.policy.slots.placement import DEVICE_TIER
@@ -42,7 +41,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        here = policy_on_testbed(self.policy, self.pair, self.hardware, self.network, self.workload)
+        here = self.policy.on_testbed(self.pair, self.hardware, self.network, self.workload)
         object.__setattr__(self, "policy", here)
         self._check_tiers()
         self._check_server()

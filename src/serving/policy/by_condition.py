@@ -1,8 +1,7 @@
-"""A policy that is one of several, by the testbed: where drafts are made follows from what the clock predicts.
+"""A policy of two places: the clock predicts whether a token takes less time if the cloud drafts or if devices draft.
 
-It is predicted what a token takes if the cloud drafts for itself and if devices draft, with one session of each device,
-and the policy of the faster place is taken. The prediction is one of means: sessions of one length that are always
-there, independent drafts, target and drafter on one chip, one pass at a time. What it gets right is in docs/tandem.md.
+The prediction counts one session of each device, and is one of means: sessions of one length that are always there,
+independent drafts, target and drafter on one chip, one pass at a time. docs/tandem.md says how near it comes.
 """
 
 from collections.abc import Sequence
@@ -22,6 +21,13 @@ from serving.workload.workload import Workload
 
 _DRAFTS_NBYTES, _VERDICT_NBYTES = 200, 100
 _FIXED_POINT_STEPS = 60
+
+
+def tokens_per_round(acceptance: float, window: int) -> float:
+    """Mean tokens of a round: the right drafts before the first wrong one, and the target's own (Leviathan et al.,
+    2023, Eq. 1).
+    """
+    return float(window + 1) if acceptance == 1 else (1 - acceptance ** (window + 1)) / (1 - acceptance)
 
 
 @dataclass(frozen=True)
@@ -53,24 +59,26 @@ class ExpectedLoad:
         return self.prompt_tokens + self.answer_tokens // 2
 
     def rounds(self, drafts: int) -> float:
-        """Rounds of an answer with this many drafts each (Leviathan et al., 2023, Eq. 1)."""
-        return self.answer_tokens * (1 - self.acceptance) / (1 - self.acceptance ** (drafts + 1))
+        """Rounds of an answer with this many drafts each."""
+        return self.answer_tokens / tokens_per_round(self.acceptance, drafts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyByCondition(Policy):
-    """A policy whose cloud drafts, by its slots, or another whose devices do.
+    """Two policies: by its own slots the cloud makes the drafts, and by those of `device` devices make them.
 
     Args:
-        device: the other policy. It is taken where a token is predicted to take less time with it, where the cloud's
-            chip does not hold both models, and on a testbed of tiers. None: there is no other.
+        device: the policy of devices. It is taken where a token is predicted to take less time with it, where the
+            cloud's chip does not hold both models, and on a testbed of tiers. None: there is no other.
     """
 
     device: Policy | None = None
     expected: ExpectedLoad = field(default_factory=ExpectedLoad)
 
-    def choose(self, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> "PlacedPolicy":
-        """Raises ValueError if a chip of the cloud has no latency coefficients for a model."""
+    def on_testbed(self, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> "PlacedPolicy":
+        """The policy of the faster place. Raises ValueError if a chip of the cloud has no latency coefficients for a
+        model.
+        """
         if self.device is None:
             return self._in_cloud("policy.device is null")
         tier = hardware.tier(CLOUD)
@@ -131,39 +139,21 @@ class PlacedPolicy(Policy):
     """Hosts that decide alike may predict other times; the digest of a deployment is of what is shown."""
 
     @property
-    def slots(self) -> dict[str, Any]:
-        """What a plain policy has, the name included."""
-        return _slots(self)
-
-    @property
     def settled(self) -> Policy:
-        """The same choices, which no other testbed changes."""
-        return Policy(**self.slots)
+        return Policy(**_slots(self))
 
     def on_testbed(self, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> "PlacedPolicy":
         """Chosen anew; slots that were replaced since the choice are kept."""
         chosen = self.options.device if self.case and self.options.device else self.options
         known = _slots(chosen) | {"name": self.name}
-        replaced = {name: slot for name, slot in self.slots.items() if slot != known[name]}
-        return replace(self.options.choose(pair, hardware, network, workload), **replaced)
-
-
-def settled(policy: Policy) -> Policy:
-    """A policy that stays what it is on another testbed: in a draw of the clock, of which no policy knows."""
-    return policy.settled if isinstance(policy, PlacedPolicy) else policy
-
-
-def policy_on_testbed(policy: Policy, pair: ModelPair, hardware: Testbed, network: Link, workload: Workload) -> Policy:
-    """The policy itself, or what a policy by condition is here."""
-    if isinstance(policy, PlacedPolicy):
-        return policy.on_testbed(pair, hardware, network, workload)
-    return policy.choose(pair, hardware, network, workload) if isinstance(policy, PolicyByCondition) else policy
+        replaced = {name: slot for name, slot in _slots(self).items() if slot != known[name]}
+        return replace(self.options.on_testbed(pair, hardware, network, workload), **replaced)
 
 
 @dataclass(frozen=True)
 class CloudPrediction:
-    """Target and drafter on one chip, whose sessions draft together and are verified in one pass; a new session's
-    prompt is part of that pass.
+    """Target and drafter on one chip: one forward drafts a token of every session, one pass verifies all drafts and
+    computes the prompts of new sessions.
     """
 
     target: LatencyModel

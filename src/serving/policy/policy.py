@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from serving.core.decoding import Decoding
 from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, by_name
@@ -21,6 +22,12 @@ from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, Colocate
 from serving.policy.slots.prefill import Prefill, WholePrefill
 from serving.policy.slots.scheduler import Scheduler
 from serving.policy.slots.verify import Lossless, TreeVerify, Verify
+
+if TYPE_CHECKING:
+    from serving.engines.models import ModelPair
+    from serving.hardware.testbed import Testbed
+    from serving.network.link import Link
+    from serving.workload.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -241,6 +248,21 @@ class Policy:
                 "choose policy/dispatch=round_robin or random, policy/prefill=whole and policy/lookahead=none",
             ),
         ]
+
+    def on_testbed(
+        self,
+        pair: "ModelPair",  # noqa: ARG002
+        hardware: "Testbed",  # noqa: ARG002
+        network: "Link",  # noqa: ARG002
+        workload: "Workload",  # noqa: ARG002
+    ) -> "Policy":
+        """What the policy is on a testbed: itself, unless it is one by condition."""
+        return self
+
+    @property
+    def settled(self) -> "Policy":
+        """The same choices, which no other testbed changes: for a draw of the clock, whose speeds no policy knows."""
+        return self
 
     @property
     def is_colocated(self) -> bool:

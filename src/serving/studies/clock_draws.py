@@ -7,7 +7,6 @@ from serving.deployment.setup import Setup
 from serving.hardware.clock_draw import ClockErrors, drawn_testbed
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.metrics.batch_timing import BatchObserver
-from serving.policy.by_condition import settled
 from serving.progress import Progress, silent
 from serving.runtimes.run_results import write_results
 from serving.runtimes.runtime import Runtime
@@ -48,7 +47,7 @@ def draw_clock(
     workload = replace(setup.workload, num_prompts=min(num_prompts, setup.workload.num_prompts))
     for draw in range(draws):
         hardware = drawn_testbed(setup.hardware, known, draw)
-        drawn = replace(setup, workload=workload, hardware=hardware, policy=settled(setup.policy))
+        drawn = replace(setup, workload=workload, hardware=hardware, policy=setup.policy.settled)
         folder = draw_folder(out, draw)
         observer = BatchObserver() if batches and drawn.uses_target else None
         served = brief.serve(drawn, "cpu", silent, [observer] if observer else [])

@@ -16,7 +16,6 @@ from serving.policy.by_condition import (
     ExpectedLoad,
     PlacedPolicy,
     PolicyByCondition,
-    settled,
 )
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import WindowDraft
@@ -101,29 +100,29 @@ def test_hosts_that_decide_alike_are_of_one_deployment() -> None:
 def test_a_settled_policy_stays_where_it_is() -> None:
     """In a draw of the clock a policy that was chosen by the clock as it is known is not chosen anew."""
     busy = placed("hat", 30, **HAT)
-    idle = replace(busy, policy=settled(busy.policy), workload=replace(busy.workload, devices=1))
+    idle = replace(busy, policy=busy.policy.settled, workload=replace(busy.workload, devices=1))
     assert not idle.policy.is_colocated
-    assert settled(DEVICE) is DEVICE
+    assert DEVICE.settled is DEVICE
 
 
 def test_chips_of_its_own_for_the_drafter_need_hold_one_model_each() -> None:
     small = Bed(device=fleet("jetson_agx_orin_32gb"), cloud=fleet("jetson_agx_orin_32gb", mode="MAXN"))
     apart = replace(by_condition(), placement=ColocatedPlacement(drafter="apart"))
-    found = apart.choose(pair("vicuna_7b"), small, setup().network, setup().workload)
+    found = apart.on_testbed(pair("vicuna_7b"), small, setup().network, setup().workload)
     assert "does not hold both models" not in found.reason
 
 
 def test_on_a_testbed_of_tiers_devices_draft() -> None:
     tiers = bed("hyperion").tiers
     far = Bed(device=fleet("jetson_agx_orin_32gb"), tiers={"far": next(iter(tiers.values()))})
-    found = by_condition().choose(pair(), far, setup().network, setup().workload)
+    found = by_condition().on_testbed(pair(), far, setup().network, setup().workload)
     assert not found.is_colocated
     assert found.reason == "either: drafts are made on devices: in front of the tiers far"
 
 
 def test_a_chip_that_holds_the_target_alone_verifies() -> None:
     small = Bed(device=fleet("jetson_agx_orin_32gb"), cloud=fleet("jetson_agx_orin_32gb", mode="MAXN"))
-    found = by_condition().choose(pair("vicuna_7b"), small, setup().network, setup().workload)
+    found = by_condition().on_testbed(pair("vicuna_7b"), small, setup().network, setup().workload)
     assert found.reason == "either: drafts are made on devices: jetson_agx_orin_32gb does not hold both models"
 
 
@@ -145,7 +144,7 @@ def test_longer_drafts_than_a_policy_makes_are_not_considered() -> None:
 
 def test_a_device_without_figures_of_the_drafter_leaves_drafts_to_the_cloud() -> None:
     models = pair("qwen2_5_0_5b", "qwen3_32b")
-    found = by_condition().choose(models, bed("wisp"), setup().network, setup().workload)
+    found = by_condition().on_testbed(models, bed("wisp"), setup().network, setup().workload)
     assert found.is_colocated
     assert "has no coefficients for qwen2_5_0_5b" in found.reason
 
@@ -154,7 +153,7 @@ def test_chips_that_a_stage_will_profile_are_not_asked_while_it_is_planned() -> 
     device, awaited = fleet("local", timing="profile"), cast("Any", object())
     for profile, reason in ((awaited, "as far as is known before the chips are profiled"), (None, "not been profiled")):
         bed_of = Bed(device=replace(device, chip=replace(device.chip, profile=profile)), cloud=fleet("rtx_a6000"))
-        found = by_condition().choose(pair(), bed_of, setup().network, setup().workload)
+        found = by_condition().on_testbed(pair(), bed_of, setup().network, setup().workload)
         assert found.is_colocated
         assert reason in found.reason
 

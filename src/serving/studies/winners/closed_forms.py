@@ -8,12 +8,7 @@ and the way there and back.
 
 from dataclasses import dataclass
 
-
-def tokens_per_round(acceptance: float, window: int) -> float:
-    """Mean tokens of a round: the right drafts before the first wrong one, and the target's own (Leviathan et al.,
-    2023, Eq. 1).
-    """
-    return float(window + 1) if acceptance == 1 else (1 - acceptance ** (window + 1)) / (1 - acceptance)
+from serving.policy.by_condition import tokens_per_round
 
 
 @dataclass(frozen=True)
