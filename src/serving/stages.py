@@ -241,8 +241,7 @@ def draw_prefill_interference(
 
     known = ClockErrors.read(errors)
     for draw in range(draws):
-        hardware = drawn_testbed(setup.hardware, known, draw)
-        drawn = replace(setup, hardware=hardware, policy=setup.policy.settled)
+        drawn = setup.on_clock(drawn_testbed(setup.hardware, known, draw))
         folder = draw_folder(out, draw)
         measure_prefill_interference(folder, setup=drawn, prompt_lengths=prompt_lengths, chunk_sizes=chunk_sizes)
         progress(draw + 1, draws, "draws")

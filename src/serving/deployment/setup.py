@@ -2,7 +2,7 @@
 context: prompt and answer together.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serving.core.decoding import Decoding
 from serving.core.importance import importance_scores
@@ -15,7 +15,7 @@ from serving.messages import Hop
 from serving.network.link import Link
 from serving.policy.policy import EngineRequirements, Policy
 from serving.policy.slots.draft import TreeDraft, drafts_trees, max_tree_nodes
-from serving.policy.slots.placement import DEVICE_TIER
+from serving.policy.slots.placement import DEVICE_TIER, TieredPlacement, UShapedPlacement
 from serving.workload.workload import Workload
 
 _WITHOUT_IMPORTANCE = {
@@ -53,6 +53,16 @@ class Setup:
         tokens = self.workload.context_tokens + max_tree_nodes(self.policy.draft)
         self._check_cache(tokens)
         self._check_memory(tokens)
+
+    def on_clock(self, hardware: Testbed) -> "Setup":
+        """The same deployment on chips of other speeds. Tiers are divided anew, since Hyperion profiles them; a policy
+        by condition stays what was chosen, since it was chosen by the speeds that are predicted.
+        """
+        policy = self.policy.settled
+        if isinstance(policy.placement, TieredPlacement | UShapedPlacement) and policy.placement.partition:
+            partition = replace(policy.placement.partition, tiers=hardware.tiers)
+            policy = replace(policy, placement=replace(policy.placement, partition=partition))
+        return replace(self, hardware=hardware, policy=policy)
 
     def _check_memory(self, tokens: int) -> None:
         if self.policy.drafts_on_device:

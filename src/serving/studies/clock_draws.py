@@ -7,6 +7,7 @@ from serving.deployment.setup import Setup
 from serving.hardware.clock_draw import ClockErrors, drawn_testbed
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.metrics.batch_timing import BatchObserver
+from serving.metrics.utilisation import UtilisationObserver
 from serving.progress import Progress, silent
 from serving.runtimes.run_results import write_results
 from serving.runtimes.runtime import Runtime
@@ -45,13 +46,14 @@ def draw_clock(
     assert isinstance(runtime, Simulated)
     known, brief = ClockErrors.read(errors), replace(runtime, detail=False)
     workload = replace(setup.workload, num_prompts=min(num_prompts, setup.workload.num_prompts))
+    setup = replace(setup, workload=workload)
     for draw in range(draws):
-        hardware = drawn_testbed(setup.hardware, known, draw)
-        drawn = replace(setup, workload=workload, hardware=hardware, policy=setup.policy.settled)
+        drawn = setup.on_clock(drawn_testbed(setup.hardware, known, draw))
         folder = draw_folder(out, draw)
-        observer = BatchObserver() if batches and drawn.uses_target else None
-        served = brief.serve(drawn, "cpu", silent, [observer] if observer else [])
-        write_results(folder, drawn, brief, served, packing, observer.batches if observer else ())
+        batching = BatchObserver() if batches and drawn.uses_target else None
+        utilisation = UtilisationObserver() if drawn.hardware.tiers else None
+        served = brief.serve(drawn, "cpu", silent, [each for each in (batching, utilisation) if each])
+        write_results(folder, drawn, brief, served, packing, batching.batches if batching else (), utilisation)
         progress(draw + 1, draws, "draws")
 
 

@@ -10,6 +10,8 @@ from serving.hardware.fleet import Fleet
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.metrics import definitions
 from serving.outcomes.constant import ConstantAcceptance
+from serving.policy.partition.hypsplit import HypSplit
+from serving.policy.slots.placement import TieredPlacement
 from serving.progress import silent
 from serving.runtimes.emulated import Emulated
 from serving.runtimes.simulated import Simulated
@@ -17,12 +19,13 @@ from serving.stages import draw_packing, draw_prefill_interference, measure_pref
 from serving.studies.clock_draws import check_draw_clock, draw_clock
 from tests.support.conf_files import architecture, chip
 from tests.support.fake_setup import setup
+from tests.support.simulated_tiers import division, tiered_setup, tiers
 
 RUNTIME = Simulated(ConstantAcceptance(0.7, 50))
 TBT = "latency/tbt_s/mean"
 
 
-def draws(folder, errors, policy="sled", num_prompts=4, **how):
+def draws(folder, errors, policy="sled", num_prompts=4, of=None, **how):
     """The metrics of each draw."""
     (folder / "errors.json").write_text(as_json(dict.fromkeys(
         ("decode", "prefill", "decode_unmeasured", "prefill_unmeasured"), errors
@@ -30,8 +33,8 @@ def draws(folder, errors, policy="sled", num_prompts=4, **how):
     for name in ("drawn", "draws"):
         (folder / name).mkdir()
     draw_clock(
-        folder / "drawn", progress=silent, setup=setup(policy), runtime=RUNTIME, errors=folder / "errors.json",
-        num_prompts=num_prompts, **how,
+        folder / "drawn", progress=silent, setup=of or setup(policy), runtime=RUNTIME,
+        errors=folder / "errors.json", num_prompts=num_prompts, **how,
     )  # fmt: skip
     summarise_draws(folder / "draws", drawn=folder / "drawn")
     return json.loads((folder / "draws" / "draws.json").read_text())
@@ -56,6 +59,17 @@ def test_batches_are_drawn_where_a_claim_is_about_them(tmp_path):
     found = draws(tmp_path, [-0.5, 0.0, 0.5], draws=4, batches=True)
     assert len(found["estimator/batch_s"]) == 4
     assert max(found["estimator/batch_s"]) > min(found["estimator/batch_s"]) > 0
+
+
+def test_tiers_are_divided_by_the_drawn_clock_and_their_use_is_kept(tmp_path):
+    """Hyperion's claims on blocks and busy nodes: the split is of the speeds that nodes have in the draw."""
+    nodes = tiers(1, 1)
+    tiered = tiered_setup(nodes, override={"placement": TieredPlacement(division(nodes, strategy=HypSplit()))})
+    found = draws(tmp_path, [-0.9, 0.0, 0.9], draws=8, of=tiered)
+    blocks = [tuple(row) for row in zip(*(found[f"tiers/{name}/blocks"] for name in ("nano", "nx")), strict=True)]
+    assert {sum(row) for row in blocks} == {tiered.pair.cloud.timed_architecture.layers}
+    assert len(set(blocks)) > 1
+    assert max(found["tiers/nano/utilisation"]) > min(found["tiers/nano/utilisation"]) > 0
 
 
 def test_without_errors_every_draw_is_the_clock_itself(tmp_path):
