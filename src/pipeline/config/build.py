@@ -118,7 +118,7 @@ class ConfigSchema:
 
     def _coerce_union(self, node: Any, annotation: Any, where: str) -> Any:
         problems = []
-        for choice in get_args(annotation):
+        for choice in sorted(get_args(annotation), key=lambda one: one is str):  # text last, which a number can be, too
             if choice is not types.NoneType:
                 try:
                     return self.coerce(node, choice, where)
@@ -289,6 +289,8 @@ def _coerce_literal(node: Any, choices: tuple[Any, ...], where: str) -> Any:
 def _coerce_scalar(node: Any, annotation: Any, where: str) -> Any:
     if annotation is float and isinstance(node, int) and not isinstance(node, bool):
         return float(node)
+    if annotation is str and type(node) is int:  # a name of digits, such as a power mode's
+        return str(node)
     if annotation in (int, float, str, bool):
         if type(node) is annotation:
             return _coerce_plain(node, where)
