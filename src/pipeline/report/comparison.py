@@ -199,9 +199,17 @@ def _is_number(text: str) -> bool:
 
 
 def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
-    """The printed table, the differences from the baseline, and the meaning of both."""
+    """The printed table, the differences from the baseline, and the meaning of both.
+
+    Jobs that served nothing, such as searches for a capacity, have their exhibit's table instead.
+    """
     complete = sum(row.problem is None for row in rows)
-    found: list[ReportPart] = [f"{complete} of {len(rows)} jobs complete", _metrics_table(rows)]
+    found: list[ReportPart] = [f"{complete} of {len(rows)} jobs complete"]
+    served = any(row.quality or row.result.metrics.keys() & set(definitions.COMPARED) for row in rows)
+    if served or complete < len(rows):
+        found.append(_metrics_table(rows))
+    if not served:
+        return found
     facts = list(_legend(rows))
     if any(row.differences for row in rows):
         found += [_differences_title(rows), _differences_table(rows)]

@@ -66,7 +66,7 @@ def _totals(stages: Iterable[PlannedStage]) -> list[str]:
     unique = {stage.key: stage for stage in stages}
     missing = [stage for stage in unique.values() if not stage.cached]
     if not missing:
-        return [f"0 of {len(unique)} stages to build: all are cached"]
+        return [f"nothing to build: all {len(unique)} stages are there"]
     seconds, memory_nbytes = sum(one.seconds for one in missing), max(one.memory_nbytes for one in missing)
     guessed = "" if all(one.learned for one in missing) else " (~: from sizes, not from an earlier build)"
     lines = [

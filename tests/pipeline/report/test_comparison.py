@@ -238,3 +238,14 @@ def test_the_secrets_of_a_recorded_job_are_masked(tmp_path):
 
 def test_an_empty_sweep_folder_has_no_jobs(tmp_path):
     assert job_result.read_result(tmp_path) is None
+
+
+def test_jobs_that_served_nothing_have_no_table(tmp_path):
+    """A search for a capacity: its exhibit has the figures. What failed is named."""
+    for number, policy in enumerate(("cloud_centric", "edge_centric")):
+        JobResult("complete", number, policy, (f"policy={policy}",)).write(tmp_path / str(number))
+    assert comparison.comparison_parts(compare_jobs(tmp_path)) == ["2 of 2 jobs complete"]
+    JobResult("failed", 2, "sled", ("policy=sled",), error="no memory").write(tmp_path / "2")
+    said, table = comparison.comparison_parts(compare_jobs(tmp_path))
+    assert said == "2 of 3 jobs complete"
+    assert "failed: no memory" in str(table)

@@ -30,7 +30,7 @@ def test_an_estimate_that_no_earlier_build_supports_is_marked():
 
 
 def test_a_plan_without_work_says_so():
-    assert plan.describe_plan([CORPUS]).startswith("0 of 1 stages to build: all are cached")
+    assert plan.describe_plan([CORPUS]).startswith("nothing to build: all 1 stages are there")
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(1700, False), (1900, True)])
