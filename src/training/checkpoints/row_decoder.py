@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class _RowLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer: each row writes at its own positions."""
 
     def __init__(self, cache: "_RowCache") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -42,7 +42,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._cache.capacity
 
 
-class _RowCache(Cache):
+class _RowCache(Cache):  # type: ignore[misc]
     def __init__(self, num_layers: int, capacity: int) -> None:
         self.capacity = capacity
         self.places = torch.empty(0, 0, dtype=torch.long)

@@ -117,7 +117,7 @@ def save(model: Llama, tokenizer: "PreTrainedTokenizerFast", out: Path) -> None:
         f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")
     }
     _hf_config(model, special).save_pretrained(str(out))
-    GenerationConfig(**special).save_pretrained(str(out))  # type: ignore[no-untyped-call]
+    GenerationConfig(**special).save_pretrained(str(out))
     tokenizer.save_pretrained(str(out))
 
 

@@ -57,7 +57,7 @@ def _generate_batch(model: "LlamaForCausalLM", ids: list[list[int]], max_new_tok
     width = max(map(len, ids))
     padded = torch.tensor([[pad] * (width - len(row)) + row for row in ids])
     seen = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
-    written = model.generate(inputs=padded, attention_mask=seen, max_new_tokens=max_new_tokens, do_sample=False)  # type: ignore[misc]
+    written = model.generate(inputs=padded, attention_mask=seen, max_new_tokens=max_new_tokens, do_sample=False)
     rows: list[list[int]] = cast(Tensor, written)[:, width:].tolist()
     return [row[: row.index(eos) + 1] if eos in row else row for row in rows]
 

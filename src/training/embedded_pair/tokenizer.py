@@ -38,7 +38,7 @@ def train(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
 def _with_chat_template(bpe: object) -> "PreTrainedTokenizerFast":
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD,
         bos_token=BOS,

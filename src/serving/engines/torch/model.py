@@ -197,15 +197,15 @@ def _quiet_loading(partial: bool) -> Iterator[None]:
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     if partial:
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.set_verbosity_error()
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def check_checkpoint(path: str | Path) -> None:
@@ -298,11 +298,9 @@ def quantization_kwargs(quantization: str, dtype: torch.dtype, device: str) -> d
 
     _import_quietly()
     if quantization == "int8":
-        config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)  # type: ignore[no-untyped-call]
+        config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     else:
-        config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     return {"quantization_config": config, "device_map": {"": device}}
 
 
