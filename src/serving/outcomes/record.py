@@ -1,6 +1,6 @@
 """Records a trace: runs the policy, or the target alone, then both models at every position of the text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,22 +104,25 @@ class TraceRecorder:
         """
         size = offline.CONCURRENT_SESSIONS
         parts = [queries[i : i + size] for i in range(0, len(queries), size)]
-        done = 0
         for i, part in enumerate(parts):
-            self._record_shard(work / f"part-{i:05d}", part)
-            done += len(part)
-            progress(done, len(queries), "sessions recorded")
+
+            def told(recorded: int, before: int = i * size) -> None:
+                progress(before + recorded, len(queries), "sessions recorded")
+
+            self._record_shard(work / f"part-{i:05d}", part, told)
+            told(len(part))
         return join_traces([load_trace(work / f"part-{i:05d}") for i in range(len(parts))])
 
-    def _record_shard(self, folder: Path, queries: Sequence[Query]) -> None:
+    def _record_shard(self, folder: Path, queries: Sequence[Query], told: Callable[[int], None]) -> None:
         if folder.is_dir():
             return
         partial = folder.with_suffix(".partial")
         partial.mkdir(parents=True, exist_ok=True)
-        save_trace(partial, self._record_sessions(queries))
+        save_trace(partial, self._record_sessions(queries, told))
         partial.rename(folder)
 
-    def _record_sessions(self, queries: Sequence[Query]) -> OutcomeTrace:
+    def _record_sessions(self, queries: Sequence[Query], told: Callable[[int], None]) -> OutcomeTrace:
+        """The trace of these; `told` gets the number of sessions after each: one of a real model takes many seconds."""
         lossy = self.policy if self.policy and not self.policy.lossless else None
         from serving.outcomes.teacher_forcing import LookaheadRecorder
 
@@ -127,7 +130,9 @@ class TraceRecorder:
         models, played = replace(self.models, device=device), self.policy or target_only()
         records = offline.run_untimed(played, models, queries, self.seed, silent, self.timed_layers)
         sessions, tables, first = [], list[TraceTables](), 0
-        for query in queries:
+        for place, query in enumerate(queries):
+            if place:
+                told(place)
             record, call = records[query.request.session], query.request
             path = (*call.prompt, *record.tokens)
             session = RecordedSession(call.session, query.prompt, path, len(call.prompt), call.max_new_tokens, first)

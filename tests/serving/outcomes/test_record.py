@@ -13,7 +13,7 @@ from serving.deployment.queries import LoadedModels
 from serving.engines.models import Checkpoint
 from serving.engines.torch.engine import TorchEngine
 from serving.messages import DraftWork, EarlyExitRule, ForwardWork
-from serving.outcomes import fitted, replayed
+from serving.outcomes import fitted, offline, replayed
 from serving.outcomes.record import TraceRecorder
 from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, OutcomeTrace, TraceTables, load_trace, save_trace
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit
@@ -62,7 +62,7 @@ def test_recorded_and_fitted_artifacts_open_in_a_simulation(tmp_path: Path) -> N
             early_exit=NoEarlyExit(),
         workload=Workload(dataset=Where(), num_prompts=2, max_prompt_tokens=16, max_new_tokens=6),
     )  # fmt: skip
-    assert told == [(2, 2)]
+    assert told == [(1, 2), (2, 2)], "a session of a real model takes many seconds"
     read = replayed.load(out)
     assert (read.trace.device_layers, read.trace.cloud_layers, read.trace.tables.max_draft_len) == (2, 8, 3)
     assert read.trace.made_from["data"] == "questions about places, 2 prompts"
@@ -118,7 +118,8 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
     asked = questions(10)
 
     def stop(done: int, total: int, note: str) -> None:
-        raise KeyboardInterrupt
+        if done == offline.CONCURRENT_SESSIONS:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         recording.record(asked, tmp_path / "work", stop)
