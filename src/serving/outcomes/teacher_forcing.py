@@ -3,8 +3,9 @@ drafted ahead.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -12,18 +13,24 @@ import torch
 from serving.core.draft_tree import first_path
 from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
-from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens
+from serving.core.stop_strings import no_token_text
+from serving.engines.torch.attention import ImportanceCollector
+from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens, read_off, run_all_layers
 from serving.engines.torch.draft_heads import MedusaProposer
+from serving.engines.torch.draft_pool import DraftPool, DraftRun
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
-from serving.engines.torch.sequence_cache import SequenceCache
+from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
-from serving.engines.torch.tree_draft import TreeBuilder, grow_tree
+from serving.engines.torch.tree_draft import TreeBuilder, grow_levels, tree_inputs
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, Outcome, Work, drafts_of
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import RecordedSession
+
+MAX_POSITIONS, MAX_CACHED_TOKENS = 16, 16_384
+"""How many positions of a text are drafted from at once, and the tokens in their caches."""
 
 
 class GrownTree(NamedTuple):
@@ -106,16 +113,52 @@ class TeacherForcedModel:
         self, token_ids: Sequence[int], first: int, max_draft_len: int, stop_tokens: tuple[int, ...]
     ) -> list[Continuation]:
         """The greedy continuation of token_ids[:p], `max_draft_len` tokens long, for p = first..len(token_ids)."""
-        cache = SequenceCache(self._model, 0, self._num_layers)
-        found = []
+        rule, probes = DraftStopRule(max_draft_len), (*LOGIT_SCORES, *self._scorers)
+        if self._exit_rule:
+            return self._early_exits(token_ids, first, rule, stop_tokens, probes)
+        found = list[Continuation]()
+        for positions, caches in self._windows(token_ids, first):
+            pool = DraftPool(self._runner, caches, self._tensor_store, frozenset(), self._scorers, no_token_text)
+            drafts = list[tuple[DraftRun, ImportanceCollector]]()
+            for p in positions:
+                run = pool.begin(DraftWork(str(p), p - 1, (token_ids[p - 1],), rule, stop_tokens, probes))
+                assert run  # a plain draft
+                run.importance = seen = self._collector()
+                drafts.append((run, seen))
+            found += [self._continuation(run.finish()[0], seen) for run, seen in drafts]
+        return found
+
+    def _early_exits(
+        self,
+        token_ids: Sequence[int],
+        first: int,
+        rule: DraftStopRule,
+        stop_tokens: tuple[int, ...],
+        probes: tuple[str, ...],
+    ) -> list[Continuation]:
+        """One position after the other, since an exit ends a pass for all of its rows."""
+        cache, found = SequenceCache(self._model, 0, self._num_layers), list[Continuation]()
         for at in range(first, len(token_ids) + 1):
             cache.truncate(0 if at == first else at - 1, "recorded")
-            feed, probes = tuple(token_ids[cache.length : at]), (*LOGIT_SCORES, *self._scorers)
-            work = DraftWork(
-                "", cache.length, feed, DraftStopRule(max_draft_len), stop_tokens, probes, early_exit=self._exit_rule
-            )
+            feed = tuple(token_ids[cache.length : at])
+            work = DraftWork("", cache.length, feed, rule, stop_tokens, probes, early_exit=self._exit_rule)
             found.append(self._continue(work, cache))
         return found
+
+    def _windows(self, token_ids: Sequence[int], first: int) -> Iterator[tuple[range, KVCacheManager]]:
+        """The positions p = first..len(token_ids), some at a time, and the cache of token_ids[:p - 1] as session p."""
+        caches, layers = KVCacheManager(self._model), self._num_layers
+        text = caches.open("text", None, layers, 0)
+        size = max(1, min(MAX_POSITIONS, MAX_CACHED_TOKENS // len(token_ids)))
+        for at in range(first, len(token_ids) + 1, size):
+            positions = range(at, min(at + size, len(token_ids) + 1))
+            if missing := token_ids[text.length : positions[-1] - 1]:
+                run_all_layers(self._runner, [RunnerInput(text, len(missing))], missing)
+            for p in positions:
+                caches.open(str(p), None, layers, 0).copy_from(text, p - 1, "text")
+            yield positions, caches
+            for p in positions:
+                caches.drop(str(p), None)
 
     @torch.inference_mode()
     def trees(
@@ -130,12 +173,35 @@ class TeacherForcedModel:
         """The tree that grows by `rule` after token_ids[:p], for p = first..len(token_ids); with `ahead` also the one
         that grows behind its first path and the model's own next token.
         """
-        cache, found = SequenceCache(self._model, 0, self._num_layers), list[tuple[GrownTree, ...]]()
-        for at in range(first, len(token_ids) + 1):
-            work = DraftWork("", cache.length, tuple(token_ids[cache.length : at]), rule, stop_tokens)
-            tree = self._tree(work, cache, scorers)
-            found.append((tree, self._tree(self._behind(work, tree, cache), cache, scorers)) if ahead else (tree,))
+        found = list[tuple[GrownTree, ...]]()
+        for positions, caches in self._windows(token_ids, first):
+            works = [DraftWork(str(p), p - 1, (token_ids[p - 1],), rule, stop_tokens) for p in positions]
+            own = [caches.open(work.session, None, self._num_layers, work.start) for work in works]
+            trees = self._trees(works, own, scorers)
+            if not ahead:
+                found += [(tree,) for tree in trees]
+                continue
+            for work, tree, cache in zip(works, trees, own, strict=True):
+                found.append((tree, *self._trees([self._behind(work, tree, cache)], [cache], scorers)))
         return found
+
+    def _trees(self, works: Sequence[DraftWork], caches: Sequence[SequenceCache], scorers: Scorers) -> list[GrownTree]:
+        """The trees of these works, in one forward for each level; the caches keep the input tokens alone."""
+        trees = [TreeBuilder(work, self._tensor_store, scorers, work.start + work.num_inputs) for work in works]
+        fed = [tree_inputs(work) for work in works]
+        inputs = [RunnerInput(cache, len(tokens)) for cache, tokens in zip(caches, fed, strict=True)]
+        hidden = run_all_layers(self._runner, inputs, [token for tokens in fed for token in tokens])
+        ends = [end - 1 for end in accumulate(map(len, fed))]
+        for tree, step in zip(trees, read_off(hidden[ends], self._runner), strict=True):
+            tree.add_level([step])
+        for _ in grow_levels(list(zip(trees, caches, strict=True)), self._runner):
+            pass
+        for work, cache in zip(works, caches, strict=True):
+            cache.truncate(work.start + len(work.input_tokens), work.session)
+        return [
+            GrownTree(tree.build(cache.length), tuple(tree.widths[1:]))
+            for tree, cache in zip(trees, caches, strict=True)
+        ]
 
     def _behind(self, work: DraftWork, tree: GrownTree, cache: SequenceCache) -> DraftWork:
         """The work that grows the next tree."""
@@ -143,11 +209,6 @@ class TeacherForcedModel:
         path = tuple(drafts[node] for node in first_path(tree.drafted.parents, len(drafts)))
         branch = (*path, self._next_token(path, cache))
         return replace(work, start=cache.length, input_tokens=(), branches=(branch,))
-
-    def _tree(self, work: DraftWork, cache: SequenceCache, scorers: Scorers) -> GrownTree:
-        builder = TreeBuilder(work, self._tensor_store, scorers, work.start + work.num_inputs)
-        drafted, loads = grow_tree(builder, self._runner, cache)
-        return GrownTree(drafted, tuple(int(load.num_tokens) for load in loads[1:]))
 
     def _next_token(self, path: Sequence[int], cache: SequenceCache) -> int:
         """The model's greedy token after the cached text and a path, which is not kept."""
@@ -158,12 +219,14 @@ class TeacherForcedModel:
 
     def _continue(self, work: DraftWork, cache: SequenceCache) -> Continuation:
         """Drafts as `serving.engines.torch.draft` does, and keeps the attention of every pass."""
-        chunk, seen = (
-            DraftBuilder(work, self._tensor_store, self._scorers),
-            self._reading.importance_collector(frozenset(range(self._num_layers))),
-        )
+        chunk, seen = DraftBuilder(work, self._tensor_store, self._scorers), self._collector()
         draft_tokens(chunk, self._reading, self._runner, cache, seen)
-        drafted = chunk.build(cache.length, None)
+        return self._continuation(chunk.build(cache.length, None), seen)
+
+    def _collector(self) -> ImportanceCollector:
+        return self._reading.importance_collector(frozenset(range(self._num_layers)))
+
+    def _continuation(self, drafted: DraftOutcome, seen: ImportanceCollector) -> Continuation:
         depths = [round(share * self._num_layers) for share in drafted.exit_depths or (1.0,) * len(drafted.tokens)]
         return Continuation(drafted, depths, [_attention(seen.passes, plane) for plane in range(NUM_PLANES)])
 

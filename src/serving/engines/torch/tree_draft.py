@@ -45,6 +45,8 @@ class TreeBuilder:
     first_position: int
     """The position of the tree's first level in the text."""
     growth: TreeGrowth = field(init=False)
+    widths: list[int] = field(default_factory=list)
+    """How many nodes ran for each level; the first runs the root alone."""
     _outputs: dict[int, _NodeOutput] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class TreeBuilder:
 
     def add_level(self, steps: Sequence[StepOutput]) -> None:
         """The draft model's outputs at the nodes of the frontier."""
+        self.widths.append(len(steps))
         stop, candidates, ended = self.work.stop_rule, list[Candidates](), list[bool]()
         for node, step in zip(self.growth.frontier, steps, strict=True):
             stats, scores = token_scores(self.work, step, self.scorers)
