@@ -13,9 +13,10 @@ from serving.deployment.queries import LoadedModels
 from serving.engines.models import Checkpoint
 from serving.engines.torch.engine import TorchEngine
 from serving.messages import DraftWork, EarlyExitRule, ForwardWork
-from serving.outcomes import fitted, offline, replayed
+from serving.outcomes import fitted, offline, replayed, teacher_forcing
 from serving.outcomes.record import TraceRecorder
 from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, OutcomeTrace, TraceTables, load_trace, save_trace
+from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit
 from serving.runtimes.emulated import simulate
 from serving.stages import fit_outcomes, record_outcomes
@@ -111,6 +112,24 @@ def test_a_fit_is_a_stage_of_its_own(tmp_path: Path) -> None:
     save_trace(tmp_path, trace())
     fit_outcomes(tmp_path, trace=tmp_path)
     assert fitted.load(tmp_path).layers == (4, 8)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_positions_are_recorded_together_as_one_by_one(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = TraceRecorder(
+        pair(), None, 0, 4, {"pair": "two random Llamas"}, tree=TreeDraft(6, 3, 2), trees_ahead=ahead
+    )
+    asked = questions(2)
+    together = recording.record(asked, tmp_path / "together", lambda *_: None).tables
+    monkeypatch.setattr(teacher_forcing, "MAX_POSITIONS", 1)
+    alone = recording.record(asked, tmp_path / "alone", lambda *_: None).tables
+    for name in ("targets", "continuation_lens", "drafts", "top_candidates", "trees", "tree_levels"):
+        assert np.array_equal(getattr(together, name), getattr(alone, name)), name
+    assert np.allclose(together.attention, alone.attention, atol=1e-5)
+    for name, column in together.scores.items():
+        assert np.allclose(column, alone.scores[name], atol=1e-4), name
 
 
 def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
