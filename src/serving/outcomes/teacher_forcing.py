@@ -155,7 +155,9 @@ class TeacherForcedModel:
             if missing := token_ids[text.length : positions[-1] - 1]:
                 run_all_layers(self._runner, [RunnerInput(text, len(missing))], missing)
             for p in positions:
-                caches.open(str(p), None, layers, 0).copy_from(text, p - 1, "text")
+                cache = caches.open(str(p), None, layers, 0)
+                if p > 1:
+                    cache.copy_from(text, p - 1, "text")
             yield positions, caches
             for p in positions:
                 caches.drop(str(p), None)
