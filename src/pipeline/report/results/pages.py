@@ -224,7 +224,7 @@ def basis_line(result: KeptResult) -> str:
     sample = f"{requests:,} requests a row, {prompts:,} different prompts a seed; " if requests and prompts else ""
     seeds = _seeds(rows)
     named = f"seeds {', '.join(seeds)}; " if len(seeds) > 1 else ""
-    revision = ", ".join(one[:7] for one in result.revisions) or "unknown"
+    revision = ", ".join(dict.fromkeys(one[:7] for one in result.revisions)) or "unknown"
     changes = result.changes()
     stale = f" **Not run again since: {'; '.join(changes)}.**" if changes else ""
     intervals = "Intervals: 95 %. " if any("low" in cell for cell in _measured_cells(rows)) else ""
