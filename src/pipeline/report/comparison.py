@@ -205,7 +205,7 @@ def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
     """
     complete = sum(row.problem is None for row in rows)
     found: list[ReportPart] = [f"{complete} of {len(rows)} jobs complete"]
-    served = any(row.quality or row.result.metrics.keys() & set(definitions.COMPARED) for row in rows)
+    served = any(row.result.metrics.keys() & {QUALITY, *definitions.COMPARED} for row in rows)
     if served or complete < len(rows):
         found.append(_metrics_table(rows))
     if not served:
