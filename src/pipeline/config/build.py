@@ -118,7 +118,7 @@ class ConfigSchema:
 
     def _coerce_union(self, node: Any, annotation: Any, where: str) -> Any:
         problems = []
-        for choice in sorted(get_args(annotation), key=lambda one: one is str):  # text last, which a number can be, too
+        for choice in sorted(get_args(annotation), key=lambda one: one is str):  # str accepts numbers
             if choice is not types.NoneType:
                 try:
                     return self.coerce(node, choice, where)

@@ -5,7 +5,6 @@ drafted ahead.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -15,14 +14,14 @@ from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import no_token_text
 from serving.engines.torch.attention import ImportanceCollector
-from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens, read_off, run_all_layers
+from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens, run_all_layers
 from serving.engines.torch.draft_heads import MedusaProposer
 from serving.engines.torch.draft_pool import DraftPool, DraftRun
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
-from serving.engines.torch.tree_draft import TreeBuilder, grow_levels, tree_inputs
+from serving.engines.torch.tree_draft import TreeBuilder, grow_trees
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, Outcome, Work, drafts_of
@@ -190,20 +189,8 @@ class TeacherForcedModel:
     def _trees(self, works: Sequence[DraftWork], caches: Sequence[SequenceCache], scorers: Scorers) -> list[GrownTree]:
         """The trees of these works, in one forward for each level; the caches keep the input tokens alone."""
         trees = [TreeBuilder(work, self._tensor_store, scorers, work.start + work.num_inputs) for work in works]
-        fed = [tree_inputs(work) for work in works]
-        inputs = [RunnerInput(cache, len(tokens)) for cache, tokens in zip(caches, fed, strict=True)]
-        hidden = run_all_layers(self._runner, inputs, [token for tokens in fed for token in tokens])
-        ends = [end - 1 for end in accumulate(map(len, fed))]
-        for tree, step in zip(trees, read_off(hidden[ends], self._runner), strict=True):
-            tree.add_level([step])
-        for _ in grow_levels(list(zip(trees, caches, strict=True)), self._runner):
-            pass
-        for work, cache in zip(works, caches, strict=True):
-            cache.truncate(work.start + len(work.input_tokens), work.session)
-        return [
-            GrownTree(tree.build(cache.length), tuple(tree.widths[1:]))
-            for tree, cache in zip(trees, caches, strict=True)
-        ]
+        drafted, _ = grow_trees(list(zip(trees, caches, strict=True)), self._runner)
+        return [GrownTree(each, tuple(tree.widths[1:])) for each, tree in zip(drafted, trees, strict=True)]
 
     def _behind(self, work: DraftWork, tree: GrownTree, cache: SequenceCache) -> DraftWork:
         """The work that grows the next tree."""

@@ -261,7 +261,7 @@ class Policy:
 
     @property
     def settled(self) -> "Policy":
-        """The same choices, which no other testbed changes: for a draw of the clock, whose speeds no policy knows."""
+        """This policy, fixed: on a testbed of other speeds `on_testbed` chooses nothing anew."""
         return self
 
     @property

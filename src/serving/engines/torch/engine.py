@@ -13,7 +13,7 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner
 from serving.engines.torch.sequence_cache import KVCacheManager
 from serving.engines.torch.tensor_store import TensorStore
-from serving.engines.torch.tree_draft import TreeBuilder, grow_tree, tree_inputs
+from serving.engines.torch.tree_draft import TreeBuilder, grow_trees, tree_inputs
 from serving.hardware.latency import ForwardLoad
 from serving.hardware.payload_size import HiddenDtype
 from serving.messages import DraftBatch, DraftWork, ForwardWork, Outcome, Work
@@ -87,7 +87,8 @@ class TorchEngine:
         cache = self.cache.open(work.session, None, len(self.model.layers), work.start)
         if work.stop_rule.tree:
             builder = TreeBuilder(work, self.tensor_store, self._scorers, work.start + len(tree_inputs(work)))
-            return grow_tree(builder, self._runner, cache)
+            (drafted,), loads = grow_trees([(builder, cache)], self._runner)
+            return drafted, loads
         return generate(
             work, self._runner, cache, self.tensor_store, self._importance_layers, self._scorers, self._token_text
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -112,20 +113,26 @@ class TreeBuilder:
         )
 
 
-def grow_tree(
-    builder: TreeBuilder, runner: ModelRunner, cache: SequenceCache
-) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-    """Feeds the input tokens or the branch, then grows the tree. The cache keeps the input tokens alone.
+def grow_trees(
+    trees: Sequence[tuple[TreeBuilder, SequenceCache]], runner: ModelRunner
+) -> tuple[list[DraftOutcome], tuple[ForwardLoad, ...]]:
+    """Feeds each work's input tokens or branch in one forward, then grows the trees, a forward for each level. The
+    caches keep the input tokens alone.
 
-    Raises ValueError without any.
+    Raises ValueError for a work without any.
     """
-    work, tokens = builder.work, tree_inputs(builder.work)
-    loads = [batch_load(len(runner.model.layers), [(cache.length, len(tokens))], 1.0)]
-    hidden = run_all_layers(runner, [RunnerInput(cache, len(tokens))], tokens)
-    builder.add_level(read_off(hidden[-1:], runner))
-    loads += grow_levels([(builder, cache)], runner)
-    cache.truncate(work.start + len(work.input_tokens), work.session)
-    return builder.build(cache.length), tuple(loads)
+    fed = [tree_inputs(builder.work) for builder, _ in trees]
+    inputs = [RunnerInput(cache, len(tokens)) for (_, cache), tokens in zip(trees, fed, strict=True)]
+    spans = [(cache.length, len(tokens)) for (_, cache), tokens in zip(trees, fed, strict=True)]
+    loads = [batch_load(len(runner.model.layers), spans, float(len(trees)))]
+    hidden = run_all_layers(runner, inputs, [token for tokens in fed for token in tokens])
+    ends = [end - 1 for end in accumulate(map(len, fed))]
+    for (builder, _), step in zip(trees, read_off(hidden[ends], runner), strict=True):
+        builder.add_level([step])
+    loads += grow_levels(trees, runner)
+    for builder, cache in trees:
+        cache.truncate(builder.work.start + len(builder.work.input_tokens), builder.work.session)
+    return [builder.build(cache.length) for builder, cache in trees], tuple(loads)
 
 
 def tree_inputs(work: DraftWork) -> TokenIds:
