@@ -8,7 +8,8 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 PORT   ?= 5000
 ARGS   ?= +policy=synera hardware=jetson_orin
 # Bytecode is written, whatever the environment says: tests start many processes, which import the same files.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# A file's tests run in one process, which makes their fixtures once; files in order, those marked `long` first.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 help:           ## this list
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -16,17 +17,18 @@ help:           ## this list
 run: compiled   ## set up and run the main job: ARGS="+policy=synera hardware=jetson_orin"
 	$(BIN)/python -m pipeline $(ARGS)
 
+# Types are checked beside the tests: mypy runs on one core.
 test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(PYTEST) -m "not slow" -n 2 --dist loadgroup
+	$(BIN)/mypy > $(VENV)/types.txt & types=$$!; $(PYTEST) -m "not slow"; failed=$$?; \
+	  wait $$types || failed=1; cat $(VENV)/types.txt; exit $$failed
 
 test-all: $(VENV)/.installed-all   ## the tests that take minutes too, clusters, and nodes with the compiled core
-	$(PYTEST) -n 2 --dist loadgroup
+	$(PYTEST)
 	$(BIN)/python -m native
-	$(PYTEST) -n 2 --dist loadgroup tests/native/test_compiled_core.py
-	TANDEM_FROZEN=0 $(PYTEST) -n 2 --dist loadgroup tests/serving tests/test_same_decisions.py -m "not slow"
+	$(PYTEST) tests/native/test_compiled_core.py
+	TANDEM_FROZEN=0 $(PYTEST) tests/serving tests/test_same_decisions.py -m "not slow"
 
 bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 	$(BIN)/python -m benchmarks

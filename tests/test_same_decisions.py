@@ -67,6 +67,8 @@ from serving.workload.prompt import Prompt
 from tests.support.conf_files import read_yaml
 from tests.support.recorded_engine import Outcomes, RecordedEngine, UnrecordedWorkError
 
+pytestmark = pytest.mark.long
+
 CONF = Path(__file__).parents[1] / "conf" / "policy"
 POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))
 POLICIES.remove("unset")
@@ -200,14 +202,14 @@ LONGEST_DRAFT = 8
 
 
 def cases(representatives: set[str]) -> list[Any]:
-    """(policy, temperature); all cases of a policy run in one process, which plays its reference once."""
+    """(policy, temperature)."""
     named = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if name in POLICIES]
     quick = {(name, 0.0) for name in representatives} | {(name, 0.8) for name in SAMPLED_REPRESENTATIVES}
-    return [pytest.param(*case, marks=marks(case[0], case not in quick)) for case in named]
+    return [pytest.param(*case, marks=marks(case not in quick)) for case in named]
 
 
-def marks(policy: str, slow: bool = False) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.xdist_group(policy), *([pytest.mark.slow] if slow else [])]
+def marks(slow: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if slow else []
 
 
 @dataclass
@@ -544,9 +546,7 @@ def test_the_reference_runs_of_routers_use_both_models(policy: str, outputs: Pat
     assert origins == {"device", "cloud"}
 
 
-@pytest.mark.parametrize(
-    "policy", [pytest.param(name, marks=marks(name, name not in ON_VIRTUAL_TIME)) for name in POLICIES]
-)
+@pytest.mark.parametrize("policy", [pytest.param(name, marks=marks(name not in ON_VIRTUAL_TIME)) for name in POLICIES])
 def test_a_simulation_decides_the_same(policy: str, outputs: Path) -> None:
     found = case(policy, 0.0, outputs).simulated(outputs.with_name("traces"))
     assert first_difference(decision_log(found), decision_log(reference(policy, 0.0, outputs))) is None
@@ -675,7 +675,7 @@ STOPPED = {"cloud_centric", "synera", "hat", "citer+span"}
 """Played at each change with stop strings; the others where slow tests run."""
 
 
-@pytest.mark.parametrize("policy", [pytest.param(name, marks=marks(name, name not in STOPPED)) for name in POLICIES])
+@pytest.mark.parametrize("policy", [pytest.param(name, marks=marks(name not in STOPPED)) for name in POLICIES])
 def test_stop_strings_end_answers_at_the_same_token_everywhere(policy: str, outputs: Path) -> None:
     plain, whole = case(policy, 0.0, outputs), written(reference(policy, 0.0, outputs))
     text_of = plain.models.tokenizer.token_text

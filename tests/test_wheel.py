@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = ("hydra_plugins", "native", "pipeline", "serving", "training")
 TOY = ("+policy=synera", "model=toy", "workload=smoke", "tracking.uri=none", "trainer.threads=1")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+pytestmark = pytest.mark.slow
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

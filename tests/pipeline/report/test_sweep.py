@@ -19,7 +19,6 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import SweepNote
 from tests.pipeline.report.serve_artifact import drawn
 
-pytestmark = pytest.mark.xdist_group("sweeps")
 SWEEP_PROGRAM = Path(__file__).parents[2] / "programs" / "run_sweep.py"
 EXHIBIT = (
     "+exhibit={title: Table 4, columns: [{name: quality}], rows: {label: '{policy}'}, reported: {sled: {quality: 0.5}},"
