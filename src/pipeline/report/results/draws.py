@@ -35,7 +35,10 @@ Series = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class KeptDraws:
-    """The share of the draws in which each claim (`claim_key`) holds, and digests of what was drawn, by file."""
+    """The share of the draws in which each claim (`claim_key`) holds, and digests of what was drawn, by file.
+
+    jobs    of the sweep that was kept last
+    """
 
     experiment: str
     draws: int
@@ -51,10 +54,14 @@ class KeptDraws:
 def read_draws(folder: Path) -> Iterator[KeptDraws]:
     """Every kept file of draws below `folder`. Raises KeptResultError."""
     for path in sorted(folder.rglob(f"*{SUFFIX}")):
-        try:
-            yield KeptDraws(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as problem:
-            raise KeptResultError(f"{path} has no draws: {problem}. Keep them again, or remove it.") from problem
+        yield _read_kept(path)
+
+
+def _read_kept(path: Path) -> KeptDraws:
+    try:
+        return KeptDraws(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as problem:
+        raise KeptResultError(f"{path} has no draws: {problem}. Keep them again, or remove it.") from problem
 
 
 def current_shares(folder: Path) -> dict[str, Mapping[str, float]]:
@@ -65,7 +72,8 @@ def current_shares(folder: Path) -> dict[str, Mapping[str, float]]:
 def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path) -> Path:
     """Writes the shares of the claims that the jobs of this sweep, or the table of this run, decide; returns the path.
 
-    Raises KeptResultError without any, and for a configuration that has changed since.
+    The shares of other claims stay, if they are of as many draws and of an unchanged configuration: a long experiment
+    is drawn one group at a time. Raises KeptResultError without any, and for a configuration that has changed since.
     """
     jobs = finished_jobs(folder)
     series = _table_series(jobs[0]) if jobs[0].number is None else _series_by_row(prepared, jobs)
@@ -75,8 +83,11 @@ def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path
     num_draws = max(len(values) for metrics in series.values() for values in metrics.values())
     chosen = dict(map(split_override, jobs[0].overrides)).get("draws", "clock")
     files = unchanged_files(folder, jobs, f"+experiment={experiment} +draws={chosen}")
-    kept = KeptDraws(experiment, num_draws, len(jobs), files, shares)
     path = into / f"{experiment}{SUFFIX}"
+    before = _read_kept(path) if path.exists() else None
+    if before and before.draws == num_draws and not before.changes():
+        files, shares = {**before.files, **files}, {**before.claims, **shares}
+    kept = KeptDraws(experiment, num_draws, len(jobs), files, shares)
     fingerprint.write_atomic(path, json.dumps(asdict(kept), indent=1, ensure_ascii=False) + "\n")
     return path
 

@@ -61,6 +61,25 @@ def test_draws_of_a_configuration_that_changed_decide_nothing_and_are_named(tmp_
     assert current_shares(tmp_path / "results") == {}
 
 
+def test_a_second_sweep_adds_the_claims_of_its_rows(tmp_path):
+    first = sweep(tmp_path / "first", {("a", 0): [1.0, 3.0], ("b", 0): [2.0, 2.0]})
+    second = sweep(tmp_path / "second", {("c", 0): [1.0, 1.0], ("b", 0): [2.0, 2.0]})
+    for folder in (first, second):
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    shares = current_shares(tmp_path / "results")["synera/x"]
+    said = {key.split(" / ")[1]: share for key, share in shares.items()}
+    assert said == {"a is faster": 0.5, "a takes half": 0.5, "c is faster": 1.0}
+
+
+def test_draws_of_another_number_are_replaced(tmp_path):
+    first = sweep(tmp_path / "first", {("a", 0): [1.0, 3.0], ("b", 0): [2.0, 2.0]})
+    second = sweep(tmp_path / "second", {("c", 0): [1.0], ("b", 0): [2.0]})
+    for folder in (first, second):
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    (share,) = current_shares(tmp_path / "results")["synera/x"].items()
+    assert share[0].split(" / ")[1] == "c is faster"
+
+
 def test_jobs_without_draws_say_how_to_get_them(tmp_path):
     JobResult("complete", 0, "a", ("policy=a", "seed=0"), artifact=str(tmp_path)).write(tmp_path / "sweep" / "0")
     with pytest.raises(KeptResultError, match=r"job 0 has no draws of the clock .*\+draws=clock"):
