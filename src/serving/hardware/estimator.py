@@ -57,7 +57,7 @@ class Estimator:
 
     def batch_s(self, work: ForwardWork) -> float:
         """Predicted seconds of a batch as it runs, for comparison with its actual time."""
-        return self._seconds(forward_load(work)._replace(layers=self.scale.layers_for(work.span)))
+        return self._seconds(forward_load(work).with_layers(self.scale.layers_for(work.span)))
 
     def _seconds(self, load: ForwardLoad) -> float:
         """Seconds of a load that counts timed layers."""

@@ -31,6 +31,9 @@ class ForwardLoad(NamedTuple):
     num_continued: float = 0
     """Of the forwards, those that continue one which another load counts: the process starts nothing anew."""
 
+    def with_layers(self, layers: float) -> "ForwardLoad":
+        return ForwardLoad(layers, *self[1:])
+
 
 def batch_load(layers: float, spans: Iterable[tuple[int, int]], head_tokens: float = 0.0) -> ForwardLoad:
     """The load of one batched forward, from (cached, new) tokens of each session.

@@ -75,7 +75,7 @@ class TimedExecutor:
     def _split_s(self, work: ForwardWork, loads: tuple[ForwardLoad, ...], split: ModelSplit) -> float:
         """Seconds of a hop of a split model: the timed layers of its span, and its draft heads."""
         (load,) = loads
-        scaled = [load._replace(layers=split.scale.layers_for(work.span))]
+        scaled = [load.with_layers(split.scale.layers_for(work.span))]
         if (
             MEDUSA_TREE in work.requested_outputs
             and work.span.lm_head

@@ -48,7 +48,8 @@ class Reservations:
     def complete(self, session: str, num_tokens: int) -> None:
         """`num_tokens` of the session's pending tokens have run."""
         if known := self._by_session.get(session):
-            self._by_session[session] = known._replace(pending_tokens=max(0, known.pending_tokens - num_tokens))
+            pending = max(0, known.pending_tokens - num_tokens)
+            self._by_session[session] = Reservation(known.attempt, pending, *known[2:])
 
     def release(self, session: str) -> bool:
         """Removes a session's reservation. Returns True if there was one."""

@@ -49,7 +49,7 @@ class RoundTiming:
             self._count_tokens(work, sum([1 + each.verdict.accepted for each in outcome if each.verdict]))
         else:
             load, latency, error = _drafting_load(draft_works(work)), self._profile.drafter, self._drafter_error
-        expected_s = latency.seconds(load._replace(layers=latency.layers))
+        expected_s = latency.seconds(load.with_layers(latency.layers))
         if expected_s > 0:
             error.update(elapsed_s / expected_s)
 

@@ -391,18 +391,15 @@ class Worker:
         sent_s, path_stats = m.sent_s, m.path_stats
         if self.monitor:
             sent_s, path_stats = now, None if m.reply_to == self.name else self.monitor.path_stats(m)
-        forwarded = replace(
-            m,
-            slice=replace(seq, tokens=tokens, hidden_states=hidden_states, draft_probs=draft_probs, hidden_offset=0),
-            hop_index=hop_index,
-            path=path,
-            stop_tokens=stop_tokens,
-            stop_text=stop_text,
-            slack_s=m.slack_s - here_s,
-            upstream_s=m.upstream_s + here_s,
-            sent_s=sent_s,
-            path_stats=path_stats,
-        )
+        # Field by field, here and below: with `replace` a fifth of a tiered simulation goes into looking fields up.
+        one = SequenceSlice(
+            seq.session, seq.start, seq.num_tokens, tokens, seq.num_drafts, seq.rule, seq.sampling, seq.parents,
+            seq.kept_tree_nodes, hidden_states, draft_probs, 0,
+        )  # fmt: skip
+        forwarded = Request(
+            m.attempt, one, m.hops, hop_index, path, m.reply_to, m.budget, m.slack_s - here_s, m.expected_tokens,
+            m.requested_outputs, stop_tokens, m.slo_tokens_per_s, m.upstream_s + here_s, sent_s, path_stats, stop_text,
+        )  # fmt: skip
         return self._send_request(path[hop_index], forwarded)
 
     def _send_request(self, to: str, m: Request) -> Commands:
@@ -449,9 +446,10 @@ class Worker:
         """Continues the generation within the budget: the new token goes to the first hop."""
         one = SequenceSlice(seq.session, start, 1, (verdict.next_token,), 0, seq.rule, seq.sampling)
         slack_s = 1 / m.slo_tokens_per_s if m.slo_tokens_per_s else INF
-        m = replace(
-            m, slice=one, hop_index=0, budget=remaining_budget, slack_s=slack_s, expected_tokens=1.0, upstream_s=0.0
-        )
+        m = Request(
+            m.attempt, one, m.hops, 0, m.path, m.reply_to, remaining_budget, slack_s, 1.0, m.requested_outputs,
+            m.stop_tokens, m.slo_tokens_per_s, 0.0, m.sent_s, m.path_stats, m.stop_text,
+        )  # fmt: skip
         first = m.path[0]
         if first == self.name:
             return self._enqueue(m, now)

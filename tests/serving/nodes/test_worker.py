@@ -1,6 +1,6 @@
 """The worker step by step: when it forms batches, what it forgets, what it evicts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -12,17 +12,21 @@ from serving.messages import (
     ForwardWork,
     Hop,
     MessageReceived,
+    PathStats,
     PeerLost,
     PeerRestored,
     Release,
     Reply,
     Request,
+    SamplingParams,
     SendMessage,
     SequenceSlice,
     SetTimer,
     SliceOutcome,
     Span,
     StartWork,
+    StopText,
+    TensorRef,
     TimerFired,
     Verdict,
     WorkFailed,
@@ -71,6 +75,52 @@ def served(w: Worker, event: MessageReceived, verdict: Verdict | None = None) ->
     w.handle(event, 0.0)
     started = decide(w)
     return started + finish(w, *[verdict or Verdict(0, 7)] * len(batch(started)))
+
+
+SPLIT = (
+    Hop("cloud", Span(0, 1, embedding=True, lm_head=False)),
+    Hop("next", Span(1, LAYERS, embedding=False, lm_head=True)),
+)
+HIDDEN = TensorRef("h", 5)
+
+
+def whole_request() -> Request:
+    """A request none of whose fields, nor those of its slice, has the value that it would have if it was forgotten."""
+    seq = SequenceSlice(
+        "a", 0, 3, (1, 2, 3), 2, "sampled", SamplingParams(0.7, 0, 1.0, 3), (-1, 0), (), TensorRef("g", 5),
+        (TensorRef("p", 5), TensorRef("q", 5)), 1,
+    )  # fmt: skip
+    stats, stop_text = PathStats(8.0, 0.1, 0.01, 2, 50.0), StopText(("end",))
+    return Request(
+        2, seq, SPLIT, 0, ("cloud", "next"), "device", 6, 3.0, 2.5, ("tree",), (9,), 4.0, 0.5, 1.0, stats, stop_text
+    )
+
+
+def forgotten_fields(message: Any) -> list[str]:
+    """The fields that have their default."""
+    return [each.name for each in fields(message) if getattr(message, each.name) == each.default]
+
+
+def test_a_request_is_handed_on_with_all_its_fields() -> None:
+    w, m = worker(), whole_request()
+    assert forgotten_fields(m) == forgotten_fields(m.slice) == []
+    w.handle(MessageReceived(m), 0.0)
+    decide(w)
+    (sent,) = said(list(w.handle(WorkFinished(w.job, (SliceOutcome(None, HIDDEN),)), 1.0)), Request)
+    seq = replace(m.slice, tokens=(2, 3), kept_tree_nodes=None, hidden_states=HIDDEN, hidden_offset=0)
+    assert sent == replace(m, slice=seq, hop_index=1, slack_s=2.0, upstream_s=1.5)
+
+
+def test_the_next_token_is_asked_for_with_all_fields_of_the_request() -> None:
+    hops = SPLIT[0], replace(SPLIT[1], node="cloud")
+    w, m = worker(), replace(whole_request(), hops=hops, hop_index=1, path=("first", "cloud"), stop_text=None)
+    w.handle(MessageReceived(m), 0.0)
+    decide(w)
+    (sent,) = said(finish(w, Verdict(0, 7)), Request)
+    one = SequenceSlice("a", 1, 1, (7,), 0, m.slice.rule, m.slice.sampling)
+    assert sent == replace(
+        m, slice=one, hop_index=0, budget=5, slack_s=1 / 4, expected_tokens=1.0, upstream_s=0.0
+    )  # fmt: skip
 
 
 def test_a_batch_is_formed_after_all_arrivals_of_an_instant() -> None:
