@@ -92,8 +92,12 @@ def written_pages() -> Iterator[tuple[Path, str]]:
         text = path.read_text(encoding="utf-8")
         if pages.marked_results(text):
             yield path, pages.written_page(text, results, path.name)
-    claims = verdicts.decide(list(results.values()), draws.current_shares(kept.results_folder()))
-    yield docs / pages.CLAIMS_PAGE, pages.claims_page(claims, results, experiments_without_result(results))
+    shares = draws.current_shares(kept.results_folder())
+    claims = verdicts.decide(list(results.values()), shares)
+    real = [result for name, result in results.items() if name.startswith(f"{pages.REAL_TEXT}/")]
+    on_real_text = verdicts.decide(real, shares, ours=True)
+    waiting = experiments_without_result(results)
+    yield docs / pages.CLAIMS_PAGE, pages.claims_page(claims, results, waiting, on_real_text)
 
 
 def _kept() -> dict[str, kept.KeptResult]:

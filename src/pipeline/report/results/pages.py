@@ -43,6 +43,8 @@ PAPERS = {
     "token_routing": "Token-level routing (CITER, Co-LLM)",
 }
 """Folder of conf/experiment -> the paper's name."""
+REAL_TEXT = "real"
+"""The folder of experiments on real language models."""
 _TITLES = {
     "synera": "Synera: Synergistic LLM Serving across Device and Cloud at Scale",
     "wisp": "WISP: Waste- and Interference-Suppressed Distributed Speculative LLM Serving at the Edge via Dynamic "
@@ -246,9 +248,15 @@ Waiting = Mapping[str, Mapping[str, str]]
 """Experiment without a kept result -> its claims, with what is reported."""
 
 
-def claims_page(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], waiting: Waiting) -> str:
-    """docs/claims.md."""
+def claims_page(
+    claims: Sequence[PaperClaim],
+    results: Mapping[str, KeptResult],
+    waiting: Waiting,
+    on_real_text: Sequence[PaperClaim] = (),
+) -> str:
+    """docs/claims.md. `on_real_text`: our claims on pairs of real language models, a family of their own."""
     lines = [_claims_head(claims, waiting), *_summary_lines(claims, waiting), *_headline_lines(claims)]
+    lines += _real_text_lines(on_real_text, results)
     for folder, title in PAPERS.items():
         own, absent = _of_paper(claims, folder), _of_folder(waiting, folder)
         if own or absent:
@@ -336,6 +344,32 @@ def _paper_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]
             yield f"| {' | '.join(map(_escaped, _claim_cells(claim)))} |"
         decided = "; ".join(result.exhibit.get("assumptions", ()))
         yield from ("", *([f"Decided by: {decided}."] if decided else []), basis_line(result), "")
+
+
+_REAL_TEXT_HEAD = """\
+## The papers' questions on real text
+
+What the papers claim is decided below on models of 0.2 to 6 million parameters, or by arithmetic. Here the same
+questions are put to a language model, SmolLM2-135M-Instruct and 15 to 24 of its 30 layers, and to real prompts
+([real_models.md](real_models.md) says which of the conclusions stand). The statements are ours, written before the
+runs. {number} claims: {counts}; Holm's correction is over these alone.
+"""
+
+
+def _real_text_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]) -> Iterator[str]:
+    if not claims:
+        return
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in count_verdicts(claims))
+    yield _REAL_TEXT_HEAD.format(number=len(claims), counts=counts)
+    columns = [column for column in _CLAIM_COLUMNS if column != "reported"]
+    for name in dict.fromkeys(claim.experiment for claim in claims):
+        yield from (f"### {results[name].exhibit['title']}", "")
+        yield from (f"| {' | '.join(columns)} |", "|" + "---|" * len(columns))
+        for claim in (one for one in claims if one.experiment == name):
+            cells = dict(zip(_CLAIM_COLUMNS, _claim_cells(claim), strict=True))
+            cells["claim"] = claim.statement.removeprefix("ours: ")
+            yield f"| {' | '.join(_escaped(cells[column]) for column in columns)} |"
+        yield from ("", basis_line(results[name]), "")
 
 
 def _ours(claim: PaperClaim) -> str:

@@ -1,7 +1,8 @@
 """Decides the papers' claims over all kept results together.
 
 Every claim in every group is one test: the distance of its difference from what is allowed, over the bootstrap's
-standard error. The p-values of the page are adjusted by Holm's method. The margins stand in the experiments' files.
+standard error. The p-values of a family of claims, those of the papers or ours on real text, are adjusted by Holm's
+method. The margins stand in the experiments' files.
 What rests on the clock of a chip model is decided only where the clock was drawn.
 """
 
@@ -28,7 +29,7 @@ DRAWS_NEEDED = 0.95
 class ClaimTest:
     """A claim in one group. `p_value` None: there is no interval, and the values alone decide.
 
-    p_value        adjusted over the page
+    p_value        adjusted over its family
     num_seeds      of the row
     clock_share    share of the clock's draws in which the claim holds; None if it was not drawn, or rests on no clock
     repeats        what could differ in another run, where there is one seed
@@ -49,7 +50,10 @@ class ClaimTest:
 
 @dataclass(frozen=True)
 class PaperClaim:
-    """A claim of a paper, in all groups that it is about."""
+    """A claim of a paper, or one of ours, in all groups that it is about.
+
+    reported    empty for one of ours
+    """
 
     experiment: str
     statement: str
@@ -85,13 +89,16 @@ class _Sides:
         return min(1.0, 2 * min(self.against, self.in_favour))
 
 
-def decide(results: Sequence[KeptResult], draws: Mapping[str, Mapping[str, float]]) -> list[PaperClaim]:
-    """Every claim with a reported value, in the order of the results.
+def decide(
+    results: Sequence[KeptResult], draws: Mapping[str, Mapping[str, float]], *, ours: bool = False
+) -> list[PaperClaim]:
+    """Every claim with a reported value, or with `ours` every claim without one, in the order of the results.
 
     draws    experiment -> claim's key (`claim_key`) -> share of the clock's draws in which it holds
     """
     bases = {result.experiment: Basis.of(result) for result in results}
-    nodes = [(result, node) for result in results for node in result.exhibit.get("claims", ()) if node.get("reported")]
+    claims = [(result, node) for result in results for node in result.exhibit.get("claims", ())]
+    nodes = [(result, node) for result, node in claims if bool(node.get("reported")) != ours]
     sides = [_sides(node) for _, node in nodes]
     tested = [place for place, own in enumerate(sides) if own is not None]
     adjusted = dict(zip(tested, holm([_two_sided(sides[place]) for place in tested]), strict=True))
@@ -102,7 +109,7 @@ def decide(results: Sequence[KeptResult], draws: Mapping[str, Mapping[str, float
         key = (result.experiment, node["statement"], _rows(node))
         found.setdefault(key, []).append((node, test))
     return [
-        PaperClaim(experiment, statement, own[0][0]["reported"], own[0][0], tuple(test for _, test in own))
+        PaperClaim(experiment, statement, own[0][0].get("reported", ""), own[0][0], tuple(test for _, test in own))
         for (experiment, statement, _), own in found.items()
     ]
 
@@ -123,7 +130,7 @@ def _two_sided(sides: _Sides | None) -> float:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """`p_value` is adjusted over the page; `share` is of the clock's draws. None: there is none."""
+    """`p_value` is adjusted over the family; `share` is of the clock's draws. None: there is none."""
 
     sides: _Sides | None
     p_value: float | None

@@ -145,6 +145,17 @@ def test_the_page_of_claims_has_counts_headlines_tables_and_what_waits():
     assert "| WISP carries more | 86 against 41 |" in text
 
 
+def test_claims_on_real_text_stand_before_the_papers_with_their_own_counts():
+    paper, real = kept([claim()]), kept([claim(statement="ours: drafts keep the text", reported="")])
+    results = {"synera/x": paper, "real/x": replace(real, experiment="real/x")}
+    on_real_text = decide([results["real/x"]], {}, ours=True)
+    text = claims_page(decide([paper], {}), results, {}, on_real_text)
+    assert "runs. 1 claims: 1 holds; Holm's correction is over these alone." in text
+    assert "| claim | asked | ours | clock | verdict |" in text
+    assert "| drafts keep the text | above | +1.00 [+0.80, +1.20] | - | **holds** |" in text
+    assert text.index("on real text") < text.index("## Synera")
+
+
 @pytest.mark.parametrize(
     ("node", "cells"),
     [

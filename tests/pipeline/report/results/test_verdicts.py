@@ -61,7 +61,15 @@ def test_many_tests_need_more_of_each():
 
 
 def test_a_claim_of_ours_is_no_claim_of_the_paper():
-    assert decide([result(claim(reported=""))], {}) == []
+    found = result(claim(reported=""), claim(statement="reported"))
+    assert [one.statement for one in decide([found], {})] == ["reported"]
+    assert [one.statement for one in decide([found], {}, ours=True)] == ["A is better than B"]
+
+
+def test_claims_of_ours_are_a_family_of_their_own():
+    """A test that would not stand among the papers' twenty stands alone."""
+    found = result(claim(0.25, reported=""), *(claim(0.25, statement=f"claim {i}") for i in range(20)))
+    assert [one.verdict for one in decide([found], {}, ours=True)] == ["holds"]
 
 
 def test_groups_merge_and_say_where_a_claim_holds():
