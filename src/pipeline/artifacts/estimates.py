@@ -27,6 +27,8 @@ STEP_S, FORWARD_S, EVENT_S, OTHER_S = 0.02, 1.5e-3, 3e-5, 2.0
 """Seconds beside the arithmetic: of a training step, of a forward of one token, of a simulated token; of other work."""
 CORE_FLOPS_PER_S = 5e10
 """Of one core that multiplies matrices in float32 with 256-bit vectors: what is assumed of an unmeasured machine."""
+_SIMULATED = "serving.runtimes.simulated.Simulated"
+"""The runtime that computes no model."""
 _REMEASURE_S = 3600.0
 _TRAINING_NBYTES, _SERVING_NBYTES = 16, 4
 """Bytes for each parameter: weights, gradients and two moments; weights."""
@@ -62,7 +64,7 @@ def _from_sizes(stage: Stage, tokens: float, flops_per_s: float) -> BuildEstimat
         return BuildEstimate(seconds, BASE_NBYTES + _TRAINING_NBYTES * parameters, False)
     if not tokens:
         return BuildEstimate(OTHER_S, BASE_NBYTES, False)
-    if "SimulatedRuntime" in json.dumps(stage.identity):
+    if _SIMULATED in json.dumps(stage.identity):
         return BuildEstimate(OTHER_S + tokens * EVENT_S, BASE_NBYTES / 2, False)
     seconds = OTHER_S + 2 * parameters * tokens / flops_per_s + tokens * FORWARD_S
     return BuildEstimate(seconds, BASE_NBYTES + _SERVING_NBYTES * parameters, False)

@@ -11,6 +11,7 @@ from pipeline.artifacts import estimates, manifest
 from pipeline.artifacts.estimates import PeakMemory, estimate, num_parameters
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import Stage
+from tests.support.conf_files import CONF, read_yaml
 
 SIZES = {"hidden_size": 256, "layers": 8, "intermediate_size": 512}
 PARAMETERS = 8 * (4 * 256**2 + 3 * 256 * 512)
@@ -52,10 +53,8 @@ def test_training_takes_six_operations_a_parameter_and_token():
 
 
 def test_serving_takes_a_forward_for_each_token_and_a_simulation_far_less():
-    real, simulated = (
-        estimate(served(), [], lambda: 1e11),
-        estimate(served(runtime={"_target_": "x.SimulatedRuntime"}), [], lambda: 1e11),
-    )
+    runtime = {"_target_": read_yaml(CONF / "runtime" / "simulated.yaml")["_target_"]}
+    real, simulated = (estimate(served(**more), [], lambda: 1e11) for more in ({}, {"runtime": runtime}))
     assert real.seconds > 10 * 64 * estimates.FORWARD_S
     assert simulated.seconds < real.seconds / 1.2
 
