@@ -58,11 +58,11 @@ def _builder_digest() -> str:
 
 def find_obstacle() -> str:
     """What is missing to compile; empty: nothing."""
-    if util.find_spec("mypyc") is None or util.find_spec("setuptools") is None:
-        return "mypy and setuptools, the extra 'compiled', are not installed"
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if not any(map(shutil.which, (compiler, "cc"))):
         return f"there is no C compiler ({compiler})"
+    if util.find_spec("mypyc") is None or util.find_spec("setuptools") is None:
+        return "mypy and setuptools, the extra 'compiled', are not installed"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's headers are not installed"
     return ""
