@@ -5,7 +5,19 @@
 
 import sys
 
-from benchmarks import compression, job, lossless, overhead, partition, passes, plan, scheduler, simulation, transport
+from benchmarks import (
+    compression,
+    job,
+    lossless,
+    overhead,
+    partition,
+    passes,
+    plan,
+    scheduler,
+    simulation,
+    sweep,
+    transport,
+)
 from benchmarks import engine as engine_speed
 from benchmarks import llama_cpp as llama_cpp_speed
 from benchmarks import onnx as onnx_speed
@@ -24,6 +36,7 @@ def main() -> int:
         job.main(),
         lossless.main(large, corpus),
         simulation.main(),
+        sweep.main(),
         overhead.main(),
         compression.main(),
         transport.main(),
