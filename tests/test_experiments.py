@@ -296,7 +296,7 @@ LESS = {
         *QUESTIONS,
         "workload.dataset.evaluation=open",
         "routed_share=0.07",
-        "+variant/token_routing/router=citer_two_rounds",
+        "+variant/token_routing/router=citer_one_state",
     ),
     "hat/table4": ("training.seed=0", "model.cloud.timed_architecture=vicuna_7b", "policy=u_shape,hat"),
     "hat/hidden_inversion": ("stages.inversion.probe.steps=20",),
