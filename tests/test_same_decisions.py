@@ -10,7 +10,7 @@ The models compute for the simulator. Live drivers are given the outcomes that i
 import asyncio
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
@@ -252,6 +252,16 @@ class OneByOne:
 
     def drop(self, session: str, first: int | None) -> None:
         self.engine.drop(session, first)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _played_runs() -> Iterator[None]:
+    """Forgets what was played when the last test has ended: millions of objects, in which each later search for cycles
+    would look.
+    """
+    yield
+    for played_once in (setup_of, case, recorded):
+        played_once.cache_clear()
 
 
 @pytest.fixture(scope="session")
