@@ -8,7 +8,7 @@ from pipeline.artifacts import fingerprint
 from pipeline.config import sources
 from pipeline.config.arguments import WHEEL_CONF, conf_dir
 from pipeline.errors import UserError
-from pipeline.report.results import draws, kept, pages, verdicts
+from pipeline.report.results import claims_page, draws, kept, pages, verdicts
 
 USAGE = """\
 python -m pipeline results list             what is kept, and what has changed in conf/ since
@@ -94,10 +94,10 @@ def written_pages() -> Iterator[tuple[Path, str]]:
             yield path, pages.written_page(text, results, path.name)
     shares = draws.current_shares(kept.results_folder())
     claims = verdicts.decide(list(results.values()), shares)
-    real = [result for name, result in results.items() if name.startswith(f"{pages.REAL_TEXT}/")]
+    real = [result for name, result in results.items() if name.startswith(f"{claims_page.REAL_TEXT}/")]
     on_real_text = verdicts.decide(real, shares, ours=True)
     waiting = experiments_without_result(results)
-    yield docs / pages.CLAIMS_PAGE, pages.claims_page(claims, results, waiting, on_real_text)
+    yield docs / claims_page.CLAIMS_PAGE, claims_page.claims_page(claims, results, waiting, on_real_text)
 
 
 def _kept() -> dict[str, kept.KeptResult]:
@@ -107,7 +107,7 @@ def _kept() -> dict[str, kept.KeptResult]:
 def experiments_without_result(results: Mapping[str, kept.KeptResult]) -> dict[str, dict[str, str]]:
     """The papers' experiments that show an exhibit and have no kept result: their claims, with what is reported."""
     folder = conf_dir() / "experiment"
-    files = sorted(path for paper in pages.PAPERS for path in (folder / paper).glob("[!_]*.yaml"))
+    files = sorted(path for paper in claims_page.PAPERS for path in (folder / paper).glob("[!_]*.yaml"))
     names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
     waiting = {name: sources.read_file(path) for name, path in names.items() if name not in results}
     return {name: _reported_claims(node["exhibit"]) for name, node in waiting.items() if "exhibit" in node}

@@ -32,6 +32,7 @@ class ForwardLoad(NamedTuple):
     """Of the forwards, those that continue one which another load counts: the process starts nothing anew."""
 
     def with_layers(self, layers: float) -> "ForwardLoad":
+        """The same tokens through so many layers."""
         return ForwardLoad(layers, *self[1:])
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.report.results import pages
+from pipeline.report.results.claims_page import CLAIMS_PAGE, claims_page
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.results.pages import MarkError, claims_page, marked_results, written_page
+from pipeline.report.results.pages import MarkError, marked_results, written_page
 from pipeline.report.results.verdicts import decide
 from tests.pipeline.report.results.test_verdicts import claim
 
@@ -182,7 +182,7 @@ def test_many_groups_are_a_range_and_a_verdict_names_few():
     text = claims_page(decide([result], {}), {"synera/x": result}, {})
     assert "-1.00 to +5.00 in 6 groups" in text
     assert "**depends**: does not hold for last; holds for 5 groups" in text
-    assert pages.CLAIMS_PAGE == "claims.md"
+    assert CLAIMS_PAGE == "claims.md"
 
 
 @pytest.mark.parametrize(
