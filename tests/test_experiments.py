@@ -198,7 +198,7 @@ LESS = {
     "beyond/prefix_caching": (
         "seed=0",
         "workload.devices=2",
-        "+variant/beyond/method=cloud_decoding,wisp",
+        "+variant/beyond/method=cloud_decoding,wisp,wisp_kept",
         "+workload/sharing=conversation",
         *QUICK[-2:],
     ),
@@ -276,6 +276,18 @@ LESS = {
         "workload.max_prompt_tokens=160",
         "runtime.outcomes.prompt_lengths.mean=100",
         "+variant/beyond/method=cloud_decoding,device_drafts",
+    ),
+    "real/conversations": (
+        "training.seed=0",
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        RECORDED,
+        "workload.devices=2",
+        "+workload/sharing=conversation",
+        "runtime.outcomes.prompt_lengths.mean=20",
+        "runtime.outcomes.prompt_lengths.std=5",
+        "+variant/beyond/method=cloud_decoding,device_drafts,device_drafts_kept",
+        "policy/kv_cache=shared",
     ),
     "real/long_prompts": (
         *QUESTIONS,

@@ -44,6 +44,7 @@ from serving.messages import (
     ForwardWork,
     Message,
     MessageReceived,
+    MoveCache,
     PeerLost,
     Request,
     StartWork,
@@ -141,7 +142,7 @@ COMPOSED = {
     "delay_adaptive+ucb_specstop": ("policy=delay_adaptive", "policy/draft=ucb_specstop"),
     "delay_adaptive+path": ("policy=delay_adaptive", "policy/draft=path", "policy.draft.threshold=0.2"),
     "cloud_centric+shared": ("policy=cloud_centric", *SHARED),
-    "sled+shared": ("policy=sled", *SHARED),
+    "sled+shared": ("policy=sled", "policy/kv_cache=shared_on_device", *SHARED[1:]),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -240,6 +241,9 @@ class CountingEngine:
     def drop(self, session: str, first: int | None) -> None:
         self.engine.drop(session, first)
 
+    def move(self, session: str, to: str) -> None:
+        self.engine.move(session, to)
+
 
 @dataclass
 class OneByOne:
@@ -252,6 +256,9 @@ class OneByOne:
 
     def drop(self, session: str, first: int | None) -> None:
         self.engine.drop(session, first)
+
+    def move(self, session: str, to: str) -> None:
+        self.engine.move(session, to)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -545,6 +552,7 @@ def test_the_reference_run_of_shared_prefixes_copies_caches(outputs: Path) -> No
         c.work for entry in log for c in entry.commands if isinstance(c, StartWork) and isinstance(c.work, ForwardWork)
     ]
     assert any(work.prefixes for work in works)
+    assert any(isinstance(c, MoveCache) for entry in log for c in entry.commands)
     assert written(log) == written(reference("sled", 0.0, outputs))
 
 

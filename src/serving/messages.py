@@ -664,6 +664,14 @@ class DropCache:
 
 
 @message
+class MoveCache:
+    """Give the draft model's cache of an ended session to the session `to`, whose text begins alike."""
+
+    session: str
+    to: str
+
+
+@message
 class EmitTokens:
     """Show these tokens to the user. `ending` says how the session ended; "": it goes on."""
 
@@ -696,7 +704,7 @@ class DraftDecision:
         return 0 if self.accepted is None or self.replaced else len(self.tokens)
 
 
-Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | EmitTokens | DraftDecision
+Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | MoveCache | EmitTokens | DraftDecision
 Commands: TypeAlias = list[Command]
 
 

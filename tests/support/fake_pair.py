@@ -82,6 +82,9 @@ class FakePair:
         self.caches.pop((session, first), None)
         self.drafts_at.pop((session, first), None)
 
+    def move(self, session: str, to: str) -> None:
+        self.caches[to, None] = self.caches.pop((session, None))
+
     def drafter_token(self, prefix: int) -> int:
         token = target_token(prefix)
         agrees = chance(prefix, 1) < self.alpha

@@ -44,6 +44,9 @@ class FakeEngine:
     def drop(self, session: str, first: int | None) -> None:
         self.pair.drop(session, first)
 
+    def move(self, session: str, to: str) -> None:
+        self.pair.move(session, to)
+
 
 class StepwiseEngine(FakeEngine):
     """Runs a forward for each token of a draft."""

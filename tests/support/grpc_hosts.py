@@ -48,6 +48,9 @@ class ControlledPair(FakePair):
     def drop(self, session: str, first: int | None) -> None:
         (self.engine or super()).drop(session, first)
 
+    def move(self, session: str, to: str) -> None:
+        (self.engine or super()).move(session, to)
+
 
 class Hidden(dict[str, Any]):
     """The fake pair's hidden states on all hosts: only ids are sent, and receivers prefix them with the sender."""

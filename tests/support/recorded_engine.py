@@ -47,6 +47,11 @@ class RecordedEngine:
         if self.engine:
             self.engine.drop(session, first)
 
+    def move(self, session: str, to: str) -> None:
+        self.states[to, None] = self.states.pop((session, None), 0)
+        if self.engine:
+            self.engine.move(session, to)
+
 
 def _caches(work: Work) -> list[tuple[str, int | None]]:
     """(session, first layer; None: the drafter's) of the caches that the work changes."""

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 from serving.messages import TokenIds
 
 
+def shared_len(text: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    same = zip(text, other, strict=False)
+    return next((i for i, (a, b) in enumerate(same) if a != b), min(len(text), len(other)))
+
+
 @dataclass(slots=True, eq=False)
 class _Block:
     """A block of tokens behind those of its parent, and the sessions that have it cached, the newest last."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from serving.core import draft_tree
+from serving.core.cached_prefixes import shared_len
 from serving.core.importance import importance_scores
 from serving.core.keyed_random import key, uniform
 from serving.core.link_monitor import DeviceMonitor
@@ -157,8 +158,7 @@ class Session:
 
     def resume(self, old: "Session") -> None:
         """Reuses the caches of this session's previous request, up to the longest common prefix."""
-        n = min(len(old.tokens), len(self.tokens) - 1)  # at least one token must be computed
-        same = next((i for i in range(n) if old.tokens[i] != self.tokens[i]), n)
+        same = shared_len(old.tokens, self.tokens[:-1])  # at least one token must be computed
         self.draft_cached_len, self.attempt = min(old.draft_cached_len, same), old.attempt + 1
         # Behind the last tree's accepted drafts the target's caches may hold the whole tree.
         valid = max(0, old.target_cached_len - len(old.kept_tree_nodes or ()))

@@ -36,6 +36,9 @@ class UnavailableEngine:
     def drop(self, session: str, first: int | None) -> None:
         """There is nothing to free."""
 
+    def move(self, session: str, to: str) -> None:
+        """There is nothing to move."""
+
 
 UNAVAILABLE_ENGINE = UnavailableEngine()
 

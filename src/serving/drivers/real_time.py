@@ -26,6 +26,7 @@ from serving.messages import (
     Event,
     Message,
     MessageReceived,
+    MoveCache,
     Node,
     Outcome,
     SendMessage,
@@ -203,6 +204,8 @@ class RealTimeDriver:
                 self.post(max(at, now), name, TimerFired(timer), DECISION)
             case DropCache(session, first):
                 self._thread.submit(self._compute[name].executor.drop, session, first)
+            case MoveCache(session, other):
+                self._thread.submit(self._compute[name].executor.move, session, other)
             case EmitTokens():
                 for callback in self._emit_callbacks:
                     callback(command, now)

@@ -25,6 +25,7 @@ from serving.messages import (
     Event,
     ForwardWork,
     MessageReceived,
+    MoveCache,
     Node,
     SendMessage,
     SetTimer,
@@ -206,15 +207,21 @@ class Simulator:
             self._set_timer(place, command)
         elif isinstance(command, DropCache):
             self._drop_cache(place, command)
+        elif isinstance(command, MoveCache):
+            self._end_drafts(command.session)
+            place.compute.executor.move(command.session, command.to)
 
     def _set_timer(self, place: _Place, command: SetTimer) -> None:
         due_s, event = max(command.due_s, self.now), TimerFired(command.timer)
         heappush(self._heap, (due_s, DECISION, next(self._serial), place, event))
 
     def _drop_cache(self, place: _Place, command: DropCache) -> None:
-        if self._drafts:
-            self._end([each for each in self._drafts if each.work.session == command.session])
+        self._end_drafts(command.session)
         place.compute.executor.drop(command.session, command.start_layer)
+
+    def _end_drafts(self, session: str) -> None:
+        if self._drafts:
+            self._end([each for each in self._drafts if each.work.session == session])
 
     def _emit(self, command: EmitTokens) -> None:
         if command.ending:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from serving.core.cached_prefixes import shared_len
 from serving.hardware.executor import DraftInProgress, DraftPoolingEngine, Engine
 from serving.hardware.latency import ForwardLoad, batch_load, forward_load
 from serving.messages import (
@@ -59,6 +60,12 @@ class PrefixReusingEngine:
         if first is None or (session, first) not in self._texts:
             self._texts.pop((session, first), None)
             self._engine.drop(session, first)
+
+    def move(self, session: str, to: str) -> None:
+        text = self._texts.pop((session, None), None)
+        if text is not None:
+            self._texts[to, None] = text
+        self._engine.move(session, to)
 
     def _forward(self, work: ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         layer = work.span.start_layer
@@ -170,9 +177,3 @@ def _places(work: Work) -> list[tuple[str, int | None]]:
     if isinstance(work, ForwardWork):
         return [(seq.session, work.span.start_layer) for seq in work.slices]
     return [(one.session, None) for one in (work.works if isinstance(work, DraftBatch) else (work,))]
-
-
-def shared_len(known: TokenIds, tokens: TokenIds) -> int:
-    """How many tokens both begin with."""
-    same = zip(known, tokens, strict=False)
-    return next((i for i, (a, b) in enumerate(same) if a != b), min(len(known), len(tokens)))

@@ -101,6 +101,10 @@ class Executor(Protocol):
         """Frees a session's cache: of the span that starts at layer `first`, or the drafter's (None)."""
         ...
 
+    def move(self, session: str, to: str) -> None:
+        """The drafter's cache of `session` becomes that of `to`, which has none."""
+        ...
+
 
 class Engine(Protocol):
     """`serving.engines.torch.engine.TorchEngine`, without importing torch."""
@@ -108,3 +112,5 @@ class Engine(Protocol):
     def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]: ...
 
     def drop(self, session: str, first: int | None) -> None: ...
+
+    def move(self, session: str, to: str) -> None: ...

@@ -72,6 +72,9 @@ class TimedExecutor:
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
 
+    def move(self, session: str, to: str) -> None:
+        self._engine.move(session, to)
+
     def _split_s(self, work: ForwardWork, loads: tuple[ForwardLoad, ...], split: ModelSplit) -> float:
         """Seconds of a hop of a split model: the timed layers of its span, and its draft heads."""
         (load,) = loads
@@ -131,3 +134,6 @@ class DeviceExecutor:
 
     def drop(self, session: str, first: int | None) -> None:
         (self._drafter if first is None else self._target).drop(session, first)
+
+    def move(self, session: str, to: str) -> None:
+        self._drafter.move(session, to)

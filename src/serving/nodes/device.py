@@ -43,6 +43,7 @@ from serving.messages import (
 )
 from serving.nodes.compute_queue import ComputeQueue, FinishedWork
 from serving.nodes.hop_path import HopPath, NodeSelector, TierNodes
+from serving.nodes.idle_draft_caches import IdleDraftCaches
 from serving.nodes.requester import Requester
 from serving.nodes.round_timing import ChipProfile, RoundTiming
 from serving.nodes.worker import Worker
@@ -113,6 +114,7 @@ class Device:
         """Session -> its requester."""
         self.idle_sessions: dict[str, Session] = {}
         """Ended sessions whose caches are kept for the next request, the longest idle first."""
+        self.idle_draft_caches = IdleDraftCaches(policy.kv_cache.device_idle_sessions)
         is_tier, apart = any(hop.node == DEVICE_TIER for hop in hops), local_target.drafts == "apart"
         self.compute_queue = ComputeQueue(self.ids, policy.batch_drafts) if max_concurrency > 1 or is_tier else None
         """Orders work on the chip; None if there is never more than one piece of work."""
@@ -306,9 +308,10 @@ class Device:
             session = Session(self.waiting.popleft(), self.seed, self.monitor, self.token_text)
             if old := self.idle_sessions.pop(session.request.session, None):
                 self._resume(session, old)
-            current = Requester(
-                session, self.policy, self.hop_path, self.ids, self.timeout_s, self.max_concurrency == 1
-            )
+            else:
+                out += self.idle_draft_caches.take(session)
+            exclusive, leaves = self.max_concurrency == 1, self.idle_draft_caches.max_sessions > 0
+            current = Requester(session, self.policy, self.hop_path, self.ids, self.timeout_s, exclusive, leaves)
             self.active[session.request.session] = current
             out += current.start(now)
             if current.state != "running":
@@ -321,11 +324,13 @@ class Device:
             session.invalidate_path()
 
     def _close(self, requester: Requester) -> Commands:
-        """Removes an ended session. If its caches are kept, the longest idle session may be released instead."""
+        """Removes an ended session. If its caches are kept, those of the longest idle session may be freed instead."""
         name = requester.session.request.session
         del self.active[name]
         if self.compute_queue:
             self.compute_queue.quarantined.discard(name)
+        if requester.leaves_draft_cache:
+            return self.idle_draft_caches.keep(requester.session)
         if not requester.keeps_cache or name in self.idle_sessions:
             return []
         self.idle_sessions[name] = requester.session

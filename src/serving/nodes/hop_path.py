@@ -136,9 +136,9 @@ class HopPath:
         )
         return SendMessage(session.path[0], request, HEADER_NBYTES + chunk.nbytes + self._payload.nbytes(chunk))
 
-    def release_commands(self, session: Session) -> Commands:
-        """Frees the session's caches everywhere. The first node of the path tells the others; where nodes outside the
-        path may hold caches too, every node is told.
+    def release_commands(self, session: Session, keep_draft_cache: bool = False) -> Commands:
+        """Frees the session's caches everywhere, the draft model's unless `keep_draft_cache`. The first node of the
+        path tells the others; where nodes outside the path may hold caches too, every node is told.
         """
         name = session.request.session
         nodes = (
@@ -146,7 +146,8 @@ class HopPath:
             if session.may_have_stale_nodes
             else session.path[:1]
         )
-        return [DropCache(name, None), *(SendMessage(node, Release(name), HEADER_NBYTES) for node in nodes)]
+        own: Commands = [] if keep_draft_cache else [DropCache(name, None)]
+        return [*own, *(SendMessage(node, Release(name), HEADER_NBYTES) for node in nodes)]
 
 
 def _slack_s(session: Session, expected_tokens: float, now: float) -> float:

@@ -64,15 +64,18 @@ class Requester:
         ids: Iterator[int],
         base_timeout_s: float = INF,
         exclusive_chip: bool = True,
+        leaves_draft_cache: bool = False,
     ) -> None:
         """
         Args:
             base_timeout_s: seconds to wait for a reply before the first retry; the timeout doubles with each retry.
             exclusive_chip: if False, draft one token per job, so that other sessions' work can run in between.
                 A tree is one job.
+            leaves_draft_cache: if True, the draft model's cache outlives the session, unless it fails.
         """
         self.session, self.policy, self.hop_path, self.ids = session, policy, hop_path, ids
         self.base_timeout_s, self.exclusive_chip = base_timeout_s, exclusive_chip
+        self._leaves_draft_cache = leaves_draft_cache
         self.state: SessionState = "running"
         self.job: int | None = None
         """The job on the chip whose outcome this session awaits; None: no job."""
@@ -327,7 +330,7 @@ class Requester:
     def _use_waiting_time(self, now: float) -> Commands:
         """While a verdict is awaited: prefill the draft model, then draft ahead."""
         s = self.session
-        if self.has_drafter and s.draft_cached_len == 0 and len(s.tokens) > 1:
+        if self.has_drafter and s.draft_cached_len < max(1, s.prompt_len - 1) and len(s.tokens) > 1:
             return self._start_draft(DraftStopRule(0), now)
         return self._start_lookahead(now) if self.has_lookahead else []
 
@@ -347,12 +350,18 @@ class Requester:
     def _end(self, ending: Literal["complete", "cancelled", "failed"]) -> Commands:
         self.state, self.job = ending, None
         out: Commands = [EmitTokens(self.session.request.session, (), (), ending)]
-        return out if self.keeps_cache else out + self.hop_path.release_commands(self.session)
+        return out if self.keeps_cache else out + self.hop_path.release_commands(self.session, self.leaves_draft_cache)
 
     @property
     def keeps_cache(self) -> bool:
         """True if this session has ended and its caches are kept for its next request."""
         return self.session.request.keep_cache and self.state in ("complete", "cancelled")
+
+    @property
+    def leaves_draft_cache(self) -> bool:
+        """True if this session has ended, and the draft model's cache alone is kept, for another one."""
+        left = self._leaves_draft_cache and self.session.draft_cached_len > 0 and not self.keeps_cache
+        return left and self.state in ("complete", "cancelled")
 
     def _emit(self, tokens: TokenIds, origins: Origins, now: float) -> Commands:
         self.session.last_emitted_s = now

@@ -34,6 +34,9 @@ class DraftLoads:
     def drop(self, session: str) -> None:
         """There is no state of single sessions."""
 
+    def move(self, session: str, to: str) -> None:
+        """There is no state of single sessions."""
+
     def _make_loads(self, start: int, num_inputs: int, passes: int) -> tuple[ForwardLoad, ...]:
         spans = [(start, num_inputs), *((start + num_inputs + i, 1) for i in range(passes - 1))]
         made = self._cache[start, num_inputs, passes] = tuple(batch_load(self._layers, [span], 1.0) for span in spans)
@@ -82,6 +85,11 @@ class EarlyExitLoads:
     def drop(self, session: str) -> None:
         """Forgets the session's cache."""
         self._sessions.pop(session, None)
+
+    def move(self, session: str, to: str) -> None:
+        """The cache of `session`, if there is one, becomes that of `to`."""
+        if session in self._sessions:
+            self._sessions[to] = self._sessions.pop(session)
 
     def _truncated(self, session: str, start: int) -> ExitDepths:
         depths = self._sessions.get(session)

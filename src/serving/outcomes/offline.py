@@ -35,6 +35,9 @@ class UntimedExecutor:
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
 
+    def move(self, session: str, to: str) -> None:
+        self._engine.move(session, to)
+
 
 def run_untimed(
     policy: Policy,

@@ -116,6 +116,11 @@ class SampledEngine:
             self._sessions.pop(session, None)
             self._load_counter.drop(session)
 
+    def move(self, session: str, to: str) -> None:
+        """A session draws its own random bits, whatever its cache holds."""
+        self._sessions.pop(session, None)
+        self._load_counter.move(session, to)
+
     def _draws_of(self, session: str) -> AcceptanceDraws:
         draws = self._sessions.get(session)
         if draws is None:

@@ -252,6 +252,10 @@ class LookaheadRecorder:
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
 
+    def move(self, session: str, to: str) -> None:
+        self._cached[to] = self._cached.pop(session, [])
+        self._engine.move(session, to)
+
 
 def lookahead_branches(
     lookup: TraceLookup, session: RecordedSession, texts: Sequence[tuple[int, ...]]

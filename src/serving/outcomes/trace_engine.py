@@ -142,6 +142,13 @@ class TraceEngine:
             self._load_counter.drop(session)
         self._cached_tokens.pop((session, first), None)
 
+    def move(self, session: str, to: str) -> None:
+        """The drafter's cache of `session` becomes that of `to`, as far as its recorded prompt begins alike."""
+        _, length = self._drafter_positions.pop(session, (0, 0))
+        self._drafter_positions[to] = length, length
+        self._tree_starts.pop(session, None)
+        self._load_counter.move(session, to)
+
     def _session(self, name: str) -> RecordedSession:
         try:
             return self._sessions[name]

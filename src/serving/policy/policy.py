@@ -152,6 +152,11 @@ class Policy:
                 "choose policy/kv_cache=reuse",
             ),
             (
+                self.kv_cache.device_idle_sessions > 0 and (on_device or not self.drafts_on_device),
+                "{kv_cache} keeps the caches of a draft model that runs whole on a device (device_idle_sessions), and "
+                "with {draft} and {placement} there is none; choose policy/kv_cache=shared or reuse",
+            ),
+            (
                 scope == "full" and on_device,
                 "{offload} needs a route that does not come back to the device, as that of {placement} does",
             ),

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from serving.core.cached_prefixes import shared_len
 from serving.engines.models import Checkpoint
-from serving.engines.prefix_reuse import shared_len
 from serving.hardware.architecture import Architecture
 from serving.policy.slots.draft import LookupDraft
 from serving.progress import Progress

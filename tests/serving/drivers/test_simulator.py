@@ -17,6 +17,7 @@ from serving.messages import (
     Event,
     GenerationRequest,
     MessageReceived,
+    MoveCache,
     Outcome,
     Release,
     RequestArrived,
@@ -53,6 +54,7 @@ class Second:
 
     ran: list[Work] = field(default_factory=list)
     dropped: list[tuple[str, int | None]] = field(default_factory=list)
+    moved: list[tuple[str, str]] = field(default_factory=list)
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         self.ran.append(work)
@@ -60,6 +62,9 @@ class Second:
 
     def drop(self, session: str, first: int | None) -> None:
         self.dropped.append((session, first))
+
+    def move(self, session: str, to: str) -> None:
+        self.moved.append((session, to))
 
 
 def begin(name: str = "s") -> RequestArrived:
@@ -159,15 +164,14 @@ def test_without_a_link_a_message_arrives_at_once() -> None:
     assert simulator.now == 2.0
 
 
-def test_dropped_caches_reach_the_executor_and_endings_the_callbacks() -> None:
-    simulator, _, executor = one(
-        {1: [DropCache("s", None), EmitTokens("s", (1,), ("cloud",)), EmitTokens("s", (), (), "complete")]}
-    )
+def test_dropped_and_moved_caches_reach_the_executor_and_endings_the_callbacks() -> None:
+    ends = [EmitTokens("s", (1,), ("cloud",)), EmitTokens("s", (), (), "complete")]
+    simulator, _, executor = one({1: [DropCache("s", None), MoveCache("t", "u"), *ends]})
     ended: list[tuple[str, float]] = []
     simulator.on_session_end(lambda session, now: ended.append((session, now)))
     simulator.post(3.0, "a", begin())
     simulator.run()
-    assert (executor.dropped, ended) == ([("s", None)], [("s", 3.0)])
+    assert (executor.dropped, executor.moved, ended) == ([("s", None)], [("t", "u")], [("s", 3.0)])
 
 
 def test_a_run_can_be_interrupted_and_continued() -> None:

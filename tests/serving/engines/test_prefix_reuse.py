@@ -28,6 +28,7 @@ class Engine:
     def __init__(self) -> None:
         self.ran: list[Work] = []
         self.dropped: list[tuple[str, int | None]] = []
+        self.moved: list[tuple[str, str]] = []
 
     def execute(self, work: Work):
         self.ran.append(work)
@@ -42,6 +43,9 @@ class Engine:
 
     def drop(self, session: str, first: int | None) -> None:
         self.dropped.append((session, first))
+
+    def move(self, session: str, to: str) -> None:
+        self.moved.append((session, to))
 
 
 def draft(*tokens: int, session: str = "s") -> DraftWork:
@@ -94,3 +98,15 @@ def test_the_texts_used_longest_ago_go_first(monkeypatch):
     engine.drop("b", 0)
     engine.drop("c", None)
     assert inner.dropped == [("a", 0), ("c", None)]
+
+
+def test_a_moved_cache_goes_on_under_its_new_name():
+    inner = Engine()
+    engine = PrefixReusingEngine(inner)
+    engine.execute(draft(1, 2, 3))
+    engine.move("s", "t")
+    assert inner.moved == [("s", "t")]
+    engine.execute(draft(1, 2, 3, 4, 5, session="t"))
+    assert (inner.ran[-1].start, inner.ran[-1].input_tokens) == (3, (4, 5))
+    engine.execute(draft(1, 2, 3))
+    assert inner.ran[-1].start == 0

@@ -72,6 +72,9 @@ class Answers:
     def drop(self, session: str, first: int | None) -> None:
         self.dropped.append((session, first))
 
+    def move(self, session: str, to: str) -> None:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[OverheadTimer, Simulator, Draws]:

@@ -244,3 +244,13 @@ def test_values_that_are_no_probabilities_are_refused() -> None:
         models.device.execute(
             DraftWork("r00000", 0, (0,), DraftStopRule(1), early_exit=EarlyExitRule("margin", 0.1, 0.25))
         )
+
+
+def test_a_session_in_a_cache_that_it_was_given_draws_its_own_acceptance() -> None:
+    _, engines = opened(2, acceptance_rate=0.5)
+    _, others = opened(2, acceptance_rate=0.5)
+    engines.device.execute(DraftWork("r00000", 0, (0,) * 10, DraftStopRule(4)))
+    engines.device.move("r00000", "r00001")
+    for start in range(6, 40, 4):
+        work = DraftWork("r00001", start, (0,) * 4, DraftStopRule(4))
+        assert engines.device.execute(work) == others.device.execute(work)

@@ -29,6 +29,9 @@ class Listener:
     def drop(self, session, first):
         self.held.discard(session)
 
+    def move(self, session, to):
+        raise NotImplementedError
+
 
 def timed(engine, shapes, works=draft_work, warm_ups=0, repeats=7, budget_s=1e9):
     told = []

@@ -187,6 +187,12 @@ class LlamaCache:
             store, sequence = self._found.pop(session)
             store.drop(sequence)
 
+    def move(self, session: str, to: str) -> None:
+        """The text of `session`, if there is one, becomes that of `to`."""
+        if session in self._found:
+            self.drop(to)
+            self._found[to] = self._found.pop(session)
+
     def forward(self, parts: Sequence[tuple[str, Sequence[int], int]]) -> list[torch.Tensor]:
         """Appends new tokens to several sessions: (session, tokens, outputs).
 

@@ -93,6 +93,11 @@ class LlamaCppEngine(WholeModelDrafter[SessionText]):
         self.cache.drop(session)
         self.tensor_store.discard_owner(f"odds/{session}")
 
+    def move(self, session: str, to: str) -> None:
+        """The text of `session` becomes that of `to`."""
+        self.cache.move(session, to)
+        self.tensor_store.discard_owner(f"odds/{session}")
+
     def _open(self, session: str, start: int) -> SessionText:
         self.cache.open(session, start)
         return SessionText(self.cache, session)

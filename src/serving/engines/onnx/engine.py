@@ -65,6 +65,11 @@ class OnnxEngine(WholeModelDrafter[OnnxSequenceCache]):
             self.cache.drop(session)
         self.tensor_store.discard_owner(f"odds/{session}")
 
+    def move(self, session: str, to: str) -> None:
+        """The cache of `session` becomes that of `to`."""
+        self.cache.move(session, to)
+        self.tensor_store.discard_owner(f"odds/{session}")
+
     def _open(self, session: str, start: int) -> OnnxSequenceCache:
         return self.cache.open(session, start)
 

@@ -150,3 +150,8 @@ class OnnxCacheManager:
 
     def drop(self, session: str) -> None:
         self._caches.pop(session, None)
+
+    def move(self, session: str, to: str) -> None:
+        """The cache of `session`, if there is one, becomes that of `to`."""
+        if session in self._caches:
+            self._caches[to] = self._caches.pop(session)

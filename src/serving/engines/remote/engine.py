@@ -51,6 +51,10 @@ class RemoteEngine:
         self._texts.pop(session, None)
         self._prefetched.pop(session, None)
 
+    def move(self, session: str, to: str) -> None:  # noqa: ARG002
+        """Raises TypeError: only a draft model's caches are moved."""
+        raise TypeError("a server drafts nothing: the drafter runs on the device")
+
     def notes(self) -> tuple[str, ...]:
         """Notes on the server for the report."""
         failures = self.generator.client.num_failures

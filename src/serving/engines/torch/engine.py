@@ -104,3 +104,8 @@ class TorchEngine:
         """Frees the cache of the span from layer `first`, or the drafter's (None), and the drafts' distributions."""
         self.cache.drop(session, first)
         self.tensor_store.discard_owner(f"odds/{session}")
+
+    def move(self, session: str, to: str) -> None:
+        """The drafter's cache of `session` becomes that of `to`."""
+        self.cache.move(session, to)
+        self.tensor_store.discard_owner(f"odds/{session}")

@@ -206,6 +206,13 @@ class KVCacheManager:
             )
         return SequenceCache(self._model, start_layer, end_layer, pool)
 
+    def move(self, session: str, to: str) -> None:
+        """The drafter's cache of `session`, if there is one, becomes that of `to`."""
+        cache = self._caches.pop((session, None), None)
+        if cache is not None:
+            self.drop(to, None)
+            self._caches[to, None] = cache
+
     def drop(self, session: str, start_layer: int | None) -> None:
         """Frees the session's cache, if there is one."""
         cache = self._caches.pop((session, start_layer), None)

@@ -22,6 +22,11 @@ class KvCache(Protocol):
         ...
 
     @property
+    def device_idle_sessions(self) -> int:
+        """How many ended sessions leave the draft model's caches on their device for later ones to begin with."""
+        ...
+
+    @property
     def capacity_tokens(self) -> float | None:
         """The most cached tokens; None: as many as fit into the chip's memory beside the weights."""
         ...
@@ -38,10 +43,15 @@ class KvCache(Protocol):
 
 @dataclass(frozen=True)
 class PrefixCaching:
-    """Keeps caches. When memory runs out, idle sessions are evicted, least recently used first (WISP, section 4.5)."""
+    """Keeps caches. When memory runs out, idle sessions are evicted, least recently used first (WISP, section 4.5).
+
+    With `device_idle_sessions` a device's draft model begins behind what an ended session has computed, as in the slots
+    of llama.cpp's server.
+    """
 
     capacity_tokens: float | None = None
     block_tokens: int = BLOCK_TOKENS
+    device_idle_sessions: int = 0
     keeps_prefixes: ClassVar[bool] = True
     idle_sessions: ClassVar[int | None] = None
     device_keeps_cache: ClassVar[bool] = True
@@ -53,6 +63,8 @@ class PrefixCaching:
             )
         if self.block_tokens < 1:
             raise ValueError(f"policy.kv_cache.block_tokens is {self.block_tokens}; give at least 1")
+        if self.device_idle_sessions < 0:
+            raise ValueError(f"policy.kv_cache.device_idle_sessions is {self.device_idle_sessions}; give 0 or more")
 
     def allocated_tokens(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
@@ -61,7 +73,7 @@ class PrefixCaching:
 @dataclass(frozen=True)
 class SharedPrefixCaching(PrefixCaching):
     """Automatic prefix caching (vLLM; SGLang's RadixAttention): caches of ended sessions stay, and a new session begins
-    with a copy of the longest beginning of its prompt that any cache holds. The drafter's caches are its own.
+    with a copy of the longest beginning of its prompt that any cache holds.
 
     `block_tokens` is also the unit of what is shared. A copy takes memory of its own. With `idle_sessions` 0 only
     sessions at the same time share.
@@ -89,6 +101,7 @@ class NoPrefixCaching:
     block_tokens: ClassVar[int] = BLOCK_TOKENS
     keeps_prefixes: ClassVar[bool] = False
     idle_sessions: ClassVar[None] = None
+    device_idle_sessions: ClassVar[int] = 0
 
     def allocated_tokens(self, tokens: int) -> int:
         return tokens

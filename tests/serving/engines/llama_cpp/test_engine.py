@@ -157,3 +157,11 @@ def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"weights")
     with pytest.raises(ValueError, match=r"model.gguf cannot be opened by llama.cpp"):
         LlamaModel(tmp_path / "model.gguf")
+
+
+def test_a_session_goes_on_in_the_text_that_it_was_given(engine: LlamaCppEngine) -> None:
+    drafted(engine, "a", 0, TEXT, 4)
+    engine.move("a", "b")
+    assert engine.cache.length("a") == 0
+    moved = drafted(engine, "b", 30, (7, 8), 4)
+    assert moved.tokens == drafted(engine, "c", 0, (*TEXT[:30], 7, 8), 4).tokens

@@ -248,3 +248,13 @@ def test_dropping_a_session_discards_its_distributions(on_onnx: OnnxEngine) -> N
     before = len(on_onnx.tensor_store)
     on_onnx.drop("odds", None)
     assert len(on_onnx.tensor_store) == before - 3
+
+
+def test_a_session_goes_on_in_the_cache_that_it_was_given(exported: Path) -> None:
+    engine = OnnxEngine(exported)
+    engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(4)))
+    engine.move("a", "b")
+    assert engine.cache.length("a") == 0
+    moved, _ = engine.execute(DraftWork("b", 6, (4, 2), DraftStopRule(4)))
+    whole, _ = engine.execute(DraftWork("c", 0, (*PROMPT[:6], 4, 2), DraftStopRule(4)))
+    assert moved == whole

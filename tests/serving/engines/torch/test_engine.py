@@ -205,3 +205,19 @@ def test_wrong_settings_are_refused_by_name(llama_copy):
         TorchEngine(model, vocab_size=98)
     with pytest.raises(ValueError, match=r"probed layers are \[9\]; model has layers 0 to 3"):
         TorchEngine(model, importance_layers=frozenset({9}))
+
+
+def test_a_session_goes_on_in_the_draft_cache_that_it_was_given(llama_copy):
+    engine = TorchEngine(decompose(llama_copy))
+    text, other = tuple(range(5, 25)), (*range(5, 17), 40, 41, 42)
+    (alone, _), (first, _) = (engine.execute(DraftWork(name, 0, text, DraftStopRule(4))) for name in ("alone", "a"))
+    assert first.tokens == alone.tokens
+    engine.move("a", "b")
+    assert (engine.cache.length("a", None), engine.cache.length("b", None)) == (len(text) + 3, 0)[::-1]
+    moved, loads = engine.execute(DraftWork("b", 12, other[12:], DraftStopRule(4)))
+    whole, _ = engine.execute(DraftWork("alone", 0, other, DraftStopRule(4)))
+    assert moved.tokens == whole.tokens
+    assert loads[0].num_tokens == 3
+    engine.move("unknown", "c")
+    with pytest.raises(CacheHoleError):
+        engine.execute(DraftWork("c", 1, (5,), DraftStopRule(1)))
