@@ -36,6 +36,7 @@ from serving.log.reader import read_entries
 from serving.log.replay import decision_log, first_difference, replay
 from serving.messages import (
     Command,
+    CopyCache,
     DraftBatch,
     DraftOutcome,
     DraftWork,
@@ -143,6 +144,7 @@ COMPOSED = {
     "delay_adaptive+path": ("policy=delay_adaptive", "policy/draft=path", "policy.draft.threshold=0.2"),
     "cloud_centric+shared": ("policy=cloud_centric", *SHARED),
     "sled+shared": ("policy=sled", "policy/kv_cache=shared_on_device", *SHARED[1:]),
+    "cloud_speculative+shared": ("policy=cloud_speculative", *SHARED),
     "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
@@ -192,7 +194,7 @@ ON_VIRTUAL_TIME = REPRESENTATIVES | {
     "edge_centric", "edgefm", "hybrid", "co_llm+none", "u_shape", "citer+span", "gpipe", "heft", "synera+deadline",
     "synera+rejection_predictor", "synera+tiers", "wisp+tiers", "u_medusa", "hat+pipeline", "hat+batches",
     "sled+lookup", "cloud_speculative+together", "cloud_speculative+apart", "hat+tree", "wisp+tree",
-    "cloud_speculative+tree", "sled+shared",
+    "cloud_speculative+tree", "cloud_speculative+shared", "sled+shared",
     "delay_adaptive+together", "delay_adaptive+ucb_specstop",
 }  # fmt: skip
 """Simulated from a trace and replayed at each change: a row for each slot choice; the others where slow tests run."""
@@ -244,6 +246,9 @@ class CountingEngine:
     def move(self, session: str, to: str) -> None:
         self.engine.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        self.engine.copy(session, to, length)
+
 
 @dataclass
 class OneByOne:
@@ -259,6 +264,9 @@ class OneByOne:
 
     def move(self, session: str, to: str) -> None:
         self.engine.move(session, to)
+
+    def copy(self, session: str, to: str, length: int) -> None:
+        self.engine.copy(session, to, length)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -554,6 +562,9 @@ def test_the_reference_run_of_shared_prefixes_copies_caches(outputs: Path) -> No
     assert any(work.prefixes for work in works)
     assert any(isinstance(c, MoveCache) for entry in log for c in entry.commands)
     assert written(log) == written(reference("sled", 0.0, outputs))
+    drafted = reference("cloud_speculative+shared", 0.0, outputs)
+    assert any(isinstance(c, CopyCache) for entry in drafted for c in entry.commands)
+    assert written(drafted) == written(reference("cloud_speculative", 0.0, outputs))
 
 
 @pytest.mark.parametrize("policy", ["citer", "co_llm", "citer+span"])

@@ -672,6 +672,15 @@ class MoveCache:
 
 
 @message
+class CopyCache:
+    """Copy the first `length` tokens of an ended session's draft cache to the session `to`, which has none."""
+
+    session: str
+    to: str
+    length: int
+
+
+@message
 class EmitTokens:
     """Show these tokens to the user. `ending` says how the session ended; "": it goes on."""
 
@@ -704,7 +713,7 @@ class DraftDecision:
         return 0 if self.accepted is None or self.replaced else len(self.tokens)
 
 
-Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | MoveCache | EmitTokens | DraftDecision
+Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | MoveCache | CopyCache | EmitTokens | DraftDecision
 Commands: TypeAlias = list[Command]
 
 

@@ -85,6 +85,10 @@ class FakePair:
     def move(self, session: str, to: str) -> None:
         self.caches[to, None] = self.caches.pop((session, None))
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        assert len(self.caches[session, None]) > length
+        self.caches[to, None] = self.caches[session, None][: length + 1]
+
     def drafter_token(self, prefix: int) -> int:
         token = target_token(prefix)
         agrees = chance(prefix, 1) < self.alpha

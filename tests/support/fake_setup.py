@@ -47,6 +47,9 @@ class FakeEngine:
     def move(self, session: str, to: str) -> None:
         self.pair.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        self.pair.copy(session, to, length)
+
 
 class StepwiseEngine(FakeEngine):
     """Runs a forward for each token of a draft."""

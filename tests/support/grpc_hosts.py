@@ -51,6 +51,9 @@ class ControlledPair(FakePair):
     def move(self, session: str, to: str) -> None:
         (self.engine or super()).move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        (self.engine or super()).copy(session, to, length)
+
 
 class Hidden(dict[str, Any]):
     """The fake pair's hidden states on all hosts: only ids are sent, and receivers prefix them with the sender."""

@@ -52,6 +52,11 @@ class RecordedEngine:
         if self.engine:
             self.engine.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        self.states[to, None] = hash((self.states.get((session, None), 0), length))
+        if self.engine:
+            self.engine.copy(session, to, length)
+
 
 def _caches(work: Work) -> list[tuple[str, int | None]]:
     """(session, first layer; None: the drafter's) of the caches that the work changes."""

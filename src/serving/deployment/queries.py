@@ -39,6 +39,9 @@ class UnavailableEngine:
     def move(self, session: str, to: str) -> None:
         """There is nothing to move."""
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        """There is nothing to copy."""
+
 
 UNAVAILABLE_ENGINE = UnavailableEngine()
 

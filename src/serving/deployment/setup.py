@@ -134,9 +134,15 @@ class Setup:
     def _check_shared_prefixes(self) -> None:
         """Raises ValueError where nothing copies a cache."""
         cloud = self.pair.cloud
-        if self.policy.kv_cache.idle_sessions is not None and (
-            cloud.server is not None or cloud.tensor_parallel > 1 or cloud.backend == "llama_cpp"
-        ):
+        if self.policy.kv_cache.idle_sessions is None:
+            return
+        if self.policy.drafts_in_cloud and self.pair.device.backend != "torch":
+            raise ValueError(
+                f"policy.kv_cache={type(self.policy.kv_cache).__name__} copies the caches of a draft model in the "
+                f"cloud, which {self.pair.device.backend} does not; choose policy/kv_cache=reuse, or set "
+                "model.device.backend=torch"
+            )
+        if cloud.server is not None or cloud.tensor_parallel > 1 or cloud.backend == "llama_cpp":
             raise ValueError(
                 f"policy.kv_cache={type(self.policy.kv_cache).__name__} copies caches between sessions, which only the "
                 "torch engine in one process does; choose policy/kv_cache=reuse, or set model.cloud.backend=torch, "

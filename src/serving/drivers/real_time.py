@@ -21,6 +21,7 @@ from serving.hardware.executor import FatalWorkError, TransientWorkError
 from serving.messages import (
     INF,
     Command,
+    CopyCache,
     DropCache,
     EmitTokens,
     Event,
@@ -206,6 +207,8 @@ class RealTimeDriver:
                 self._thread.submit(self._compute[name].executor.drop, session, first)
             case MoveCache(session, other):
                 self._thread.submit(self._compute[name].executor.move, session, other)
+            case CopyCache(session, other, length):
+                self._thread.submit(self._compute[name].executor.copy, session, other, length)
             case EmitTokens():
                 for callback in self._emit_callbacks:
                     callback(command, now)

@@ -19,6 +19,7 @@ from serving.hardware.executor import DraftPoolingExecutor, Executor, TimedDraft
 from serving.messages import (
     INF,
     Command,
+    CopyCache,
     DraftWork,
     DropCache,
     EmitTokens,
@@ -210,6 +211,8 @@ class Simulator:
         elif isinstance(command, MoveCache):
             self._end_drafts(command.session)
             place.compute.executor.move(command.session, command.to)
+        elif isinstance(command, CopyCache):
+            place.compute.executor.copy(command.session, command.to, command.length)
 
     def _set_timer(self, place: _Place, command: SetTimer) -> None:
         due_s, event = max(command.due_s, self.now), TimerFired(command.timer)

@@ -67,6 +67,10 @@ class PrefixReusingEngine:
             self._texts[to, None] = text
         self._engine.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        self._texts.pop((to, None), None)
+        self._engine.copy(session, to, length)
+
     def _forward(self, work: ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         layer = work.span.start_layer
         outcomes, _ = self._engine.execute(

@@ -105,6 +105,10 @@ class Executor(Protocol):
         """The drafter's cache of `session` becomes that of `to`, which has none."""
         ...
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        """The drafter's cache of `to`, which has none, becomes the first `length` tokens of that of `session`."""
+        ...
+
 
 class Engine(Protocol):
     """`serving.engines.torch.engine.TorchEngine`, without importing torch."""
@@ -114,3 +118,5 @@ class Engine(Protocol):
     def drop(self, session: str, first: int | None) -> None: ...
 
     def move(self, session: str, to: str) -> None: ...
+
+    def copy(self, session: str, to: str, length: int) -> None: ...

@@ -75,6 +75,9 @@ class TimedExecutor:
     def move(self, session: str, to: str) -> None:
         self._engine.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        self._engine.copy(session, to, length)
+
     def _split_s(self, work: ForwardWork, loads: tuple[ForwardLoad, ...], split: ModelSplit) -> float:
         """Seconds of a hop of a split model: the timed layers of its span, and its draft heads."""
         (load,) = loads
@@ -137,3 +140,6 @@ class DeviceExecutor:
 
     def move(self, session: str, to: str) -> None:
         self._drafter.move(session, to)
+
+    def copy(self, session: str, to: str, length: int) -> None:
+        self._drafter.copy(session, to, length)

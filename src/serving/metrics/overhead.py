@@ -62,7 +62,7 @@ class _TimedNode:
 class _TimedExecutor:
     def __init__(self, name: str, executor: Executor, spent_s: dict[str, float]) -> None:
         self._name, self._executor, self._spent_s = name, executor, spent_s
-        self.drop, self.move = executor.drop, executor.move
+        self.drop, self.move, self.copy = executor.drop, executor.move, executor.copy
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         began = perf_counter()

@@ -46,6 +46,7 @@ from serving.nodes.hop_path import HopPath, NodeSelector, TierNodes
 from serving.nodes.idle_draft_caches import IdleDraftCaches
 from serving.nodes.requester import Requester
 from serving.nodes.round_timing import ChipProfile, RoundTiming
+from serving.nodes.shared_draft_caches import SharedDraftCaches
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import GoodputDraft, LearningDraft
@@ -126,6 +127,10 @@ class Device:
         if isinstance(policy.draft, GoodputDraft) and local_target.profile:
             self.round_timing = RoundTiming(local_target.profile, policy.batch_drafts, apart=apart)
             self.monitor.round_s = self.round_timing.round_s
+        self.shared_draft_caches: SharedDraftCaches | None = None
+        """Of a server whose sessions share prefixes, and whose draft model runs all layers for every token."""
+        if self.is_server and policy.kv_cache.idle_sessions is not None and policy.early_exit.layer_exit is None:
+            self.shared_draft_caches = SharedDraftCaches(policy.kv_cache.block_tokens)
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
         if is_tier:
@@ -284,6 +289,8 @@ class Device:
                 out += current.restart_draft(now)
             elif session in self.idle_sessions:
                 out += self._handle_own_messages(self._release(session), now)
+            elif self.shared_draft_caches:
+                out += self.shared_draft_caches.free(session)
         return out
 
     # Sessions.
@@ -309,7 +316,7 @@ class Device:
             if old := self.idle_sessions.pop(session.request.session, None):
                 self._resume(session, old)
             else:
-                out += self.idle_draft_caches.take(session)
+                out += (self.shared_draft_caches or self.idle_draft_caches).take(session)
             exclusive, leaves = self.max_concurrency == 1, self.idle_draft_caches.max_sessions > 0
             current = Requester(session, self.policy, self.hop_path, self.ids, self.timeout_s, exclusive, leaves)
             self.active[session.request.session] = current
@@ -338,7 +345,15 @@ class Device:
         return self._release(next(iter(self.idle_sessions))) if too_many else []
 
     def _release(self, session: str) -> Commands:
-        return self.hop_path.release_commands(self.idle_sessions.pop(session))
+        old = self.idle_sessions.pop(session)
+        return self.hop_path.release_commands(old, self._shares_draft_cache(old))
+
+    def _shares_draft_cache(self, ended: Session) -> bool:
+        """True if the ended session's draft cache stays for others, beside its target's."""
+        if self.shared_draft_caches is None or self.local_worker is None:
+            return False
+        target = ended.request.session, self.hop_path.hops[0].span.start_layer
+        return self.local_worker.kv_accounting.has_cache(target) and self.shared_draft_caches.keep(ended)
 
     def _cancel(self, session: str) -> Commands:
         if session in self.idle_sessions:

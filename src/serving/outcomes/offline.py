@@ -38,6 +38,9 @@ class UntimedExecutor:
     def move(self, session: str, to: str) -> None:
         self._engine.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        self._engine.copy(session, to, length)
+
 
 def run_untimed(
     policy: Policy,

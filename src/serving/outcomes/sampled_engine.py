@@ -121,6 +121,9 @@ class SampledEngine:
         self._sessions.pop(session, None)
         self._load_counter.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        """There are no caches to copy."""
+
     def _draws_of(self, session: str) -> AcceptanceDraws:
         draws = self._sessions.get(session)
         if draws is None:

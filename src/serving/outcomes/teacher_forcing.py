@@ -256,6 +256,10 @@ class LookaheadRecorder:
         self._cached[to] = self._cached.pop(session, [])
         self._engine.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        self._cached[to] = self._cached[session][:length]
+        self._engine.copy(session, to, length)
+
 
 def lookahead_branches(
     lookup: TraceLookup, session: RecordedSession, texts: Sequence[tuple[int, ...]]

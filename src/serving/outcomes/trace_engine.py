@@ -149,6 +149,10 @@ class TraceEngine:
         self._tree_starts.pop(session, None)
         self._load_counter.move(session, to)
 
+    def copy(self, session: str, to: str, length: int) -> None:  # noqa: ARG002
+        """The drafter's cache of `to` holds the first `length` tokens of its recorded prompt."""
+        self._drafter_positions[to] = length, length
+
     def _session(self, name: str) -> RecordedSession:
         try:
             return self._sessions[name]

@@ -12,6 +12,7 @@ from serving.core.codec import Bound, Bounds, Codec, MalformedError, bounded_cod
 from serving.messages import (
     INF,
     Command,
+    CopyCache,
     DraftBatch,
     DraftBatchOutcome,
     DraftDecision,
@@ -91,6 +92,7 @@ COMMANDS: list[Command] = [
     DropCache("s", None),
     DropCache("s", 4),
     MoveCache("s", "t"),
+    CopyCache("s", "t", 32),
     EmitTokens("s", (1, 2), ("accepted", "bonus"), "complete"),
     DraftDecision("s", 3, (1,), {"confidence": (0.5,)}, None),
     DraftDecision("s", 3, (1,), {}, 1, "hit"),

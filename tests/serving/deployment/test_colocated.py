@@ -17,6 +17,7 @@ from serving.hardware.testbed import Tier
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 from serving.nodes.speculator import Speculator
 from serving.policy.slots.draft import GoodputDraft, WindowDraft
+from serving.policy.slots.kv_cache import SharedPrefixCaching
 from serving.policy.slots.placement import ColocatedPlacement
 from serving.runtimes.emulated import Emulated, simulate
 from serving.runtimes.run_results import write_results
@@ -43,6 +44,13 @@ def pairs(found: LoadedModels) -> tuple[list[FakePair], LoadedModels]:
         return FakeEngine(made[-1])
 
     return made, replace(found, new_cloud_engine=new_engine, new_device_engine=new_engine)
+
+
+def test_shared_prefixes_want_a_draft_model_whose_caches_are_copied() -> None:
+    made = colocated(kv_cache=SharedPrefixCaching())
+    device = replace(made.pair.device, backend="onnx", graph="graph")
+    with pytest.raises(ValueError, match="which onnx does not; choose policy/kv_cache=reuse"):
+        replace(made, pair=replace(made.pair, device=device))
 
 
 def test_each_node_has_caches_of_its_own_for_the_drafter_too() -> None:

@@ -9,6 +9,7 @@ import pytest
 from serving.drivers.simulator import DECISION, ComputeResource, Simulator
 from serving.messages import (
     Command,
+    CopyCache,
     DraftOutcome,
     DraftStopRule,
     DraftWork,
@@ -55,6 +56,7 @@ class Second:
     ran: list[Work] = field(default_factory=list)
     dropped: list[tuple[str, int | None]] = field(default_factory=list)
     moved: list[tuple[str, str]] = field(default_factory=list)
+    copied: list[tuple[str, str, int]] = field(default_factory=list)
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         self.ran.append(work)
@@ -65,6 +67,9 @@ class Second:
 
     def move(self, session: str, to: str) -> None:
         self.moved.append((session, to))
+
+    def copy(self, session: str, to: str, length: int) -> None:
+        self.copied.append((session, to, length))
 
 
 def begin(name: str = "s") -> RequestArrived:
@@ -166,12 +171,13 @@ def test_without_a_link_a_message_arrives_at_once() -> None:
 
 def test_dropped_and_moved_caches_reach_the_executor_and_endings_the_callbacks() -> None:
     ends = [EmitTokens("s", (1,), ("cloud",)), EmitTokens("s", (), (), "complete")]
-    simulator, _, executor = one({1: [DropCache("s", None), MoveCache("t", "u"), *ends]})
+    simulator, _, executor = one({1: [DropCache("s", None), MoveCache("t", "u"), CopyCache("u", "v", 8), *ends]})
     ended: list[tuple[str, float]] = []
     simulator.on_session_end(lambda session, now: ended.append((session, now)))
     simulator.post(3.0, "a", begin())
     simulator.run()
     assert (executor.dropped, executor.moved, ended) == ([("s", None)], [("t", "u")], [("s", 3.0)])
+    assert executor.copied == [("u", "v", 8)]
 
 
 def test_a_run_can_be_interrupted_and_continued() -> None:

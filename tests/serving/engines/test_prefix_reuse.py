@@ -29,6 +29,7 @@ class Engine:
         self.ran: list[Work] = []
         self.dropped: list[tuple[str, int | None]] = []
         self.moved: list[tuple[str, str]] = []
+        self.copied: list[tuple[str, str, int]] = []
 
     def execute(self, work: Work):
         self.ran.append(work)
@@ -46,6 +47,9 @@ class Engine:
 
     def move(self, session: str, to: str) -> None:
         self.moved.append((session, to))
+
+    def copy(self, session: str, to: str, length: int) -> None:
+        self.copied.append((session, to, length))
 
 
 def draft(*tokens: int, session: str = "s") -> DraftWork:

@@ -75,6 +75,9 @@ class Answers:
     def move(self, session: str, to: str) -> None:
         raise NotImplementedError
 
+    def copy(self, session: str, to: str, length: int) -> None:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[OverheadTimer, Simulator, Draws]:

@@ -32,6 +32,9 @@ class Listener:
     def move(self, session, to):
         raise NotImplementedError
 
+    def copy(self, session, to, length):
+        raise NotImplementedError
+
 
 def timed(engine, shapes, works=draft_work, warm_ups=0, repeats=7, budget_s=1e9):
     told = []

@@ -98,6 +98,10 @@ class LlamaCppEngine(WholeModelDrafter[SessionText]):
         self.cache.move(session, to)
         self.tensor_store.discard_owner(f"odds/{session}")
 
+    def copy(self, session: str, to: str, length: int) -> None:  # noqa: ARG002
+        """Raises TypeError: a plan refuses `policy/kv_cache=shared` where the cloud drafts on this engine."""
+        raise TypeError("a draft model on llama.cpp copies no caches between sessions; choose policy/kv_cache=reuse")
+
     def _open(self, session: str, start: int) -> SessionText:
         self.cache.open(session, start)
         return SessionText(self.cache, session)

@@ -70,6 +70,10 @@ class OnnxEngine(WholeModelDrafter[OnnxSequenceCache]):
         self.cache.move(session, to)
         self.tensor_store.discard_owner(f"odds/{session}")
 
+    def copy(self, session: str, to: str, length: int) -> None:  # noqa: ARG002
+        """Raises TypeError: a plan refuses `policy/kv_cache=shared` where the cloud drafts on this engine."""
+        raise TypeError("a draft model on onnxruntime copies no caches between sessions; choose policy/kv_cache=reuse")
+
     def _open(self, session: str, start: int) -> OnnxSequenceCache:
         return self.cache.open(session, start)
 

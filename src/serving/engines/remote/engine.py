@@ -55,6 +55,10 @@ class RemoteEngine:
         """Raises TypeError: only a draft model's caches are moved."""
         raise TypeError("a server drafts nothing: the drafter runs on the device")
 
+    def copy(self, session: str, to: str, length: int) -> None:  # noqa: ARG002
+        """Raises TypeError: only a draft model's caches are copied."""
+        raise TypeError("a server drafts nothing: the drafter runs on the device")
+
     def notes(self) -> tuple[str, ...]:
         """Notes on the server for the report."""
         failures = self.generator.client.num_failures

@@ -109,3 +109,11 @@ class TorchEngine:
         """The drafter's cache of `session` becomes that of `to`."""
         self.cache.move(session, to)
         self.tensor_store.discard_owner(f"odds/{session}")
+
+    @torch.inference_mode()
+    def copy(self, session: str, to: str, length: int) -> None:
+        """The drafter's cache of `to` becomes the first `length` tokens of that of `session`.
+
+        Raises CacheHoleError if that is shorter, CacheFullError beyond the budget.
+        """
+        self.cache.copy(session, to, None, len(self.model.layers), length)

@@ -106,11 +106,13 @@ class SequenceCache:
 
     def copy_from(self, other: "SequenceCache", length: int, session: str) -> None:
         """Becomes the first `length` tokens of another cache of the same layers. Raises CacheHoleError if it has fewer
-        of session `session`, CacheFullError beyond the pool's budget.
+        of session `session` in all layers, CacheFullError beyond the pool's budget.
         """
-        if other.length < length:
-            raise CacheHoleError(f"session {session!r} has {other.length} tokens cached, and {length} are to be copied")
+        whole = other.length if other.exit_depths is None else len(other.exit_depths) - other.exit_depths.num_incomplete
+        if whole < length:
+            raise CacheHoleError(f"session {session!r} has {whole} tokens cached, and {length} are to be copied")
         self.truncate(0, session)
+        self.exit_depths = None
         self.reserve(length)
         stored = torch.cat(other._run_slices(0, length), 4)
         ScatterTarget(self._run_slices(0, length)).copy_(stored)
@@ -188,7 +190,7 @@ class KVCacheManager:
         cache.truncate(start, session)
         return cache
 
-    def copy(self, source: str, session: str, start_layer: int, end_layer: int, length: int) -> None:
+    def copy(self, source: str, session: str, start_layer: int | None, end_layer: int, length: int) -> None:
         """The session's cache becomes the first `length` tokens of that of session `source`.
 
         Raises CacheHoleError if that is shorter, CacheFullError beyond the budget.

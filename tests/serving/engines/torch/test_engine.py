@@ -221,3 +221,15 @@ def test_a_session_goes_on_in_the_draft_cache_that_it_was_given(llama_copy):
     engine.move("unknown", "c")
     with pytest.raises(CacheHoleError):
         engine.execute(DraftWork("c", 1, (5,), DraftStopRule(1)))
+
+
+def test_a_draft_begins_with_a_copy_of_another_sessions_cache(llama_copy):
+    engine = TorchEngine(decompose(llama_copy))
+    text = tuple(range(5, 25))
+    engine.execute(DraftWork("a", 0, text, DraftStopRule(4)))
+    engine.copy("a", "b", 12)
+    copied, loads = engine.execute(DraftWork("b", 12, (40, 41), DraftStopRule(4)))
+    whole, _ = engine.execute(DraftWork("c", 0, (*text[:12], 40, 41), DraftStopRule(4)))
+    assert copied.tokens == whole.tokens
+    assert loads[0].num_tokens == 2
+    assert engine.cache.length("a", None) == len(text) + 3
