@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifacts.lease import Lease, is_fresh, read_holder
 from pipeline.artifacts.stage import Stage
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -22,14 +23,28 @@ _RETRY_S = 2.0
 _POLL_S = 0.1
 
 
+class LeaseLostError(UserError):
+    """Another host has taken over the build of an artifact, because this process gave no sign of life."""
+
+
 @contextmanager
 def hold_build_lock(folder: Path, stage: Stage, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Holds the build lock of `stage`; calls `on_wait(builder)` for each other process that holds it first."""
+    """Holds the build lock of `stage`; calls `on_wait(builder)` for each other process that holds it first.
+
+    Raises LeaseLostError if another host has taken the build over meanwhile.
+    """
     lock, lease = _lock(folder, stage.key), Lease(_lease_path(folder, stage.key), _needs(stage))
     _acquire(lock, lease, on_wait)
     try:
         _acquire_lease(folder, lease, on_wait)
         yield
+    except KeyboardInterrupt:
+        if not lease.taken_over:
+            raise
+        raise LeaseLostError(
+            f"{stage.name} is being built by {read_holder(lease.path) or 'another host'}: this process slept longer "
+            "than its lease. The same command waits for it, and goes on."
+        ) from None
     finally:
         lease.release()
         lock.release()

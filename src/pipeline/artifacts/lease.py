@@ -60,6 +60,8 @@ class Lease:
     needs: Sequence[str]
     _me: Holder = field(init=False)
     _released: threading.Event = field(default_factory=threading.Event, init=False)
+    taken_over: bool = field(default=False, init=False)
+    """True if this process slept too long and another host builds now; the main thread is interrupted then."""
 
     def __post_init__(self) -> None:
         self._me = Holder(socket.gethostname(), os.getpid(), list(self.needs), uuid.uuid4().hex)
@@ -77,7 +79,7 @@ class Lease:
     def release(self) -> None:
         self._released.set()
         found = read_holder(self.path)
-        if found is None or found.token == self._me.token:
+        if found and found.token == self._me.token:
             self.path.unlink(missing_ok=True)
 
     def _create(self) -> bool:
@@ -100,13 +102,15 @@ class Lease:
         except FileNotFoundError:
             return
         moved = read_holder(aside)
-        if moved and (found is None or moved.token != found.token) and not self.path.exists():
-            os.link(aside, self.path)
+        if moved and (found is None or moved.token != found.token):
+            with contextlib.suppress(FileExistsError):  # a third host has it now
+                os.link(aside, self.path)
         aside.unlink()
 
     def _keep_fresh(self) -> None:
         while not self._released.wait(HEARTBEAT_S):
             if not self.touch() and not self._released.is_set():
+                self.taken_over = True
                 _thread.interrupt_main()
                 return
 

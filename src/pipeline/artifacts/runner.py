@@ -65,8 +65,8 @@ class Runner:
 
     def _help(self, stage: Stage) -> NoReturn:
         """Runs the missing stage, which the first process builds now, in a temporary folder; ends this process."""
-        for needed in (one for one in stage.inputs.values() if self._needs_build(one)):
-            self._help(needed)
+        if missing := next((one for one in stage.inputs.values() if self._needs_build(one)), None):
+            self._help(missing)
         with TemporaryDirectory(prefix="tandem-helper-") as out:
             state = self.store.root / ".work" / stage.key / "state"
             inputs = {name: self.store.path(needed) for name, needed in stage.inputs.items()}

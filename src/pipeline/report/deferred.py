@@ -7,6 +7,7 @@ written to a file. If it fails, it leaves a note below `outputs`, which the next
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -54,9 +55,9 @@ def start(artifact: Path, context: JobContext) -> None:
 
 
 def finish(text: str) -> None:
-    """Draws and logs what `encode` wrote; a failure becomes a note."""
+    """Draws and logs what `encode` wrote; a failure becomes a note, also that of a process that is killed."""
     artifact, context = decode(text)
-    printed = io.StringIO()
+    printed, note = io.StringIO(), write_failure(context, "Its process was killed.", os.getpid())
     try:
         report = report_job(artifact, context, printed)
     except Exception as problem:  # whatever it is: this process has no terminal
@@ -65,6 +66,8 @@ def finish(text: str) -> None:
     if context.tracking.enabled and report.result.run_id is None:
         said = [line for line in printed.getvalue().splitlines() if line.startswith("MLflow: ")]
         write_failure(context, said[-1] if said else "MLflow did not say why.")
+        return
+    note.unlink(missing_ok=True)
 
 
 def encode(artifact: Path, context: JobContext) -> str:
@@ -81,21 +84,36 @@ def decode(text: str) -> tuple[Path, JobContext]:
     return Path(found["artifact"]), replace(context, overrides=tuple(context.overrides), may_defer=False)
 
 
-def write_failure(context: JobContext, reason: str) -> None:
-    """Leaves a note for the next command."""
+def write_failure(context: JobContext, reason: str, pid: int = 0) -> Path:
+    """Leaves a note for the next command, which says nothing of it while the process `pid` runs."""
     folder = Path(context.tracking.outputs).absolute() / _NOTES
     folder.mkdir(parents=True, exist_ok=True)
-    note = {"folder": str(context.folder), "reason": reason}
-    fingerprint.write_atomic(folder / f"{context.folder.name}.json", json.dumps(note) + "\n")
+    note = {"folder": str(context.folder), "reason": reason, "pid": pid}
+    path = folder / f"{context.folder.name}.json"
+    fingerprint.write_atomic(path, json.dumps(note) + "\n")
+    return path
 
 
 def take_failures(outputs: Path) -> Iterator[str]:
     """What earlier commands' processes could not do; each is said once."""
     for path in sorted((outputs / _NOTES).glob("*.json")):
         with contextlib.suppress(OSError):  # another command has taken it, or the folder is read-only
-            note: Mapping[str, str] = json.loads(path.read_text(encoding="utf-8"))
+            note: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if note["pid"] and _runs(note["pid"]):
+                continue
             path.unlink()
             yield f"note: an earlier command's result in {note['folder']} was not drawn or logged. {note['reason']}"
+
+
+def _runs(pid: int) -> bool:
+    """True if there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class RequestRecord:
     discarded_tokens: int = 0
     """Drafted tokens that a stop rule dropped before the draft was sent."""
     draft_s: float = 0.0
-    """Seconds that the device spent drafting."""
+    """Seconds of drafting, on the device or in the cloud."""
     reference_rouge_1: float | None = field(default=None, metadata=_NOT_RECORDED)
     """ROUGE-1 with the text of an exhibit's reference row for the same prompt, see `pipeline.report.text_reference`."""
     reference_prefix: float | None = field(default=None, metadata=_NOT_RECORDED)

@@ -182,12 +182,12 @@ def make_queries(
     sampling = decoding.sampling(seed)
     found = []
     for asked in workload.requests(num_devices):
-        tokens = workload.encode(asked, tokenizer.hf).tokens
+        encoded = workload.encode(asked, tokenizer.hf)
         rate = asked.slo.tokens_per_s if asked.slo else 0.0
         ttft_s = asked.slo.ttft_s if asked.slo and asked.slo.ttft_s else INF
         call = GenerationRequest(
             f"r{asked.index:05d}",
-            tokens,
+            encoded.tokens,
             asked.max_new_tokens,
             tokenizer.eos_token_ids,
             sampling,
@@ -195,7 +195,7 @@ def make_queries(
             ttft_s,
             stop_strings=asked.prompt.stop,
         )
-        found.append(Query(call, asked.prompt, asked.device, asked.at_s, asked.think_s, asked.slo))
+        found.append(Query(call, asked.prompt, asked.device, asked.at_s, asked.think_s, asked.slo, encoded.num_dropped))
     return found
 
 

@@ -25,6 +25,8 @@ class Query:
     arrival_s: float | None
     think_s: float
     slo: SloClass | None
+    num_cut: int = 0
+    """Tokens that the prompt lost to the workload's limit."""
 
 
 class UnavailableEngine:

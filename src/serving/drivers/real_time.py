@@ -204,11 +204,11 @@ class RealTimeDriver:
             case SetTimer(at, timer):
                 self.post(max(at, now), name, TimerFired(timer), DECISION)
             case DropCache(session, first):
-                self._thread.submit(self._compute[name].executor.drop, session, first)
+                self._change_cache(partial(self._compute[name].executor.drop, session, first))
             case MoveCache(session, other):
-                self._thread.submit(self._compute[name].executor.move, session, other)
+                self._change_cache(partial(self._compute[name].executor.move, session, other))
             case CopyCache(session, other, length):
-                self._thread.submit(self._compute[name].executor.copy, session, other, length)
+                self._change_cache(partial(self._compute[name].executor.copy, session, other, length))
             case EmitTokens():
                 for callback in self._emit_callbacks:
                     callback(command, now)
@@ -238,6 +238,22 @@ class RealTimeDriver:
         transmit(name, to, message)
 
     # Work, on the thread and back.
+
+    def _change_cache(self, change: Callable[[], None]) -> None:
+        """On the thread, behind the work that was started before. An error ends the run, or is reported."""
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            try:
+                change()
+            except Exception as error:
+                loop.call_soon_threadsafe(self._on_error or self._stop_with, error)
+
+        self._thread.submit(run)
+
+    def _stop_with(self, error: BaseException) -> None:
+        self._error = error
+        self._wakeup.set()
 
     def _run_work(
         self, loop: asyncio.AbstractEventLoop, name: str, job: int, work: Work, now: float, serial: int
@@ -280,8 +296,7 @@ class RealTimeDriver:
         elif isinstance(error, TransientWorkError):
             log.warning("%s: %s", name, error)
         else:
-            self._error = error
-            self._wakeup.set()
+            self._stop_with(error)
             return
         self.post(self.clock.now(), name, WorkFailed(job))
 

@@ -21,7 +21,9 @@ from serving.messages import (
 )
 
 _MAX_TOKENS = 16_384
-"""Of all texts whose caches are kept."""
+"""Of all texts whose caches of the target are kept. A draft's is needed until its session ends: the next token of a
+draft may be work of its own.
+"""
 
 
 class PrefixReusingEngine:
@@ -126,11 +128,13 @@ class PrefixReusingEngine:
 
     def _free_caches(self) -> None:
         """Drops the caches that were used longest ago, beyond the limit."""
-        total = sum(map(len, self._texts.values()))
-        while total > _MAX_TOKENS and len(self._texts) > 1:
-            place, text = self._texts.popitem(last=False)
+        kept = [place for place in self._texts if place[1] is not None]
+        total = sum(len(self._texts[place]) for place in kept)
+        for place in kept[:-1]:
+            if total <= _MAX_TOKENS:
+                return
+            total -= len(self._texts.pop(place))
             self._engine.drop(*place)
-            total -= len(text)
 
 
 @dataclass(frozen=True)

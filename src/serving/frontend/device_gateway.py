@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -46,6 +47,8 @@ class RequestStreams:
     def __init__(self, driver: RealTimeDriver) -> None:
         self._driver = driver
         self._queues: dict[str, asyncio.Queue[tuple[SessionUpdate, float]]] = {}
+        self._cancelled: Counter[str] = Counter()
+        """Session -> its requests that were cancelled and have not ended yet: a later one may have its name."""
         driver.on_emit(self._on_emit)
 
     async def stream(
@@ -62,7 +65,8 @@ class RequestStreams:
                 yield update, now
         finally:
             del self._queues[request.session]
-            if not ending:
+            if not ending and not _has_ended(updates):
+                self._cancelled[request.session] += 1
                 self.cancel(device, request.session)
 
     def cancel(self, device: str, session: str) -> None:
@@ -74,8 +78,17 @@ class RequestStreams:
             queue.put_nowait((update, now))
 
     def _on_emit(self, emitted: EmitTokens, now: float) -> None:
-        if queue := self._queues.get(emitted.session):
+        if emitted.session in self._cancelled:
+            if emitted.ending:
+                self._cancelled -= Counter([emitted.session])
+        elif queue := self._queues.get(emitted.session):
             queue.put_nowait((emitted, now))
+
+
+def _has_ended(updates: asyncio.Queue[tuple[SessionUpdate, float]]) -> bool:
+    """True if the request's last update is among these."""
+    found = [updates.get_nowait()[0] for _ in range(updates.qsize())]
+    return any(isinstance(update, EmitTokens) and update.ending for update in found)
 
 
 def normalize_seed(request: GenerationRequest) -> GenerationRequest:

@@ -34,11 +34,13 @@ async def run_until_stopped(
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
-        if on_shutdown:
-            await on_shutdown()
-        finished.set()
-        driver.wake_up()
-        await running
+        try:
+            if on_shutdown and not running.done():  # nothing runs the nodes that it would wait for
+                await on_shutdown()
+        finally:
+            finished.set()
+            driver.wake_up()
+            await running
 
 
 log = logging.getLogger(__name__)

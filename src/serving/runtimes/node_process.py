@@ -152,8 +152,17 @@ class _NodeProcess:
         clients.start(driver.post)
 
     async def _receive(self, kind: str) -> Any:
-        """The value of the parent's next message. Raises RuntimeError for a message of another kind."""
-        received, value = await asyncio.to_thread(self.pipe.recv)
+        """The value of the parent's next message. Raises RuntimeError for a message of another kind.
+
+        A thread that waited in `recv` could not be cancelled, and would keep a process that has failed from ending.
+        """
+        readable, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_reader(self.pipe.fileno(), readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self.pipe.fileno())
+        received, value = self.pipe.recv()
         if received != kind:
             raise RuntimeError(f"the parent sent {received!r} where {kind!r} was due")
         return value

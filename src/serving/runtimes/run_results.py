@@ -205,7 +205,7 @@ def _meta(
         "quality_metric": metrics[0].name if metrics and served.is_text else None,
         "models": _models(setup) if served.is_text else {},
         "hypothetical": setup.pair.hypothetical if setup.uses_target and setup.policy.draft.source == "model" else "",
-        "notes": [*_notes(setup), *served.notes],
+        "notes": [*_notes(setup, served.queries), *served.notes],
         "timing": _local_timing(setup) if served.local_timing else _timing(setup, fleets),
         "replayed_chips": _computing_chips(setup, fleets) if served.paced else [],
         "links": list(dict.fromkeys(link.described for link in links)),
@@ -231,7 +231,18 @@ def _models(setup: Setup) -> dict[str, dict[str, str]]:
     }
 
 
-def _notes(setup: Setup) -> list[str]:
+def _cut_note(setup: Setup, queries: Sequence[Query]) -> str:
+    """How many prompts lost how much to the workload's limit; empty if none did."""
+    lost, limit = sorted(query.num_cut for query in queries if query.num_cut), setup.workload.max_prompt_tokens
+    if not lost:
+        return ""
+    return (
+        f"{len(lost)} of {len(queries)} prompts are longer than workload.max_prompt_tokens={limit}, and lost {lost[0]} "
+        f"to {lost[-1]} tokens"
+    )
+
+
+def _notes(setup: Setup, queries: Sequence[Query]) -> list[str]:
     pair = setup.pair
     assumed = (
         f"the models stand for {pair.device.timed_architecture.name} and {pair.cloud.timed_architecture.name} in time, "
@@ -244,6 +255,7 @@ def _notes(setup: Setup) -> list[str]:
         pair.cloud.quantization_note,
         pair.cloud.server_note,
         pair.cloud.tensor_parallel_note,
+        _cut_note(setup, queries),
     ]
     profiled = [getattr(slot, "thresholds", None) for slot in vars(setup.policy).values()]
     found += dict.fromkeys(each.note for each in profiled if isinstance(each, Thresholds))

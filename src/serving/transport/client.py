@@ -171,7 +171,11 @@ class TransportClient:
                 call.cancel()
 
     def _channel(self) -> Any:
-        credentials, options = self._security.channel_credentials(), self._limits.channel_options
+        options = self._limits.channel_options
+        try:
+            credentials = self._security.channel_credentials()
+        except ValueError as problem:  # a file that is exchanged just now; `start` has read it once
+            raise ProtocolError("UNAVAILABLE", str(problem)) from None
         if credentials:
             return grpc.aio.secure_channel(self._address, credentials, options)
         return grpc.aio.insecure_channel(self._address, options)

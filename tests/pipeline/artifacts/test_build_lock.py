@@ -6,7 +6,10 @@ import socket
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, registration_lock
+import pytest
+
+from pipeline.artifacts import build_lock
+from pipeline.artifacts.build_lock import LeaseLostError, hold_build_lock, keys_in_use, registration_lock
 from pipeline.artifacts.lease import EXPIRY_S, Holder, Lease, read_holder
 from tests.programs.build_artifacts import graph
 
@@ -105,3 +108,39 @@ def test_of_two_hosts_that_find_a_stale_lease_one_takes_it_over(tmp_path: Path) 
     first.release()
     assert holder is not None
     assert holder.token == first._me.token
+
+
+def test_a_build_that_another_host_has_taken_over_is_no_interruption_by_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Lease] = []
+    monkeypatch.setattr(build_lock, "Lease", lambda *given: made.append(Lease(*given)) or made[-1])
+
+    def interrupted() -> None:
+        with hold_build_lock(tmp_path, graph(), never):
+            if not made[1:]:
+                held_elsewhere(tmp_path)
+                made[0].taken_over = True
+            raise KeyboardInterrupt
+
+    with pytest.raises(LeaseLostError, match="is being built by process 7 on other: this process slept longer"):
+        interrupted()
+    (tmp_path / f"{graph().key}.json").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+
+def test_a_third_host_that_takes_a_stale_lease_meanwhile_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = held_elsewhere(tmp_path)
+    link, second = os.link, lease(tmp_path)
+
+    def third_is_faster(source: Path, target: Path) -> None:
+        target.write_text(json.dumps(asdict(Holder("third", 8, [], "third's token"))))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", third_is_faster)
+    second._remove_stale(None)
+    assert str(read_holder(path)) == "process 8 on third"
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]

@@ -1,6 +1,9 @@
 """Reports that a process of its own finishes, where nothing was built; its failures are said by the next command."""
 
 import io
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,3 +77,14 @@ def test_any_other_failure_is_said_too(tmp_path: Path) -> None:
         deferred.finish(text)
     (said,) = deferred.take_failures(tmp_path)
     assert "RecordsError" in said
+
+
+def test_a_process_that_is_killed_has_left_a_note_which_is_not_said_while_it_runs(tmp_path: Path) -> None:
+    job = deferrable(tmp_path, Tracking(uri="none", outputs=str(tmp_path)))
+    deferred.write_failure(job, "Its process was killed.", os.getpid())
+    assert list(deferred.take_failures(tmp_path)) == []
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    deferred.write_failure(job, "Its process was killed.", gone.pid)
+    (said,) = deferred.take_failures(tmp_path)
+    assert said.endswith("was not drawn or logged. Its process was killed.")

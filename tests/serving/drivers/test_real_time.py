@@ -117,3 +117,30 @@ def test_a_message_for_an_unknown_node_is_ignored() -> None:
     w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: RealTimeDriver(WallClock(), o)))
     w.simulator.receive("unknown", EmitTokens("s", (), ()))  # type: ignore[arg-type]
     assert set(asyncio.run(played(w)).endings().values()) == {"complete"}
+
+
+class BrokenCache(FakePair):
+    def drop(self, session: str, first: int | None) -> None:
+        raise ZeroDivisionError("no such cache")
+
+
+def test_an_error_of_a_cache_ends_the_run() -> None:
+    w = world(policy("edge_centric"), devices=1, drive=lambda o: RealTimeDriver(WallClock(), o))
+    w.simulator._compute["device-0"].executor = BrokenCache()
+    with pytest.raises(ZeroDivisionError, match="no such cache"):
+        asyncio.run(asyncio.wait_for(w.simulator.run(lambda: False), 20))
+    w.simulator.close()
+
+
+def test_an_error_of_a_cache_is_reported_where_errors_are() -> None:
+    told: list[Exception] = []
+
+    def tell(problem: Exception) -> None:
+        told.append(problem)
+        w.simulator.wake_up()
+
+    w = world(policy("edge_centric"), devices=1, drive=lambda o: RealTimeDriver(WallClock(), o, on_error=tell))
+    w.simulator._compute["device-0"].executor = BrokenCache()
+    asyncio.run(asyncio.wait_for(w.simulator.run(lambda: bool(told)), 20))
+    w.simulator.close()
+    assert [str(problem) for problem in told] == ["no such cache"]

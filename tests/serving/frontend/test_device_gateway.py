@@ -246,3 +246,30 @@ def test_a_policy_that_needs_its_cloud_is_not_ready_without_it(policy: str, acti
         assert (s.gateway.cloud_reachable, s.gateway.ready) == (False, ready)
 
     run_scenario(scenario, policy, reach=False, link_loss=LinkLoss(action))
+
+
+def test_a_request_hears_nothing_of_a_cancelled_one_of_its_conversation() -> None:
+    """As where a stop string ends an answer, and the next prompt continues its conversation at once."""
+
+    async def scenario(s: GatewayDevice) -> None:
+        async with aclosing(s.gateway.generate(PROMPT, 12, None, Conversation("c", 0))) as answer:
+            await anext(answer)
+        second = await s.ask(conversation="c")
+        assert text(second) == own_text(PROMPT, 12)
+        assert second[-1].ending == "complete"
+
+    run_scenario(scenario)
+
+
+def test_an_answer_that_has_ended_is_not_cancelled_where_its_reader_leaves_early() -> None:
+    """Its caches stay for the next turn."""
+
+    async def scenario(s: GatewayDevice) -> None:
+        async with aclosing(s.gateway.generate(PROMPT, 12, None, Conversation("c", 0))) as answer:
+            first = await anext(answer)
+            await until(lambda: not s.node.active)
+        assert not first.ending
+        second = await s.ask(PROMPT + own_text(PROMPT, 12) + (7, 8), conversation="c")
+        assert sum(piece.cached_tokens for piece in second) == len(PROMPT) + 12 - 1
+
+    run_scenario(scenario)

@@ -407,3 +407,23 @@ def test_the_driver_runs_during_shutdown() -> None:
         assert heard == ["late"]
 
     run(play)
+
+
+def test_the_error_that_ended_the_driver_is_raised_without_winding_down() -> None:
+    async def play() -> None:
+        class Broken:
+            def handle(self, event: Any, now: float) -> tuple[()]:
+                raise ZeroDivisionError("the node broke")
+
+        live, stop = RealTimeDriver(WallClock()), asyncio.Event()
+        live.add("node", Broken(), None)  # type: ignore[arg-type]
+        live.post(live.now(), "node", "event")  # type: ignore[arg-type]
+
+        async def wind_down() -> None:
+            await asyncio.Event().wait()
+
+        with pytest.raises(ZeroDivisionError, match="the node broke"):
+            await asyncio.wait_for(run_until_stopped(live, stop, wind_down), 10)
+        live.close()
+
+    run(play)

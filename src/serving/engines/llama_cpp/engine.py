@@ -88,10 +88,10 @@ class LlamaCppEngine(WholeModelDrafter[SessionText]):
         self.cache.truncate(seq.session, seq.start + seq.num_tokens - seq.num_drafts + found.accepted)
         return SliceOutcome(found, None)
 
-    def drop(self, session: str, first: int | None) -> None:  # noqa: ARG002 - one text a session
-        """Frees the session's text, and the drafts' distributions."""
+    def drop(self, session: str, first: int | None) -> None:
+        """Frees the session's text, of which an engine has one, and the drafts' distributions, as the torch engine."""
         self.cache.drop(session)
-        self.tensor_store.discard_owner(f"odds/{session}")
+        self.tensor_store.discard_owner(f"odds/{session}", received_only=first is not None)
 
     def move(self, session: str, to: str) -> None:
         """The text of `session` becomes that of `to`."""

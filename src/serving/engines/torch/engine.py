@@ -101,9 +101,11 @@ class TorchEngine:
         return self._drafts.begin(work)
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees the cache of the span from layer `first`, or the drafter's (None), and the drafts' distributions."""
+        """Frees the cache of the span from layer `first`, or the drafter's (None), and the drafts' distributions: with
+        the target's cache only those that another process sent, which sends them again after a cache miss.
+        """
         self.cache.drop(session, first)
-        self.tensor_store.discard_owner(f"odds/{session}")
+        self.tensor_store.discard_owner(f"odds/{session}", received_only=first is not None)
 
     def move(self, session: str, to: str) -> None:
         """The drafter's cache of `session` becomes that of `to`."""

@@ -60,10 +60,14 @@ class TensorStore:
             if ref.id in self._tensors:
                 self._remove(ref.id)
 
-    def discard_owner(self, owner: str) -> None:
-        """Removes the tensors of `owner`, those received from other processes included."""
-        for name in [name for name in self._tensors if f"{owner}/" in name]:
-            self._remove(name)
+    def discard_owner(self, owner: str, received_only: bool = False) -> None:
+        """Removes the tensors of `owner`: those received from other processes, and those made here unless
+        `received_only`.
+        """
+        received, own = f"/{owner}/", f"{owner}/"
+        for name in list(self._tensors):
+            if received in name or (name.startswith(own) and not received_only):
+                self._remove(name)
 
     def _remove(self, name: str) -> None:
         self.held_nbytes -= self._tensors.pop(name).nbytes

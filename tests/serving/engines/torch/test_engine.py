@@ -10,7 +10,7 @@ from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.engines.torch.tensor_store import TensorStore
-from serving.messages import DraftStopRule, DraftWork, ForwardWork, SamplingParams, SequenceSlice, Span
+from serving.messages import DraftStopRule, DraftWork, ForwardWork, SamplingParams, SequenceSlice, Span, TensorRef
 
 WHOLE = Span(0, 4, embedding=True, lm_head=True)
 
@@ -233,3 +233,19 @@ def test_a_draft_begins_with_a_copy_of_another_sessions_cache(llama_copy):
     assert copied.tokens == whole.tokens
     assert loads[0].num_tokens == 2
     assert engine.cache.length("a", None) == len(text) + 3
+
+
+def test_a_targets_eviction_keeps_the_distributions_of_drafts_that_are_under_way(llama_copy):
+    """The device sends them again after a cache miss; what another process sent comes again by itself."""
+    store = TensorStore()
+    engine = TorchEngine(decompose(llama_copy), tensor_store=store)
+    work = DraftWork(
+        "a", 0, (5, 6, 7), DraftStopRule(3), sampling=SamplingParams(0.8, 0, 1.0, 1), full_draft_probs=True
+    )
+    drafted, _ = engine.execute(work)
+    store.add(TensorRef(f"device-0/{drafted.draft_probs[0].id}", 4), torch.zeros(1))
+    engine.drop("a", 0)
+    assert all(store.get(ref).numel() for ref in drafted.draft_probs)
+    assert len(store) == len(drafted.draft_probs)
+    engine.drop("a", None)
+    assert len(store) == 0
