@@ -57,7 +57,8 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
   tests were made. *within the margin*: there is no interval, and the value is at the margin. *clock*: the clock's error
   turns the verdict in more than 5 % of its draws. *clock not drawn*: the values decide, but they are times, loads,
   costs or joules by a chip model whose error was not drawn for this claim, be the difference as large as it may.
-  *batches unmeasured*: a capacity rests on batches that were never measured on that chip. Here: {reasons}.
+  *batches unmeasured*: a capacity rests on batches that were never measured on that chip. Here, where a claim may
+  have several: {reasons}.
 - **clock**: the share of 200 draws of the clock, from its held-out errors, in which the claim holds
   ([clock.md](clock.md)). A claim rests on the clock if a chip model times it and its metric changes with how long chips
   take. What tokens, texts and bytes alone decide does not; nor does what was measured on this machine, or timed by
