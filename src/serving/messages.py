@@ -522,6 +522,13 @@ def message_nbytes(message: Message) -> int:
     return REPLY_NBYTES + 4 * len(message.written) if isinstance(message, Reply) else HEADER_NBYTES
 
 
+def session_of(message: Message) -> str:
+    """The session that a message is about; a load report is about none."""
+    if isinstance(message, Request):
+        return message.slice.session
+    return "" if isinstance(message, LoadReport) else message.session
+
+
 # What a user asks for.
 
 

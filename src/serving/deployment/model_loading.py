@@ -1,5 +1,6 @@
 """Loads the models and tokenizer of a setup, and tokenizes its workload."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -9,13 +10,16 @@ from serving.deployment.engine_factory import EngineFactory, model_shape, num_th
 from serving.deployment.queries import UNAVAILABLE_ENGINE, LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.engines.models import Checkpoint, ModelConfig
-from serving.messages import INF, GenerationRequest, Span
+from serving.hardware.executor import Engine
+from serving.messages import INF, GenerationRequest, Hop, Span
 from serving.policy.policy import NO_REQUIREMENTS, EngineRequirements
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from serving.engines.remote.engine import RemoteEngine
     from serving.engines.tokenizer import Tokenizer
+    from serving.engines.torch.model import DecomposedModel
     from serving.engines.torch.tensor_store import TensorStore
 
 
@@ -41,16 +45,7 @@ def load_models(
     _use_threads(max(num_threads(device), num_threads(cloud)))
     if isinstance(cloud, ModelConfig) and cloud.server:
         remote = factory.remote_engine(cloud, tokenizer, context_tokens, wait_for_server)
-        new_drafter = factory.drafter_engines(device, cloud, None, accelerator)
-        return LoadedModels(
-            new_drafter(),
-            num_layers(device),
-            remote,
-            num_layers(cloud),
-            tokenizer,
-            notes=remote.notes,
-            new_device_engine=new_drafter,
-        )
+        return _load_beside_server(factory, device, cloud, remote, accelerator, tokenizer)
     if isinstance(cloud, ModelConfig) and cloud.tensor_parallel > 1:
         return _load_tensor_parallel(factory, device, cloud, accelerator, tokenizer)
     if isinstance(cloud, ModelConfig) and cloud.gguf_file:
@@ -70,8 +65,29 @@ def load_models(
     )
 
 
+def _load_beside_server(
+    factory: EngineFactory,
+    device: Checkpoint,
+    cloud: ModelConfig,
+    remote: "RemoteEngine",
+    accelerator: str,
+    tokenizer: "Tokenizer",
+) -> LoadedModels:
+    """As `load_models`, where a server holds the cloud's model."""
+    new_drafter = factory.drafter_engines(device, cloud, None, accelerator)
+    return LoadedModels(
+        new_drafter(),
+        num_layers(device),
+        remote,
+        num_layers(cloud),
+        tokenizer,
+        notes=remote.notes,
+        new_device_engine=new_drafter,
+    )
+
+
 def _load_tensor_parallel(
-    factory: "EngineFactory", device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
+    factory: EngineFactory, device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
 ) -> LoadedModels:
     """As `load_models`. A draft model made of the cloud model's layers loads its own, since those here are sharded."""
     new_drafter = factory.drafter_engines(device, cloud, None, accelerator)
@@ -89,7 +105,7 @@ def _load_tensor_parallel(
 
 
 def _load_gguf_cloud(
-    factory: "EngineFactory", device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
+    factory: EngineFactory, device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
 ) -> LoadedModels:
     """As `load_models`, with the cloud's model on llama.cpp: nodes share its weights, and each has its own texts."""
     new_engine = factory.gguf_targets(cloud)
@@ -122,39 +138,60 @@ def load_side(
     drafts_here = policy.drafts_in_cloud if side == "cloud" else policy.drafts_on_device
     requirements = replace(setup.engine_requirements, drafter=drafts_here)
     tokenizer, vocab_size = load_tokenizer(pair.device, pair.cloud)
-    small, layers = num_layers(pair.device), num_layers(pair.cloud)
     factory = EngineFactory(tensor_store, vocab_size, requirements, tokenizer)
     _use_threads(pair.cloud.threads if side == "cloud" else pair.device.threads)
-    hops = setup.policy.placement.hops(layers, pair.cloud.timed_architecture.layers)
-    if side == "cloud" and pair.cloud.server:
+    if side == "device":
+        return _load_device_side(factory, setup, accelerator, tokenizer)
+    if pair.cloud.server:
         remote = factory.remote_engine(pair.cloud, tokenizer, context_tokens or setup.workload.context_tokens)
-        drafter = factory.drafter_engine(pair.device, pair.cloud, None, accelerator)
-        return LoadedModels(drafter, small, remote, layers, tokenizer, notes=remote.notes)
-    if side == "cloud":
-        spans = [hop.span for hop in hops if hop.node != DEVICE_TIER and tier in (None, hop.node)]
-        ends = Span(spans[0].start_layer, spans[-1].end_layer, spans[0].embedding, spans[-1].lm_head)
-        if pair.cloud.tensor_parallel > 1:
-            drafter = factory.drafter_engine(pair.device, pair.cloud, None, accelerator)
-            (cloud_engine,), close = factory.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
-            return LoadedModels(drafter, small, cloud_engine, layers, tokenizer, close=close)
-        if pair.cloud.gguf_file:
-            drafter = factory.drafter_engine(pair.device, pair.cloud, None, accelerator)
-            return LoadedModels(drafter, small, factory.gguf_targets(pair.cloud)(), layers, tokenizer)
-        target = factory.target(pair.cloud, accelerator).restricted_to(ends)
-        drafter = factory.drafter_engine(pair.device, pair.cloud, target, accelerator)
-        return LoadedModels(
-            drafter, small, factory.torch_engine(target, factory.medusa_heads(target)), layers, tokenizer
-        )
-    num_held = max(
-        (hop.span.end_layer for hop in hops if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer),
-        default=0,
+        return _load_beside_server(factory, pair.device, pair.cloud, remote, accelerator, tokenizer)
+    return _load_cloud_side(factory, setup, accelerator, tokenizer, tier)
+
+
+def _load_device_side(factory: EngineFactory, setup: Setup, accelerator: str, tokenizer: "Tokenizer") -> LoadedModels:
+    """The draft model, and the first layers of the large one where a placement puts some on devices."""
+    pair = setup.pair
+    held = [hop.span for hop in _hops(setup) if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer]
+    part = factory.target(pair.cloud, accelerator, max(span.end_layer for span in held)) if held else None
+    return LoadedModels(
+        factory.drafter_engine(pair.device, pair.cloud, part, accelerator),
+        num_layers(pair.device),
+        UNAVAILABLE_ENGINE,
+        num_layers(pair.cloud),
+        tokenizer,
+        factory.torch_engine(part, factory.medusa_heads(part)) if part else UNAVAILABLE_ENGINE,
     )
-    device_part = factory.target(pair.cloud, accelerator, num_held) if num_held else None
-    drafter = factory.drafter_engine(pair.device, pair.cloud, device_part, accelerator)
-    device_target = (
-        factory.torch_engine(device_part, factory.medusa_heads(device_part)) if device_part else UNAVAILABLE_ENGINE
-    )
-    return LoadedModels(drafter, small, UNAVAILABLE_ENGINE, layers, tokenizer, device_target)
+
+
+def _load_cloud_side(
+    factory: EngineFactory, setup: Setup, accelerator: str, tokenizer: "Tokenizer", tier: str | None
+) -> LoadedModels:
+    """The layers of the large model that run on `tier`, or in the cloud, and a draft model where the cloud drafts."""
+    device, cloud = setup.pair.device, setup.pair.cloud
+    spans = [hop.span for hop in _hops(setup) if hop.node != DEVICE_TIER and tier in (None, hop.node)]
+    ends = Span(spans[0].start_layer, spans[-1].end_layer, spans[0].embedding, spans[-1].lm_head)
+    in_one_process = cloud.tensor_parallel == 1 and not cloud.gguf_file
+    target = factory.target(cloud, accelerator).restricted_to(ends) if in_one_process else None
+    drafter = factory.drafter_engine(device, cloud, target, accelerator)
+    engine, close = _cloud_engine(factory, cloud, target, ends, accelerator)
+    return LoadedModels(drafter, num_layers(device), engine, num_layers(cloud), tokenizer, close=close)
+
+
+def _cloud_engine(
+    factory: EngineFactory, cloud: ModelConfig, target: "DecomposedModel | None", ends: Span, accelerator: str
+) -> tuple[Engine, Callable[[], object]]:
+    """The large model's engine, of `target` where torch runs it in this process, and what frees it."""
+    if target is not None:
+        return factory.torch_engine(target, factory.medusa_heads(target)), tuple
+    if cloud.gguf_file:
+        return factory.gguf_targets(cloud)(), tuple
+    (engine,), close = factory.tensor_parallel_engines(cloud, accelerator, 1, ends)
+    return engine, close
+
+
+def _hops(setup: Setup) -> tuple[Hop, ...]:
+    cloud = setup.pair.cloud
+    return setup.policy.placement.hops(num_layers(cloud), cloud.timed_architecture.layers)
 
 
 def load_tokenizer(device: Checkpoint, cloud: Checkpoint) -> tuple["Tokenizer", int]:

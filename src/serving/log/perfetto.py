@@ -16,8 +16,6 @@ from serving.messages import (
     EmitTokens,
     Event,
     ForwardWork,
-    LoadReport,
-    Message,
     MessageReceived,
     Outcome,
     Release,
@@ -28,6 +26,7 @@ from serving.messages import (
     SequenceSlice,
     StartWork,
     drafts_of,
+    session_of,
 )
 
 
@@ -136,7 +135,7 @@ class _TraceWriter:
     # Links.
 
     def _message_sent(self, entry: MessageSent) -> None:
-        session = _session(entry.message)
+        session = session_of(entry.message)
         device = self._sessions.device.get(session)
         if session and device is None:
             return
@@ -151,12 +150,6 @@ class _TraceWriter:
 
 def _draft_name(outcome: DraftOutcome) -> str:
     return f"draft {len(outcome.tokens)}" if outcome.tokens else "prefill"
-
-
-def _session(message: Message) -> str:
-    if isinstance(message, Request):
-        return message.slice.session
-    return "" if isinstance(message, LoadReport) else message.session
 
 
 def _batch_texts(work: ForwardWork, outcome: Outcome) -> list[str]:

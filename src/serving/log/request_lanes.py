@@ -11,7 +11,6 @@ from serving.messages import (
     CacheMiss,
     EmitTokens,
     ForwardWork,
-    LoadReport,
     MessageReceived,
     Release,
     Request,
@@ -20,6 +19,7 @@ from serving.messages import (
     SequenceSlice,
     StartWork,
     drafts_of,
+    session_of,
 )
 
 Lanes = dict[str, Any]
@@ -92,10 +92,7 @@ class _LaneReader:
             self._span(session, node, "queue", "queue", since_s, at_s, "")
 
     def _sent(self, entry: MessageSent) -> None:
-        message = entry.message
-        session = "" if isinstance(message, LoadReport) else (
-            message.slice.session if isinstance(message, Request) else message.session
-        )  # fmt: skip
+        message, session = entry.message, session_of(entry.message)
         device = self._devices.get(session)
         kind = "downlink" if device == entry.to else "uplink" if device == entry.node else "link"
         lost = entry.arrives_s == INF

@@ -17,7 +17,6 @@ from serving.messages import (
     Event,
     ForwardWork,
     GenerationRequest,
-    LoadReport,
     Message,
     MessageReceived,
     Origin,
@@ -30,6 +29,7 @@ from serving.messages import (
     WorkFinished,
     draft_works,
     drafts_of,
+    session_of,
 )
 
 TimelineInterval = tuple[str, float, float, int]
@@ -249,7 +249,7 @@ class Recorder:
                 record.timeline.add(lane, begin_s, end_s, n)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
-        record = self.records.get(_session(message))
+        record = self.records.get(session_of(message))
         if record is None:
             return
         if node in self._devices:
@@ -324,12 +324,6 @@ def _has_discarded(stop: DraftStopRule, drafted: DraftOutcome) -> bool:
         and not stop.keep_last
         and min(drafted.scores.get(stop.score, ()), default=stop.threshold) >= stop.threshold
     )
-
-
-def _session(message: Message) -> str:
-    if isinstance(message, Request):
-        return message.slice.session
-    return "" if isinstance(message, LoadReport) else message.session
 
 
 def count_origins(record: SessionRecord) -> Mapping[Origin, int]:

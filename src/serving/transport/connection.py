@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.messages import LoadReport, Message, Release, Request, TensorRef
+from serving.messages import LoadReport, Message, Release, Request, TensorRef, session_of
 from serving.transport import tensors
 from serving.transport.frame import Envelope, FrameDecoder, Goodbye, Hello, ReceivedTensor
 from serving.transport.limits import Limits, ProtocolError, invalid
@@ -105,7 +105,7 @@ class SessionOwners:
         """
         if isinstance(message, LoadReport):
             return True, []
-        session = message.slice.session if isinstance(message, Request) else message.session
+        session = session_of(message)
         ownership = self._by_session.get(session)
         if ownership and ownership.owner not in nodes:
             raise invalid(f"session: {session!r} was opened by another host.")
