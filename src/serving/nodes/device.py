@@ -42,11 +42,10 @@ from serving.messages import (
     WorkFinished,
 )
 from serving.nodes.compute_queue import ComputeQueue, FinishedWork
+from serving.nodes.draft_caches import DeviceDraftCaches, DraftCaches, SharedDraftCaches
 from serving.nodes.hop_path import HopPath, NodeSelector, TierNodes
-from serving.nodes.idle_draft_caches import IdleDraftCaches
 from serving.nodes.requester import Requester
 from serving.nodes.round_timing import ChipProfile, RoundTiming
-from serving.nodes.shared_draft_caches import SharedDraftCaches
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import GoodputDraft, LearningDraft
@@ -115,7 +114,6 @@ class Device:
         """Session -> its requester."""
         self.idle_sessions: dict[str, Session] = {}
         """Ended sessions whose caches are kept for the next request, the longest idle first."""
-        self.idle_draft_caches = IdleDraftCaches(policy.kv_cache.device_idle_sessions)
         is_tier, apart = any(hop.node == DEVICE_TIER for hop in hops), local_target.drafts == "apart"
         self.compute_queue = ComputeQueue(self.ids, policy.batch_drafts) if max_concurrency > 1 or is_tier else None
         """Orders work on the chip; None if there is never more than one piece of work."""
@@ -127,10 +125,7 @@ class Device:
         if isinstance(policy.draft, GoodputDraft) and local_target.profile:
             self.round_timing = RoundTiming(local_target.profile, policy.batch_drafts, apart=apart)
             self.monitor.round_s = self.round_timing.round_s
-        self.shared_draft_caches: SharedDraftCaches | None = None
-        """Of a server whose sessions share prefixes, and whose draft model runs all layers for every token."""
-        if self.is_server and policy.kv_cache.idle_sessions is not None and policy.early_exit.layer_exit is None:
-            self.shared_draft_caches = SharedDraftCaches(policy.kv_cache.block_tokens)
+        self.draft_caches = _draft_caches(policy, self.is_server)
         self.local_worker: Worker | None = None
         """Runs the hops that are placed on this device."""
         if is_tier:
@@ -289,8 +284,8 @@ class Device:
                 out += current.restart_draft(now)
             elif session in self.idle_sessions:
                 out += self._handle_own_messages(self._release(session), now)
-            elif self.shared_draft_caches:
-                out += self.shared_draft_caches.free(session)
+            elif self.draft_caches:
+                out += self.draft_caches.free(session)
         return out
 
     # Sessions.
@@ -316,8 +311,8 @@ class Device:
             if old := self.idle_sessions.pop(session.request.session, None):
                 self._resume(session, old)
             else:
-                out += (self.shared_draft_caches or self.idle_draft_caches).take(session)
-            exclusive, leaves = self.max_concurrency == 1, self.idle_draft_caches.max_sessions > 0
+                out += self.draft_caches.take(session) if self.draft_caches else []
+            exclusive, leaves = self.max_concurrency == 1, isinstance(self.draft_caches, DeviceDraftCaches)
             current = Requester(session, self.policy, self.hop_path, self.ids, self.timeout_s, exclusive, leaves)
             self.active[session.request.session] = current
             out += current.start(now)
@@ -336,8 +331,8 @@ class Device:
         del self.active[name]
         if self.compute_queue:
             self.compute_queue.quarantined.discard(name)
-        if requester.leaves_draft_cache:
-            return self.idle_draft_caches.keep(requester.session)
+        if requester.leaves_draft_cache and isinstance(self.draft_caches, DeviceDraftCaches):
+            return self.draft_caches.keep(requester.session)
         if not requester.keeps_cache or name in self.idle_sessions:
             return []
         self.idle_sessions[name] = requester.session
@@ -350,10 +345,10 @@ class Device:
 
     def _shares_draft_cache(self, ended: Session) -> bool:
         """True if the ended session's draft cache stays for others, beside its target's."""
-        if self.shared_draft_caches is None or self.local_worker is None:
+        if not isinstance(self.draft_caches, SharedDraftCaches) or self.local_worker is None:
             return False
         target = ended.request.session, self.hop_path.hops[0].span.start_layer
-        return self.local_worker.kv_accounting.has_cache(target) and self.shared_draft_caches.keep(ended)
+        return self.local_worker.kv_accounting.has_cache(target) and self.draft_caches.keep(ended)
 
     def _cancel(self, session: str) -> Commands:
         if session in self.idle_sessions:
@@ -361,3 +356,11 @@ class Device:
         kept = deque(call for call in self.waiting if call.session != session)
         gone, self.waiting = len(kept) < len(self.waiting), kept
         return [EmitTokens(session, (), (), "cancelled")] if gone else []
+
+
+def _draft_caches(policy: Policy, is_server: bool) -> DraftCaches | None:
+    """None where ended sessions leave none. A copy needs caches of all layers, which early exits leave incomplete."""
+    cache = policy.kv_cache
+    if is_server and cache.idle_sessions is not None and policy.early_exit.layer_exit is None:
+        return SharedDraftCaches(cache.block_tokens)
+    return DeviceDraftCaches(cache.device_idle_sessions) if cache.device_idle_sessions else None

@@ -136,7 +136,7 @@ def test_any_history_keeps_every_text(seed: int) -> None:
     plain.run()
     assert w.replays()
     device = w.devices["device-0"]
-    assert held(w) == set(device.idle_draft_caches.texts)
+    assert held(w) == set(device.draft_caches.texts)  # type: ignore[union-attr]
     assert len(held(w)) <= sessions
     for session, ending in w.endings().items():
         if ending == plain.endings()[session] == "complete" and policy(name).lossless:
