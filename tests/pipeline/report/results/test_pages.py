@@ -202,5 +202,5 @@ def test_the_page_says_how_many_claims_wait_for_draws_of_the_clock():
     result = replace(kept([claim(), claim(0.1, statement="unclear")]), files={"hardware/chip/rtx_a6000": ""})
     text = claims_page(decide([result], {}), {"synera/x": result}, {})
     assert "| **undecided** (clock not drawn) |" in text
-    assert "Here: 1 interval, 1 clock not drawn." in text
+    assert "have several: 1 interval, 1 clock not drawn." in text
     assert "1 tests of 1 claims are decided by" in text
