@@ -1,7 +1,7 @@
 """Records each session from outside the nodes: tokens and their times, bytes, busy and waiting seconds."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 
@@ -324,9 +324,3 @@ def _has_discarded(stop: DraftStopRule, drafted: DraftOutcome) -> bool:
         and not stop.keep_last
         and min(drafted.scores.get(stop.score, ()), default=stop.threshold) >= stop.threshold
     )
-
-
-def count_origins(record: SessionRecord) -> Mapping[Origin, int]:
-    """The number of a session's tokens by origin."""
-    kinds: tuple[Origin, ...] = ("device", "offline", "accepted", "cloud_accepted", "corrected", "bonus", "cloud")
-    return {kind: record.origins.count(kind) for kind in kinds}
