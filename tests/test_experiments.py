@@ -260,6 +260,12 @@ LESS = {
         "workload.dataset.evaluation=open",
         "+variant/real/method=cloud_centric,lookup,synera",
     ),
+    "real/compare_seeds": (
+        "training.seed=0",
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        "+variant/real/method=cloud_centric,sled,synera",
+    ),
     "real/trees": (
         "training.seed=0",
         *QUESTIONS,
