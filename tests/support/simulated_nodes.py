@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from serving.core.stop_strings import TokenText, no_token_text
@@ -19,6 +20,7 @@ from serving.messages import (
     Node,
     RequestArrived,
     SamplingParams,
+    SessionCancelled,
 )
 from serving.nodes.device import Device, LocalTarget
 from serving.nodes.round_timing import ChipProfile
@@ -74,6 +76,15 @@ class World:
     def run(self) -> "World":
         self.simulator.run()
         return self
+
+    def post_at_random(self, r: Random) -> list[str]:
+        """Posts each call to a device of its own, and cancels some on the way; returns these."""
+        for i, call in enumerate(self.calls):
+            self.simulator.post(r.uniform(0, 2), f"device-{i}", RequestArrived(call))
+        cancelled = {i: call.session for i, call in enumerate(self.calls) if r.random() < 0.15}
+        for i, session in cancelled.items():
+            self.simulator.post(r.uniform(0.5, 3), f"device-{i}", SessionCancelled(session))
+        return list(cancelled.values())
 
     @property
     def workers(self) -> dict[str, Worker | Speculator]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.messages import INF, CopyCache, GenerationRequest, RequestArrived, SessionCancelled
+from serving.messages import INF, CopyCache, GenerationRequest, RequestArrived
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import LayerwiseExit
@@ -91,11 +91,7 @@ def test_any_load_keeps_every_text_and_no_draft_cache_without_its_targets(seed: 
     capacity = r.choice([INF, 96.0, 160.0])
     w = world(p, devices=len(prompts), calls_each=0, capacity_tokens=capacity, timeout_s=r.choice([INF, 20.0]))
     w.calls = [GenerationRequest(f"s{i}", prompt, r.randint(1, 16)) for i, prompt in enumerate(prompts)]
-    for i, call in enumerate(w.calls):
-        w.simulator.post(r.uniform(0, 2), f"device-{i}", RequestArrived(call))
-    cancelled = {call.session for call in w.calls if r.random() < 0.15}
-    for session in cancelled:
-        w.simulator.post(r.uniform(0.5, 3), f"device-{session[1]}", SessionCancelled(session))
+    cancelled = w.post_at_random(r)
     w.run()
     for call in w.calls:
         if call.session not in cancelled:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from serving.messages import INF, ForwardWork, RequestArrived, SessionCancelled, StartWork
+from serving.messages import INF, ForwardWork, RequestArrived, StartWork
 from serving.policy.policy import Policy, SlotConflictError
 from serving.policy.slots.kv_cache import PrefixCaching, SharedPrefixCaching
 from serving.policy.slots.scheduler import ContinuousBatch
@@ -102,11 +102,7 @@ def test_any_load_keeps_every_text(seed: int) -> None:
         replace(CALL, session=f"s{i}.0", prompt=prompt, max_new_tokens=r.randint(1, 16))
         for i, prompt in enumerate(prompts)
     ]
-    for i, call in enumerate(w.calls):
-        w.simulator.post(r.uniform(0, 2), f"device-{i}", RequestArrived(call))
-    cancelled = {call.session for call in w.calls if r.random() < 0.15}
-    for session in cancelled:
-        w.simulator.post(r.uniform(0.5, 3), f"device-{session[1]}", SessionCancelled(session))
+    cancelled = w.post_at_random(r)
     w.run()
     for call in w.calls:
         if w.endings()[call.session] == "complete":
