@@ -28,7 +28,7 @@ from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.workload.datasets.tiny import TinyTasks
 
 PROMPTS, TOKENS, STREAMS, PREFILL = 8, 32, 8, 512
-MIN_OF_LLAMA_CPP = 0.5
+MIN_OF_LLAMA_CPP = 0.4
 """Of llama.cpp's own tokens/s that the engine on it has to reach with eight streams."""
 Prompt: TypeAlias = tuple[int, ...]
 
