@@ -1,6 +1,5 @@
 """An engine for virtual time that runs only what is new of a text, and reports the load of the whole text."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +34,7 @@ class PrefixReusingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._texts: OrderedDict[tuple[str, int | None], TokenIds] = OrderedDict()
+        self._texts: dict[tuple[str, int | None], TokenIds] = {}
         """(session, first layer; None: the drafter) -> the tokens in its cache, the session used last at the end."""
 
     def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
@@ -119,7 +118,6 @@ class PrefixReusingEngine:
         before = known[: work.start]
         text = (*before, *work.input_tokens, *outcome.tokens)[: outcome.cached_len]
         self._keep((work.session, None), text if len(before) == work.start else ())
-        self._free_caches()
 
     def _keep(self, place: tuple[str, int | None], text: TokenIds) -> None:
         self._texts.pop(place, None)
@@ -127,7 +125,7 @@ class PrefixReusingEngine:
             self._texts[place] = text
 
     def _free_caches(self) -> None:
-        """Drops the caches that were used longest ago, beyond the limit."""
+        """Drops the target's caches that were used longest ago, beyond the limit."""
         kept = [place for place in self._texts if place[1] is not None]
         total = sum(len(self._texts[place]) for place in kept)
         for place in kept[:-1]:

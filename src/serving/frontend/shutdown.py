@@ -35,7 +35,7 @@ async def run_until_stopped(
     finally:
         stopping.cancel()
         try:
-            if on_shutdown and not running.done():  # nothing runs the nodes that it would wait for
+            if on_shutdown:
                 await on_shutdown()
         finally:
             finished.set()

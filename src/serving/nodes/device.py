@@ -312,8 +312,9 @@ class Device:
                 self._resume(session, old)
             else:
                 out += self.draft_caches.take(session) if self.draft_caches else []
-            exclusive, leaves = self.max_concurrency == 1, isinstance(self.draft_caches, DeviceDraftCaches)
-            current = Requester(session, self.policy, self.hop_path, self.ids, self.timeout_s, exclusive, leaves)
+            current = Requester(
+                session, self.policy, self.hop_path, self.ids, self.timeout_s, self.max_concurrency == 1
+            )
             self.active[session.request.session] = current
             out += current.start(now)
             if current.state != "running":

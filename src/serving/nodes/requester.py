@@ -64,18 +64,15 @@ class Requester:
         ids: Iterator[int],
         base_timeout_s: float = INF,
         exclusive_chip: bool = True,
-        leaves_draft_cache: bool = False,
     ) -> None:
         """
         Args:
             base_timeout_s: seconds to wait for a reply before the first retry; the timeout doubles with each retry.
             exclusive_chip: if False, draft one token per job, so that other sessions' work can run in between.
                 A tree is one job.
-            leaves_draft_cache: if True, the draft model's cache outlives the session, unless it fails.
         """
         self.session, self.policy, self.hop_path, self.ids = session, policy, hop_path, ids
         self.base_timeout_s, self.exclusive_chip = base_timeout_s, exclusive_chip
-        self._leaves_draft_cache = leaves_draft_cache
         self.state: SessionState = "running"
         self.job: int | None = None
         """The job on the chip whose outcome this session awaits; None: no job."""
@@ -359,9 +356,9 @@ class Requester:
 
     @property
     def leaves_draft_cache(self) -> bool:
-        """True if this session has ended, and the draft model's cache alone is kept, for another one."""
-        left = self._leaves_draft_cache and self.session.draft_cached_len > 0 and not self.keeps_cache
-        return left and self.state in ("complete", "cancelled")
+        """True if this session has ended, and its device keeps the draft model's cache alone, for another session."""
+        left = self.policy.kv_cache.device_idle_sessions > 0 and self.session.draft_cached_len > 0
+        return left and not self.keeps_cache and self.state in ("complete", "cancelled")
 
     def _emit(self, tokens: TokenIds, origins: Origins, now: float) -> Commands:
         self.session.last_emitted_s = now

@@ -1,6 +1,6 @@
 """A policy: one choice for each slot. Combinations that do not work together are refused here, before any work."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from serving.core.decoding import Decoding
 from serving.core.scores import IMPORTANCE, NO_SCORERS, ScoredChoice, Scorers, by_name
 from serving.hardware.payload_size import HiddenDtype
 from serving.learned.medusa import MedusaHeads
-from serving.messages import DraftStopRule
+from serving.messages import DraftStopRule, Hop
 from serving.policy.slots.dispatch import Dispatch
 from serving.policy.slots.draft import Draft, GoodputDraft, NoDraft, TreeDraft, drafts_trees
 from serving.policy.slots.early_exit import EarlyExit, NoEarlyExit
@@ -140,22 +140,7 @@ class Policy:
                 self.link_loss.action == "local" and not drafts,
                 "{link_loss} needs a drafter on the device, and {draft} is none; choose policy/link_loss=wait or fail",
             ),
-            (
-                not self.kv_cache.keeps_prefixes and any(not hop.span.embedding for hop in hops),
-                "{kv_cache} computes a session anew from its tokens, and a later hop of {placement} has only hidden "
-                "states",
-            ),
-            (
-                self.kv_cache.idle_sessions is not None
-                and not (len(hops) == 1 and hops[0].span.lm_head and not on_device),
-                "{kv_cache} copies the caches of whole texts, and {placement} splits the large model or has none; "
-                "choose policy/kv_cache=reuse",
-            ),
-            (
-                self.kv_cache.device_idle_sessions > 0 and (on_device or not self.drafts_on_device),
-                "{kv_cache} keeps the caches of a draft model that runs whole on a device (device_idle_sessions), and "
-                "with {draft} and {placement} there is none; choose policy/kv_cache=shared or reuse",
-            ),
+            *self._rules_of_caches(hops),
             (
                 scope == "full" and on_device,
                 "{offload} needs a route that does not come back to the device, as that of {placement} does",
@@ -182,6 +167,28 @@ class Policy:
                 hidden and bool(hops) and not on_device,
                 "{payload} needs a placement that embeds on the device (policy/placement=u_shape); {placement} wants "
                 "tokens",
+            ),
+        ]
+
+    def _rules_of_caches(self, hops: Sequence[Hop]) -> list[tuple[bool, str]]:
+        """As `_rules`: which caches there are to keep, to copy and to move."""
+        on_device = any(hop.node == DEVICE_TIER for hop in hops)
+        return [
+            (
+                not self.kv_cache.keeps_prefixes and any(not hop.span.embedding for hop in hops),
+                "{kv_cache} computes a session anew from its tokens, and a later hop of {placement} has only hidden "
+                "states",
+            ),
+            (
+                self.kv_cache.idle_sessions is not None
+                and not (len(hops) == 1 and hops[0].span.lm_head and not on_device),
+                "{kv_cache} copies the caches of whole texts, and {placement} splits the large model or has none; "
+                "choose policy/kv_cache=reuse",
+            ),
+            (
+                self.kv_cache.device_idle_sessions > 0 and (on_device or not self.drafts_on_device),
+                "{kv_cache} keeps the caches of a draft model that runs whole on a device (device_idle_sessions), and "
+                "with {draft} and {placement} there is none; choose policy/kv_cache=shared or reuse",
             ),
         ]
 
