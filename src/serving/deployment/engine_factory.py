@@ -1,5 +1,6 @@
 """Makes the engines of a setup's models: torch, onnxruntime, llama.cpp, a remote server, several processes."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.deployment.queries import UNAVAILABLE_ENGINE
+from serving.engines.checkpoint_architecture import num_parameters
 from serving.engines.models import Checkpoint, ModelConfig
 from serving.hardware.executor import Engine
 from serving.messages import Span
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from serving.engines.torch.engine import TorchEngine
     from serving.engines.torch.model import DecomposedModel as TorchModel
     from serving.engines.torch.tensor_store import TensorStore
+
+MIN_PARAMETERS_OF_THREADS = 50_000_000
+"""A forward of a smaller model is so short that waking a second thread takes what it saves."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +198,19 @@ def _load_model(
 
 
 def num_threads(checkpoint: Checkpoint) -> int:
-    """CPU threads that compute it."""
-    return checkpoint.threads if isinstance(checkpoint, ModelConfig) else 1
+    """CPU threads that compute it: those of its configuration, else, for a stage that serves no user, all that this
+    process may use, if the model is so large that they gain.
+    """
+    if isinstance(checkpoint, ModelConfig):
+        return checkpoint.threads
+    parameters = num_parameters(checkpoint.path) if checkpoint.path else None
+    return _available_threads() if parameters is None or parameters >= MIN_PARAMETERS_OF_THREADS else 1
+
+
+def _available_threads() -> int:
+    """The cores of this process, or OMP_NUM_THREADS where it is set, as in a sweep's workers."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return int(limit) if limit.isdigit() and int(limit) else len(os.sched_getaffinity(0))
 
 
 def _load_drafter(device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str) -> "TorchModel":

@@ -14,8 +14,9 @@ import numpy as np
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.messages import GenerationRequest, TokenIds
-from serving.outcomes.offline import run_untimed
+from serving.outcomes.offline import CONCURRENT_SESSIONS, run_untimed
 from serving.policy.policy import Policy
+from serving.policy.slots.kv_cache import SharedPrefixCaching
 from serving.progress import Progress
 from serving.workload.metrics import Metric, Rouge1
 from serving.workload.prompt import Prompt
@@ -154,16 +155,10 @@ class TrajectoryRecorder:
         self, disagreements: Sequence[Disagreement], rows: Sequence[_TextStates], progress: Progress
     ) -> None:
         """Continues every disagreement with both tokens, and records where the large model's is better."""
-        ends = {end for fork in disagreements for end in fork.trajectory.query.request.stop_tokens}
-        calls = [
-            call
-            for fork in disagreements
-            for call in fork.continuation_queries()
-            if call.request.prompt[-1] not in ends
-        ]
-
+        calls = _unended_continuations(disagreements)
         noted = with_note(progress, "continuations compared")
-        records = run_untimed(self.policy, self.models, calls, self.seed, noted) if calls else {}
+        policy = replace(self.policy, kv_cache=SharedPrefixCaching(device_idle_sessions=1))
+        records = run_untimed(policy, self.models, calls, self.seed, noted) if calls else {}
         continuations = {name: tuple(record.tokens) for name, record in records.items()}
         number = {row.disagreements[0].trajectory.query.request.session: row for row in rows if row.disagreements}
         for fork in disagreements:
@@ -192,6 +187,17 @@ class TrajectoryRecorder:
     @cached_property
     def _large_model(self) -> TeacherForcedModel:
         return _teacher_forcing(self.models.cloud, self.models)
+
+
+def _unended_continuations(disagreements: Sequence[Disagreement]) -> list[Query]:
+    """The queries of all continuations that no end token ends at once. Both of a state go to one device, one after the
+    other, so that the second begins behind what both share.
+    """
+    groups = [
+        disagreements[first : first + CONCURRENT_SESSIONS] for first in range(0, len(disagreements), CONCURRENT_SESSIONS)
+    ]
+    calls = [fork.continuation_queries()[side] for group in groups for side in (0, 1) for fork in group]
+    return [call for call in calls if call.request.prompt[-1] not in call.request.stop_tokens]
 
 
 def _teacher_forcing(engine: Any, models: LoadedModels) -> TeacherForcedModel:
