@@ -194,7 +194,8 @@ def _unended_continuations(disagreements: Sequence[Disagreement]) -> list[Query]
     other, so that the second begins behind what both share.
     """
     groups = [
-        disagreements[first : first + CONCURRENT_SESSIONS] for first in range(0, len(disagreements), CONCURRENT_SESSIONS)
+        disagreements[first : first + CONCURRENT_SESSIONS]
+        for first in range(0, len(disagreements), CONCURRENT_SESSIONS)
     ]
     calls = [fork.continuation_queries()[side] for group in groups for side in (0, 1) for fork in group]
     return [call for call in calls if call.request.prompt[-1] not in call.request.stop_tokens]
