@@ -67,7 +67,8 @@ class Setup:
     def _check_memory(self, tokens: int) -> None:
         if self.policy.drafts_on_device:
             for fleet in self.hardware.device_fleets:
-                check_memory(fleet, self.pair.device.timed_architecture, self.workload.max_concurrency, tokens)
+                caches = self.workload.max_concurrency + self.policy.kv_cache.device_idle_sessions
+                check_memory(fleet, self.pair.device.timed_architecture, caches, tokens)
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
                 for model, beside in self.models_on_chips(self.hop_architecture(hop)):
@@ -298,7 +299,8 @@ def context_tokens(setup: Setup, requested: int | None = None) -> int:
     found = requested or most
     if setup.policy.drafts_on_device:
         for fleet in setup.hardware.device_fleets:
-            check_memory(fleet, setup.pair.device.timed_architecture, 1, found)
+            caches = 1 + setup.policy.kv_cache.device_idle_sessions
+            check_memory(fleet, setup.pair.device.timed_architecture, caches, found)
     return found
 
 

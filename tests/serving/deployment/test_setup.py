@@ -27,6 +27,15 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
         setup(hardware="jetson_orin_nano", pair=pair(device="llama2_13b"))
 
 
+def test_draft_caches_that_a_device_keeps_must_fit_into_its_memory() -> None:
+    def kept(sessions: int) -> dict[str, Any]:
+        return {"hardware": "jetson_orin_nano", "override": {"kv_cache": PrefixCaching(device_idle_sessions=sessions)}}
+
+    assert setup("sled", **kept(1)).uses_target
+    with pytest.raises(ValueError, match="does not fit into jetson_orin_nano_8gb.*100001 sessions x 40 tokens"):
+        setup("sled", **kept(100_000))
+
+
 def test_only_what_runs_must_fit() -> None:
     assert not setup("edge_centric", pair=pair(cloud="llama2_70b")).uses_target
     assert setup("cloud_centric", hardware="jetson_orin_nano", pair=pair(device="llama2_13b")).uses_target
