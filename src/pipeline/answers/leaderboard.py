@@ -53,9 +53,8 @@ class Leaderboard:
 
     def answer(self, asked: Asked) -> None:
         """Serves the cells, prints the board, and writes it below OUTPUTS/leaderboard."""
-        policies = tuple(dict.fromkeys([*(asked.policies or self.policies), *self.add]))
         names = self.named_settings or tuple(self.settings)
-        pairs = [(name, policy) for name in names for policy in policies if _belongs(self.settings[name], policy)]
+        pairs = [(name, policy) for name in names for policy in self._policies(self.settings[name], asked.policies)]
         if len(pairs) * len(self.seeds) > MAX_CELLS:
             raise ConfigError(
                 f"leaderboard: {len(pairs) * len(self.seeds)} cells are more than {MAX_CELLS}; name fewer policies "
@@ -69,6 +68,11 @@ class Leaderboard:
             return
         board = self._serve(asked, pairs, asked.evaluator.build_inputs(first))
         self._write(asked, board)
+
+    def _policies(self, setting: Setting, named: tuple[str, ...]) -> list[str]:
+        """The setting's own policies, else the board's; of these the `named` ones, if there are any."""
+        wanted = dict.fromkeys([*(named or setting.only or self.policies), *self.add])
+        return [policy for policy in wanted if not setting.only or policy in setting.only]
 
     def _cell(self, asked: Asked, setting: str, policy: str, seed: int) -> tuple[str, ...]:
         number = (f"workload.num_prompts={self.requests}", f"seed={seed}")
@@ -112,7 +116,3 @@ class Leaderboard:
                    for row in result.rows for key in (SERVICE, COST) if key in row.metrics}  # fmt: skip
         files = [folder / "leaderboard.md", folder / "leaderboard.html", *tables]
         asked.log("leaderboard", {"command": command[:400]}, metrics, files)
-
-
-def _belongs(setting: Setting, policy: str) -> bool:
-    return not setting.only or policy in setting.only

@@ -144,6 +144,11 @@ def test_a_named_policy_joins_and_named_ones_restrict_the_board(tmp_path: Path) 
     assert {policy for _, policy in served(tmp_path)} == {"sled"}
 
 
+def test_a_setting_may_have_policies_that_the_board_has_not(tmp_path: Path) -> None:
+    ask(replace(board(), policies=("wisp",)), tmp_path)
+    assert served(tmp_path) == {("near", "wisp"), ("far", "cloud_centric"), ("far", "sled")}
+
+
 class Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
