@@ -20,7 +20,8 @@ LOSSLESS, LOSSY = "the cloud model's own text", "another text"
 class Setting:
     """A testbed with its network, load and lengths: the `words` of its cells.
 
-    `only` are the policies that are compared there; empty: those of the board. `own` are further words of single policies there.
+    `only` are the policies that are compared there; empty: those of the board. `own` are further words of single
+    policies there.
     """
 
     title: str

@@ -32,7 +32,7 @@ def test_draft_caches_that_a_device_keeps_must_fit_into_its_memory() -> None:
         return {"hardware": "jetson_orin_nano", "override": {"kv_cache": PrefixCaching(device_idle_sessions=sessions)}}
 
     assert setup("sled", **kept(1)).uses_target
-    with pytest.raises(ValueError, match="does not fit into jetson_orin_nano_8gb.*100001 sessions x 40 tokens"):
+    with pytest.raises(ValueError, match=r"does not fit into jetson_orin_nano_8gb.*100001 sessions x 40 tokens"):
         setup("sled", **kept(100_000))
 
 
