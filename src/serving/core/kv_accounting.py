@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from serving.core.cached_prefixes import CachedPrefixes
 from serving.core.queued_request import QueuedRequest
-from serving.messages import INF, SequenceSlice, Span
+from serving.messages import INF, SequenceSlice, Span, TokenIds
 
 CacheKey = tuple[str, int]
 """(session, first layer of the span)."""
@@ -25,6 +25,8 @@ class _Cache:
     """Where the drafts of the last pass began: a tree's accepted drafts are moved together from here on; negative: no
     pass has started.
     """
+    tree_tokens: TokenIds = ()
+    """The drafts of the last pass, if they were a tree."""
 
 
 class KVAccounting:
@@ -116,11 +118,19 @@ class KVAccounting:
             key, end = (seq.session, span.start_layer), seq.start + seq.num_tokens
             cache = self._caches.pop(key, None) or _Cache()  # moves to the end
             self._caches[key] = cache
-            cache.length, cache.draft_start = seq.start, end - seq.num_drafts
-            self._allocate(cache, end)
             if self.prefixes:
                 self._ended.pop(seq.session, None)
+                self._write_kept_drafts(self.prefixes, cache, seq)
                 self.prefixes.cut(seq.session, seq.start)
+                cache.tree_tokens = seq.tokens[seq.num_tokens - seq.num_drafts :] if seq.parents is not None else ()
+            cache.length, cache.draft_start = seq.start, end - seq.num_drafts
+            self._allocate(cache, end)
+
+    def _write_kept_drafts(self, prefixes: CachedPrefixes, cache: _Cache, seq: SequenceSlice) -> None:
+        """The accepted drafts of the last pass's tree, which this pass moves behind the text before them."""
+        kept = seq.kept_tree_nodes
+        if kept and cache.tree_tokens and cache.draft_start + len(kept) == seq.start:
+            prefixes.write(seq.session, cache.draft_start, tuple([cache.tree_tokens[node] for node in kept]))
 
     def finish_forward(self, seq: SequenceSlice, span: Span, num_rejected: int) -> None:
         if span.start_layer < span.end_layer and self.keep_caches:

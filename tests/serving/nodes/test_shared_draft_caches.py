@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serving.messages import INF, CopyCache, GenerationRequest, RequestArrived
+from serving.messages import INF, CopyCache, ForwardWork, GenerationRequest, RequestArrived, StartWork
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import LayerwiseExit
@@ -81,13 +81,27 @@ def test_with_early_exit_the_draft_model_computes_every_prompt() -> None:
     assert held(w, False) == {"s0", "s1"}
 
 
+TREES: dict[str, Any] = {"draft": TreeDraft(nodes=6, depth=3, branching=2), "verify": TreeVerify()}
+
+
+def test_a_next_turn_begins_behind_the_accepted_drafts_of_trees() -> None:
+    first = tuple(range(50, 63))
+    said = (*first, *own_text(first, 12))
+    w = requests(drafting(**TREES), [first, (*said, 5, 6)], gap_s=60)
+    assert [w.text(call.session) for call in w.calls] == [own_text(call.prompt, 12) for call in w.calls]
+    forwards = [command.work for command in w.log.commands(StartWork) if isinstance(command.work, ForwardWork)]
+    (begun,) = [work.slices[0].start for work in forwards if any(work.prefixes)]
+    assert begun >= len(said) - 8  # whole blocks; which drafts of the last tree were accepted, the cloud does not hear
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_any_load_keeps_every_text_and_no_draft_cache_without_its_targets(seed: int) -> None:
     r = random.Random(seed)
     stems = [tuple(r.choices(range(5), k=r.randint(0, 24))) for _ in range(2)]
     prompts = [(*r.choice(stems), *r.choices(range(5), k=r.randint(1, 8))) for _ in range(7)]
-    tree: dict[str, Any] = {"draft": TreeDraft(nodes=6, depth=3, branching=2), "verify": TreeVerify()}
-    p = drafting(drafter=r.choice(["shared", "apart"]), block_tokens=r.choice([1, 3, 4]), **r.choice([{}, tree]))
+    for turn in range(2, 7, 2):
+        prompts[turn] = (*prompts[turn - 1], *own_text(prompts[turn - 1], r.randint(1, 12)), turn)
+    p = drafting(drafter=r.choice(["shared", "apart"]), block_tokens=r.choice([1, 3, 4]), **r.choice([{}, TREES]))
     capacity = r.choice([INF, 96.0, 160.0])
     w = world(p, devices=len(prompts), calls_each=0, capacity_tokens=capacity, timeout_s=r.choice([INF, 20.0]))
     w.calls = [GenerationRequest(f"s{i}", prompt, r.randint(1, 16)) for i, prompt in enumerate(prompts)]
