@@ -5,7 +5,6 @@ two processes lock it. NAME.json is the lease of that host's process among hosts
 artifacts that the build needs, so that cleaning keeps them.
 """
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifacts.lease import Lease, is_fresh, read_holder
 from pipeline.artifacts.stage import Stage
-from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -23,31 +21,31 @@ _RETRY_S = 2.0
 _POLL_S = 0.1
 
 
-class LeaseLostError(UserError):
-    """Another host has taken over the build of an artifact, because this process gave no sign of life."""
-
-
 @contextmanager
-def hold_build_lock(folder: Path, stage: Stage, on_wait: Callable[[str], None]) -> Iterator[None]:
+def hold_build_lock(folder: Path, stage: Stage, on_wait: Callable[[str], None]) -> Iterator[Lease]:
     """Holds the build lock of `stage`; calls `on_wait(builder)` for each other process that holds it first.
 
-    Raises LeaseLostError if another host has taken the build over meanwhile.
+    Raises LeaseLostError if the block fails since another host has taken the build over meanwhile.
     """
     lock, lease = _lock(folder, stage.key), Lease(_lease_path(folder, stage.key), _needs(stage))
     _acquire(lock, lease, on_wait)
     try:
         _acquire_lease(folder, lease, on_wait)
-        yield
-    except KeyboardInterrupt:
-        if not lease.taken_over:
-            raise
-        raise LeaseLostError(
-            f"{stage.name} is being built by {read_holder(lease.path) or 'another host'}: this process slept longer "
-            "than its lease. The same command waits for it, and goes on."
-        ) from None
+        with _explaining_loss(lease):
+            yield lease
     finally:
         lease.release()
         lock.release()
+
+
+@contextmanager
+def _explaining_loss(lease: Lease) -> Iterator[None]:
+    """What fails since another host builds the same artifact is no fault of the build, and no person's Ctrl-C."""
+    try:
+        yield
+    except BaseException:
+        lease.check()
+        raise
 
 
 @contextmanager
@@ -120,7 +118,7 @@ def _is_held(path: Path) -> bool:
 def _is_held_elsewhere(path: Path) -> bool:
     """True for a lease of another host; one of this host without its lock is what a killed process left."""
     holder = read_holder(path)
-    return holder is not None and holder.host != socket.gethostname() and is_fresh(path)
+    return holder is not None and not holder.is_here and is_fresh(path)
 
 
 def _lease_path(folder: Path, key: str) -> Path:

@@ -13,10 +13,22 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
+
+from pipeline.errors import UserError
 
 HEARTBEAT_S = 10.0
 EXPIRY_S = 60.0
+
+
+@cache
+def _boot() -> str:
+    """What tells two hosts of one name apart; "" where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -27,9 +39,15 @@ class Holder:
     pid: int
     needs: Sequence[str] = ()
     token: str = ""
+    boot: str = field(default_factory=_boot)
+
+    @property
+    def is_here(self) -> bool:
+        """True for a process of this host."""
+        return (self.host, self.boot) == (socket.gethostname(), _boot())
 
     def __str__(self) -> str:
-        return f"process {self.pid}" if self.host == socket.gethostname() else f"process {self.pid} on {self.host}"
+        return f"process {self.pid}" if self.is_here else f"process {self.pid} on {self.host}"
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -41,15 +59,22 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def is_fresh(path: Path) -> bool:
-    """True if its holder touched the lease lately. A host's own clock may be wrong: the file system's decides."""
+    """True if its holder touched the lease lately, or if that cannot be told, as on a full disk. A host's own clock may
+    be wrong: the file system's decides.
+    """
     probe = path.with_name(f".clock-{uuid.uuid4().hex}")
     try:
         probe.touch()
         return probe.stat().st_mtime - path.stat().st_mtime < EXPIRY_S
-    except OSError:  # no lease any more
-        return False
+    except OSError:
+        return path.exists()
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+class LeaseLostError(UserError):
+    """Another host has taken over the build of an artifact, because this process gave no sign of life."""
 
 
 @dataclass
@@ -60,8 +85,6 @@ class Lease:
     needs: Sequence[str]
     _me: Holder = field(init=False)
     _released: threading.Event = field(default_factory=threading.Event, init=False)
-    taken_over: bool = field(default=False, init=False)
-    """True if this process slept too long and another host builds now; the main thread is interrupted then."""
 
     def __post_init__(self) -> None:
         self._me = Holder(socket.gethostname(), os.getpid(), list(self.needs), uuid.uuid4().hex)
@@ -70,11 +93,24 @@ class Lease:
         """None if this process holds the lease now, else the holder on another host."""
         while not self._create():
             found = read_holder(self.path)
-            if found and found.host != self._me.host and is_fresh(self.path):
+            if found and not found.is_here and is_fresh(self.path):
                 return found
             self._remove_stale(found)
         threading.Thread(target=self._keep_fresh, name=f"lease {self.path.name}", daemon=True).start()
         return None
+
+    @property
+    def token(self) -> str:
+        return self._me.token
+
+    def check(self) -> None:
+        """Raises LeaseLostError if another host has taken the lease; writes it again if it is gone."""
+        found = read_holder(self.path)
+        if found.token != self._me.token if found else not self._create():
+            raise LeaseLostError(
+                f"{self.path.stem} is being built by {found or 'another host'}: this process slept longer than its "
+                "lease. The same command waits for it, and goes on."
+            )
 
     def release(self) -> None:
         self._released.set()
@@ -110,7 +146,6 @@ class Lease:
     def _keep_fresh(self) -> None:
         while not self._released.wait(HEARTBEAT_S):
             if not self.touch() and not self._released.is_set():
-                self.taken_over = True
                 _thread.interrupt_main()
                 return
 

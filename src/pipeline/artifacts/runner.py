@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from pipeline.artifacts.build_lock import hold_build_lock
 from pipeline.artifacts.estimates import PeakMemory, measure_speed
+from pipeline.artifacts.lease import Lease
 from pipeline.artifacts.progress_display import ProgressCallback, StageObserver
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
@@ -55,9 +57,11 @@ class Runner:
             if _is_helper():
                 self._help(stage)
             self.store.ensure_writable()
-            with hold_build_lock(self.store.locks, stage, lambda builder: self.observer.waiting_for(stage, builder)):
+            report = partial(self.observer.waiting_for, stage)
+            with hold_build_lock(self.store.locks, stage, report) as lease:
                 if self._needs_build(stage):
-                    self._build(stage, {name: self.ensure_built(needed) for name, needed in stage.inputs.items()})
+                    inputs = {name: self.ensure_built(needed) for name, needed in stage.inputs.items()}
+                    self._build(stage, inputs, lease)
         return self.store.path(stage)
 
     def _needs_build(self, stage: Stage) -> bool:
@@ -76,16 +80,18 @@ class Runner:
     def _is_forced(self, stage: Stage) -> bool:
         return not self.force.isdisjoint({stage.name, *(needed.name for needed in stage.ancestors.values())})
 
-    def _build(self, stage: Stage, inputs: Mapping[str, Path]) -> None:
+    def _build(self, stage: Stage, inputs: Mapping[str, Path], lease: Lease) -> None:
+        lease.check()
         self._move_damaged(stage)
         begun_s = time.monotonic()
-        with self._build_attempt(stage):
-            out, state = self.store.workspace(stage, clear_state=self._is_forced(stage))
+        with self._build_attempt(stage, lease):
+            out, state = self.store.workspace(stage, lease.token, clear_state=self._is_forced(stage))
             self.observer.stage_started(stage)
             memory = PeakMemory()
             memory.reset()
             with _own_processes():
                 self.call_stage(stage, out, state, inputs, self.observer.progress)
+            lease.check()
             self.store.commit(stage, out, time.monotonic() - begun_s, memory.read_nbytes())
         measure_speed(self.store.root)
         self._built.add(stage.digest)
@@ -100,11 +106,12 @@ class Runner:
             )
 
     @contextmanager
-    def _build_attempt(self, stage: Stage) -> Iterator[None]:
-        """Removes a failed attempt, reports what is kept, and explains a full disk."""
+    def _build_attempt(self, stage: Stage, lease: Lease) -> Iterator[None]:
+        """Removes a failed attempt, reports what is kept, and explains a full disk. Another host's attempt stays."""
         try:
             yield
         except BaseException as problem:
+            lease.check()
             kept = self.store.discard_attempt(stage)
             self.observer.stage_failed(stage, _failure_message(isinstance(problem, KeyboardInterrupt), kept))
             if _is_disk_full(problem, self.store):

@@ -1,7 +1,7 @@
 """The store of artifacts: each is complete or absent; `explain` says why one is absent.
 
 root/NAME/DIGEST/       an artifact: its files and stage.json, the record written last
-root/.work/KEY/out      one being built; renamed into place when it is whole
+root/.work/KEY/out-...  one being built, by one attempt; renamed into place when it is whole
 root/.work/KEY/state    what a build can go on from after a crash; removed after success
 root/.locks/            build locks (build_lock.py)
 root/.damaged/          artifacts that lost or changed a file, moved aside
@@ -117,10 +117,14 @@ class Store:
         state = self.root / ".work" / stage.key / "state"
         return state.is_dir() and any(state.iterdir())
 
-    def workspace(self, stage: Stage, clear_state: bool = False) -> tuple[Path, Path]:
-        """An empty `out` and the kept `state` (emptied too if `clear_state`) for building `stage`."""
-        out, state = (self.root / ".work" / stage.key / name for name in ("out", "state"))
-        for folder in (out, state) if clear_state else (out,):
+    def workspace(self, stage: Stage, attempt: str = "", clear_state: bool = False) -> tuple[Path, Path]:
+        """An empty folder of this attempt alone, and the kept `state` (emptied if `clear_state`), for building `stage`.
+
+        What earlier attempts left is removed.
+        """
+        work = self.root / ".work" / stage.key
+        out, state = work / f"out-{attempt}", work / "state"
+        for folder in (*work.glob("out-*"), *((state,) if clear_state else ())):
             shutil.rmtree(folder, ignore_errors=True)
         out.mkdir(parents=True)
         state.mkdir(exist_ok=True)
@@ -142,7 +146,8 @@ class Store:
         """Removes the output of a failed build; True if there is saved state, which stays."""
         work = self.root / ".work" / stage.key
         kept = self.has_saved_state(stage)
-        shutil.rmtree(work / "out" if kept else work, ignore_errors=True)
+        for folder in work.glob("out-*") if kept else (work,):
+            shutil.rmtree(folder, ignore_errors=True)
         return kept
 
     def move_to_damaged(self, stage: Stage) -> Path:

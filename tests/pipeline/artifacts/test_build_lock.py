@@ -1,5 +1,6 @@
 """Notes of claims: what they say while one is held, and that a broken one does no harm."""
 
+import errno
 import json
 import os
 import socket
@@ -8,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import build_lock
-from pipeline.artifacts.build_lock import LeaseLostError, hold_build_lock, keys_in_use, registration_lock
-from pipeline.artifacts.lease import EXPIRY_S, Holder, Lease, read_holder
+from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, registration_lock
+from pipeline.artifacts.lease import EXPIRY_S, Holder, Lease, LeaseLostError, is_fresh, read_holder
 from tests.programs.build_artifacts import graph
 
 
@@ -36,10 +36,10 @@ def test_an_unreadable_claim_file_is_ignored(tmp_path: Path) -> None:
         assert keys_in_use(tmp_path) == {graph().key}
 
 
-def held_elsewhere(folder: Path, host: str = "other", age_s: float = 0.0) -> Path:
+def held_elsewhere(folder: Path, host: str = "other", age_s: float = 0.0, **more: str) -> Path:
     """A lease of a process on another host."""
     path = folder / f"{graph().key}.json"
-    path.write_text(json.dumps(asdict(Holder(host, 7, ["corpus-1"], "their token"))))
+    path.write_text(json.dumps(asdict(Holder(host, 7, ["corpus-1"], "their token", **more))))
     then_s = path.stat().st_mtime - age_s
     os.utime(path, (then_s, then_s))
     return path
@@ -98,6 +98,35 @@ def test_a_holder_that_slept_too_long_learns_that_another_host_builds_now(tmp_pa
     mine.release()
 
 
+def test_a_lease_whose_age_cannot_be_told_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = held_elsewhere(tmp_path, age_s=2 * EXPIRY_S)
+    assert not is_fresh(path)
+    monkeypatch.setattr(Path, "touch", lambda *_: raise_full())
+    assert is_fresh(path)
+    path.unlink()
+    assert not is_fresh(path)
+
+
+def raise_full() -> None:
+    raise OSError(errno.ENOSPC, "full")
+
+
+def test_a_host_of_the_same_name_is_another_one(tmp_path: Path) -> None:
+    path = held_elsewhere(tmp_path, host=socket.gethostname(), boot="another machine's")
+    found = lease(tmp_path).try_acquire()
+    assert found == read_holder(path)
+    assert str(found) == f"process 7 on {socket.gethostname()}"
+
+
+def test_a_lease_that_someone_removed_is_written_again(tmp_path: Path) -> None:
+    mine = lease(tmp_path)
+    assert mine.try_acquire() is None
+    mine.path.unlink()
+    mine.check()
+    assert read_holder(mine.path) == mine._me
+    mine.release()
+
+
 def test_of_two_hosts_that_find_a_stale_lease_one_takes_it_over(tmp_path: Path) -> None:
     """The second one moved the first one's new lease aside, notices it, and puts it back."""
     path = held_elsewhere(tmp_path, age_s=2 * EXPIRY_S)
@@ -110,24 +139,18 @@ def test_of_two_hosts_that_find_a_stale_lease_one_takes_it_over(tmp_path: Path) 
     assert holder.token == first._me.token
 
 
-def test_a_build_that_another_host_has_taken_over_is_no_interruption_by_a_person(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Lease] = []
-    monkeypatch.setattr(build_lock, "Lease", lambda *given: made.append(Lease(*given)) or made[-1])
-
-    def interrupted() -> None:
+def test_a_build_that_another_host_has_taken_over_is_no_interruption_by_a_person(tmp_path: Path) -> None:
+    def interrupted(taken_over: bool) -> None:
         with hold_build_lock(tmp_path, graph(), never):
-            if not made[1:]:
+            if taken_over:
                 held_elsewhere(tmp_path)
-                made[0].taken_over = True
             raise KeyboardInterrupt
 
     with pytest.raises(LeaseLostError, match="is being built by process 7 on other: this process slept longer"):
-        interrupted()
+        interrupted(taken_over=True)
     (tmp_path / f"{graph().key}.json").unlink()
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        interrupted(taken_over=False)
 
 
 def test_a_third_host_that_takes_a_stale_lease_meanwhile_keeps_it(

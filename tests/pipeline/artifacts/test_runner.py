@@ -1,11 +1,12 @@
 """Crash, Ctrl-C and four at once, with real processes; what is built, in which order, and what is kept."""
 
+import json
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 from pipeline.artifacts import estimates
+from pipeline.artifacts.lease import Holder, LeaseLostError
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
@@ -267,3 +269,25 @@ def test_a_cached_artifact_needs_no_writable_store(tmp_path: Path, monkeypatch: 
     path = runner(tmp_path, recorder).ensure_built(graph())
     monkeypatch.delattr(Store, "ensure_writable")
     assert runner(tmp_path, recorder).ensure_built(graph()) == path
+
+
+@pytest.mark.parametrize("problem", [None, KeyboardInterrupt(), RuntimeError("a file is gone")], ids=repr)
+def test_a_build_that_was_taken_over_leaves_the_other_hosts_attempt_alone(
+    tmp_path: Path, problem: BaseException | None
+) -> None:
+    corpus = graph().inputs["model"].inputs["corpus"]
+    others = tmp_path / ".work" / corpus.key / "out-theirs" / "weights"
+
+    def overtaken(stage: Stage, out: Path, *_: object) -> None:
+        (out / "weights").write_text("mine")
+        lease = Store(tmp_path).locks / f"{stage.key}.json"
+        lease.write_text(json.dumps(asdict(Holder("other", 7, token="theirs"))))
+        others.parent.mkdir()
+        others.write_text("half of")
+        if problem:
+            raise problem
+
+    with pytest.raises(LeaseLostError, match=rf"{corpus.key} is being built by process 7 on other"):
+        Runner(Store(tmp_path), overtaken, NullObserver()).ensure_built(graph())
+    assert others.read_text() == "half of"
+    assert not Store(tmp_path).has(corpus)
