@@ -77,6 +77,7 @@ class Job:
         Between stages the plan is checked again: a corpus that was built now may have too few prompts to serve.
         """
         from pipeline.artifacts.runner import Runner
+        from pipeline.report import sealed_uses
 
         self.store.ensure_writable()
 
@@ -87,6 +88,10 @@ class Job:
 
         runner = Runner(self.store, call, self.observer, self.force)
         folders = [runner.ensure_built(goal) for goal in goals]
+        for goal in goals:
+            for stage in (*goal.ancestors.values(), goal):
+                if stage.digest in runner.built:
+                    sealed_uses.note_build(stage.args, self.store.path(stage))
         return folders[-1] if folders else self.store.root, runner.built
 
 
@@ -149,6 +154,8 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
     """
     stop = str(cfg.stage)
     job = create_job(cfg)
+    if "trial" in job.config:
+        preflight.check_chosen_on_open_prompts(job.config, "a search")
     goal = str(cfg.goal)
     _note_unusual_values(job)
     if stop == "all" and goal == "serve":

@@ -12,7 +12,7 @@ from pipeline.artifacts.progress_display import NullObserver
 from pipeline.config.compose import ConfigLibrary
 from pipeline.errors import ConfigError
 from pipeline.report.job_summary import _group_choices, _policy_slots, _side_facts
-from pipeline.running import Job, _job_context, create_job
+from pipeline.running import Job, _job_context, create_job, run
 from tests.support.tiny_models import save_checkpoints
 
 STAGES = {
@@ -21,8 +21,8 @@ STAGES = {
 }
 
 
-def job(outputs: Path, force: Any = ()) -> Job:
-    data = {"outputs": str(outputs), "stages": STAGES, "force": force, "accelerator": "cpu"}
+def job(outputs: Path, force: Any = (), stages: Any = STAGES) -> Job:
+    data = {"outputs": str(outputs), "stages": stages, "force": force, "accelerator": "cpu"}
     return Job(data, ConfigLibrary(None, {}), NullObserver())  # type: ignore[arg-type]
 
 
@@ -35,6 +35,22 @@ def test_a_forced_stage_is_built_again(tmp_path: Path, force: Any) -> None:
     assert built(job(tmp_path)) == 1
     assert built(job(tmp_path)) == 0
     assert built(job(tmp_path, force)) == 1
+
+
+def test_an_artifact_of_sealed_prompts_is_counted_when_it_is_made(tmp_path: Path) -> None:
+    dataset = {"_target_": "serving.workload.datasets.gsm8k.GSM8K", "evaluation": "sealed"}
+    stages = {"serve": {"_target_": "tests.support.stage_functions.read_questions", "dataset": dataset}}
+    one = job(tmp_path, stages=stages)
+    for _ in range(2):
+        one.run([one.plan().stages["serve"]])
+    (artifact,) = (tmp_path / "artifacts" / "serve").iterdir()
+    assert (tmp_path / "sealed_uses.txt").read_text() == f"gsm8k {artifact.name}\n"
+
+
+def test_a_search_on_sealed_prompts_is_refused() -> None:
+    words = ("+policy=sled", "workload=gsm8k", "workload.dataset.evaluation=sealed", "+trial=default")
+    with api.composed(*words) as cfg, pytest.raises(ConfigError, match="a search chooses"):
+        run(cfg)
 
 
 def test_a_stage_that_is_not_in_the_run_cannot_be_forced(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import math
 import os
 from pathlib import Path
 
+from serving.workload.datasets.gsm8k import GSM8K
+
 CALLS: list[tuple[float, tuple[int, ...]]] = []
 """The arguments of each call in this process."""
 KILLED_AT: list[int] = []
@@ -51,3 +53,7 @@ def measure_after(out: Path, *, x: float, base: Path, rounds: int = 1) -> None:
 
 def write_text(out: Path, *, text: str = "") -> None:
     (out / "text").write_text(text)
+
+
+def read_questions(out: Path, *, dataset: GSM8K) -> None:
+    (out / "questions").write_text(dataset.evaluation)

@@ -19,6 +19,7 @@ from pipeline.answers.rows import COST, SERVICE
 from pipeline.answers.words import joined, mixed_networks, sets_any, without
 from pipeline.artifacts import fingerprint
 from pipeline.config.arguments import chosen_folder
+from pipeline.config.preflight import check_chosen_on_open_prompts
 from pipeline.errors import ConfigError
 from pipeline.report import figures
 from pipeline.report.export.write import write_tables
@@ -73,6 +74,7 @@ class Choosing:
         most = f"workload.num_prompts={effort.requests[2]}"
         first = f"policy={next(iter(question.policies), '')}"
         with composed_cell(joined(question.base, asked.words, [most, first]), asked.evaluator.config_dir) as cfg:
+            check_chosen_on_open_prompts(cfg, "choose")
             mixed, own_links = self._mixed_networks(cfg), bool(self.networks) or _all_have_links(cfg)
             profiling = f"workload.profiling.skip={cfg.workload.profiling.skip}"  # else by each rung's requests
         left = {}

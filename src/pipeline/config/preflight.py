@@ -32,6 +32,15 @@ def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_ca
             raise ConfigError(_no_gpu("trainer.accelerator", "gpu", "trainer=cpu, or trainer.accelerator=cpu"))
 
 
+def check_chosen_on_open_prompts(config: Mapping[str, Any], chooser: str) -> None:
+    """Raises ConfigError if a search or a choice would see the sealed half of its data set."""
+    if select(config, "workload.dataset.evaluation") == "sealed":
+        raise ConfigError(
+            f"{chooser} chooses by what it measures, and nothing is chosen on sealed prompts. Set "
+            "workload.dataset.evaluation=open, and serve once with sealed what was found."
+        )
+
+
 def _sees_gpu() -> bool:
     import torch
 

@@ -61,7 +61,10 @@ def quality_note(dataset: Dataset, embedded: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Example:
-    """One record of a public data set; `worked_answer` is its answer as a worked example."""
+    """One record of a public data set; `worked_answer` is its answer as a worked example.
+
+    `sealed_by` is the text whose digest the manifest has, where the question is more than it.
+    """
 
     id: str
     question: str
@@ -70,6 +73,7 @@ class Example:
     task: str
     answer: str = ""
     choices: tuple[str, ...] = ()
+    sealed_by: str = ""
 
 
 def _question_digest(question: str) -> str:
@@ -160,7 +164,7 @@ class PublicDataset(ABC):
         sealed = _sealed_digests(self.name)
         halves: tuple[list[Example], list[Example]] = [], []
         for example in self._examples(path):
-            halves[_question_digest(example.question) in sealed].append(example)
+            halves[_question_digest(example.sealed_by or example.question) in sealed].append(example)
         return halves
 
     def _examples(self, path: Path | None) -> list[Example]:

@@ -59,3 +59,9 @@ def test_a_value_in_another_unit_gets_a_note(place: str, value: Any, note: str |
     found = preflight.unusual_values({group: {key: value}})
     assert len(found) == (note is not None)
     assert note is None or note in found[0]
+
+
+def test_nothing_is_chosen_on_sealed_prompts() -> None:
+    preflight.check_chosen_on_open_prompts({"workload": {"dataset": {"evaluation": "open"}}}, "a search")
+    with pytest.raises(ConfigError, match=r"a search chooses .* Set workload.dataset.evaluation=open"):
+        preflight.check_chosen_on_open_prompts({"workload": {"dataset": {"evaluation": "sealed"}}}, "a search")

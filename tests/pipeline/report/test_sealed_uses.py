@@ -16,11 +16,16 @@ def said(outputs: Path, name: str, evaluation: str = "sealed", dataset: str = "g
     return " ".join(report.print_report(artifact, context, io.StringIO()).text.split())
 
 
+def made(count: int, dataset: str = "gsm8k") -> str:
+    artifacts = "1 artifact of these outputs was" if count == 1 else f"{count} artifacts of these outputs were"
+    return f"the sealed half of {dataset}; {artifacts} made from it"
+
+
 def test_each_run_on_sealed_prompts_counts_once(tmp_path: Path) -> None:
-    assert "the sealed half of gsm8k; 1 run of these outputs has used it" in said(tmp_path, "first")
-    assert "2 runs of these outputs have used it" in said(tmp_path, "second")
-    assert "2 runs of these outputs have used it" in said(tmp_path, "second")  # a cached run that is reported again
-    assert "the sealed half of xsum; 1 run of these outputs has used it" in said(tmp_path, "third", dataset="xsum.XSum")
+    assert made(1) in said(tmp_path, "first")
+    assert made(2) in said(tmp_path, "second")
+    assert made(2) in said(tmp_path, "second")  # a cached run that is reported again
+    assert made(1, "xsum") in said(tmp_path, "third", dataset="xsum.XSum")
     assert (tmp_path / "sealed_uses.txt").read_text().split("\n") == ["gsm8k first", "gsm8k second", "xsum third", ""]
 
 

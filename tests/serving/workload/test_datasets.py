@@ -297,6 +297,14 @@ def test_the_sealed_half_of_a_published_file_is_the_drawn_one(data, kind):
     assert 0.4 < len(sealed) / (len(whole) + len(sealed)) < 0.6
 
 
+@pytest.mark.parametrize("evaluation", HALVES)
+def test_more_turns_of_a_conversation_are_of_the_same_half(data, evaluation):
+    file = data / "spec_bench/question.jsonl"
+    first, every = (SpecBench(path=file, evaluation=evaluation, turns=turns).prompts() for turns in ("first", "all"))
+    assert [prompt.id for prompt in first] == [prompt.id for prompt in every]
+    assert [prompt.text for prompt in first] != [prompt.text for prompt in every]
+
+
 def test_worked_examples_are_of_the_open_half(data):
     file = data / "gsm8k/test.jsonl"
     (of_open,), (of_sealed,) = (

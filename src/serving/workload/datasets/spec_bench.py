@@ -31,7 +31,8 @@ class SpecBench(PublicDataset):
         category = row.text("category")
         ask = turns[0] if self.turns == "first" else "\n\n".join(turns)
         kind = category if category in _KINDS else "multi_turn"
-        return Example(str(row.integer("question_id")), ask, "", tuple(_texts(row.fields.get("reference"))), kind)
+        references = tuple(_texts(row.fields.get("reference")))
+        return Example(str(row.integer("question_id")), ask, "", references, kind, sealed_by=turns[0])
 
 
 def _texts(reference: Any) -> Iterator[str]:
