@@ -335,6 +335,8 @@ def _check(trace: OutcomeTrace, text: int) -> None:
     }
     if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
+    if any(token < 0 for session in trace.sessions for token in session.token_ids):
+        raise ValueError("a text has a token below 0")
     found = {name: array.shape for name, array in table_arrays(tables).items()}
     if found != shapes:
         name = next(name for name in {**shapes, **found} if shapes.get(name) != found.get(name))

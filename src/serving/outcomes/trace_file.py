@@ -7,6 +7,7 @@
 import json
 import shutil
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -22,6 +23,12 @@ ABOUT_FILE, TOKENS_FILE, ROWS_FILE = "about.json", "tokens.parquet", "rows.parqu
 ORIGIN_FILE = "origin.json"
 """In an imported trace's folder: its licence and origin."""
 MAX_NBYTES, MAX_ABOUT_NBYTES, MAX_MEMBERS = 8 << 30, 1 << 20, 64
+MAX_COMPRESSION = 200
+"""Bytes of a member for each of its compressed bytes: text has 3 to 30, Parquet 1; what has more was made to burst."""
+_DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError)
+"""What reading a damaged or encrypted member raises; a method that Python lacks is a NotImplementedError, which is a
+RuntimeError, as is too deep JSON.
+"""
 _ABOUT_FIELDS = {"version": int, "made_from": dict, "sessions": int, "rows": int, "shapes": dict, "members": dict}
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt")
 
@@ -196,10 +203,12 @@ def _about(archive: zipfile.ZipFile, file: Path) -> dict[str, Any]:
             if not isinstance(about[name], kind):
                 raise TypeError(f"{name} is {about[name]!r:.40}")
         TraceOrigin(license=str(about["license"]), origin=str(about["origin"]))
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
+    except (KeyError, TypeError, ValueError, *_DAMAGE) as problem:
         raise ValueError(f"{file} is no trace file: {ABOUT_FILE} cannot be used ({problem!r})") from problem
     if about["version"] != VERSION:
-        raise ValueError(f"{file} is of version {about['version']}, and this code reads {VERSION}")
+        raise ValueError(
+            f"{file} is of version {about['version']}, and this code reads {VERSION}; ask for an export of this version"
+        )
     _check_members(archive, file, about)
     return about
 
@@ -219,6 +228,12 @@ def _check_members(archive: zipfile.ZipFile, file: Path, about: Mapping[str, Any
         raise ValueError(
             f"{file} unpacks to {total} bytes in {len(names)} files; the most is {MAX_NBYTES} in {MAX_MEMBERS}"
         )
+    for info in archive.infolist():
+        if info.file_size > MAX_ABOUT_NBYTES + MAX_COMPRESSION * info.compress_size:
+            raise ValueError(
+                f"{file}: {info.filename} unpacks to {info.file_size} bytes from {info.compress_size}; a trace has at "
+                f"most {MAX_COMPRESSION} times as many"
+            )
 
 
 def _is_tokenizer_file(name: str) -> bool:
@@ -229,7 +244,7 @@ def _is_tokenizer_file(name: str) -> bool:
 def _member(archive: zipfile.ZipFile, file: Path, name: str, about: Mapping[str, Any]) -> bytes:
     try:
         data = archive.read(name)
-    except (zipfile.BadZipFile, OSError) as problem:
+    except _DAMAGE as problem:
         raise ValueError(f"{file}: {name} is damaged ({problem}); copy the file again") from problem
     if about["members"][name] != _described(data):
         raise ValueError(f"{file}: {name} is not what {ABOUT_FILE} says; copy the file again")

@@ -1,6 +1,8 @@
 """A trace goes into a file and comes out the same; what is damaged, foreign or too large leaves nothing."""
 
 import json
+import random
+import shutil
 import zipfile
 from collections.abc import Callable
 from io import BytesIO
@@ -115,6 +117,41 @@ def test_a_file_that_is_not_whole_is_refused_and_leaves_nothing(exported: Path, 
     with pytest.raises(ValueError, match=message):
         import_trace(file, tmp_path / "imported")
     assert [path.name for path in tmp_path.iterdir()] == ["changed.trace"]
+
+
+def test_a_file_with_a_bit_that_turned_is_refused_or_whole(exported: Path, tmp_path: Path) -> None:
+    data, chance = exported.read_bytes(), random.Random(0)
+    file, refused = tmp_path / "turned.trace", 0
+    for place in chance.sample(range(len(data)), 300):
+        file.write_bytes(data[:place] + bytes([data[place] ^ (1 << chance.randrange(8))]) + data[place + 1 :])
+        try:
+            import_trace(file, tmp_path / "imported")
+        except ValueError:
+            refused += 1
+        else:
+            shutil.rmtree(tmp_path / "imported")
+    assert refused > 200
+    assert [path.name for path in tmp_path.iterdir()] == ["turned.trace"]
+
+
+def test_an_encrypted_member_and_endless_nesting_are_refused(exported: Path, tmp_path: Path) -> None:
+    data = exported.read_bytes()
+    place = data.index(b"PK\x01\x02") + 8  # the flags of the first member in the directory; bit 0: encrypted
+    (tmp_path / "secret.trace").write_bytes(data[:place] + bytes([data[place] | 1]) + data[place + 1 :])
+    with pytest.raises(ValueError, match="is encrypted"):
+        read_about(tmp_path / "secret.trace")
+    nested = changed(exported, tmp_path / "nested.trace", lambda members: members.update({ABOUT_FILE: b"[" * 100_000}))
+    with pytest.raises(ValueError, match=r"is no trace file: about\.json cannot be used"):
+        read_about(nested)
+
+
+def test_a_member_that_was_made_to_burst_is_refused_unread(exported: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bomb.trace"
+    with zipfile.ZipFile(exported) as whole, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out:
+        for name in whole.namelist():
+            out.writestr(name, b" " * 10_000_000 if name == "trace.json" else whole.read(name))
+    with pytest.raises(ValueError, match=r"unpacks to 10000000 bytes from \d+; a trace has at most 200 times"):
+        read_about(file)
 
 
 def test_tables_that_contradict_the_header_are_refused(exported: Path, tmp_path: Path) -> None:
