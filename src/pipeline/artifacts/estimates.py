@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +29,8 @@ CORE_FLOPS_PER_S = 5e10
 """Of one core that multiplies matrices in float32 with 256-bit vectors: what is assumed of an unmeasured machine."""
 _SIMULATED = "serving.runtimes.simulated.Simulated"
 """The runtime that computes no model."""
+_MODELS = "serving.engines.models."
+"""Where the classes of checkpoints are."""
 _REMEASURE_S = 3600.0
 _TRAINING_NBYTES, _SERVING_NBYTES = 16, 4
 """Bytes for each parameter: weights, gradients and two moments; weights."""
@@ -43,39 +45,69 @@ class BuildEstimate:
     learned: bool
 
 
-def estimate(stage: Stage, earlier: list[Manifest], flops_per_s: Callable[[], float]) -> BuildEstimate:
+def estimate(
+    stage: Stage, earlier: list[Manifest], flops_per_s: Callable[[], float], pair_parameters: float = 0.0
+) -> BuildEstimate:
     """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's speed.
 
-    The speed is asked for only where there is no earlier build.
+    The speed is asked for only where there is no earlier build. `pair_parameters` are assumed of models whose sizes
+    nothing here tells.
     """
     known = nearest(stage, earlier)
     work = _tokens(stage.args)
     if known is None:
-        return _from_sizes(stage, work, flops_per_s())
+        return _from_sizes(stage, flops_per_s(), pair_parameters)
     scale = work / before if work and (before := _tokens(known.args)) else 1.0
-    memory_nbytes = known.peak_memory_nbytes or _from_sizes(stage, work, math.inf).memory_nbytes
+    memory_nbytes = known.peak_memory_nbytes or _from_sizes(stage, math.inf, pair_parameters).memory_nbytes
     return BuildEstimate(max(known.seconds * scale, 0.1), memory_nbytes, True)
 
 
-def _from_sizes(stage: Stage, tokens: float, flops_per_s: float) -> BuildEstimate:
-    parameters, steps = num_parameters(stage), _value(stage.args, "steps")
+def pair_parameters(stages: Iterable[Stage]) -> float:
+    """Parameters of both models of a plan whose pair is timed as what it is; 0 if the plan trains its pair."""
+    models: dict[str, float] = {}
+    for stage in stages:
+        if _is_trained(stage):
+            return 0.0
+        timed = [node["timed_architecture"] for node in _nodes(stage.args, "timed_architecture")]
+        models |= {str(one.get("name")): _value(one, "published_parameters") for one in timed if one}
+    return sum(models.values())
+
+
+def _from_sizes(stage: Stage, flops_per_s: float, pair: float) -> BuildEstimate:
+    trained, steps, tokens = num_parameters(stage), _value(stage.args, "steps"), _tokens(stage.args)
+    run = trained or pair * min(2, _count_models(stage.args)) / 2
+    if a_step := _value(stage.args, "tokens_per_step"):  # a whole model learns what another one wrote
+        trained, tokens = run, sum(_tokens(one.args) for one in stage.inputs.values())
+        steps = tokens / a_step
     if steps:
-        seconds = 6 * parameters * tokens / flops_per_s + steps * STEP_S
-        return BuildEstimate(seconds, BASE_NBYTES + _TRAINING_NBYTES * parameters, False)
+        seconds = 6 * trained * tokens / flops_per_s + steps * STEP_S
+        return BuildEstimate(seconds, BASE_NBYTES + _TRAINING_NBYTES * (trained or run), False)
     if not tokens:
         return BuildEstimate(OTHER_S, BASE_NBYTES, False)
     if _SIMULATED in json.dumps(stage.identity):
         return BuildEstimate(OTHER_S + tokens * EVENT_S, BASE_NBYTES / 2, False)
-    seconds = OTHER_S + 2 * parameters * tokens / flops_per_s + tokens * FORWARD_S
-    return BuildEstimate(seconds, BASE_NBYTES + _SERVING_NBYTES * parameters, False)
+    seconds = OTHER_S + 2 * run * tokens / flops_per_s + tokens * FORWARD_S
+    return BuildEstimate(seconds, BASE_NBYTES + _SERVING_NBYTES * run, False)
+
+
+def _count_models(args: Mapping[str, Any]) -> int:
+    """The checkpoints that the stage loads."""
+    return sum(str(node["_target_"]).startswith(_MODELS) for node in _nodes(args, "_target_"))
 
 
 def _tokens(args: Mapping[str, Any]) -> float:
-    """Tokens that the stage runs: of its training steps, or prompts and answers of its workload; 0: not said."""
+    """Tokens that the stage runs: of its training steps, of the answers that it records, or prompts and answers of its
+    workload; 0: not said.
+    """
     steps, prompts = _value(args, "steps"), _value(args, "num_prompts")
     if steps:
         return steps * (_value(args, "batch_size") or 1) * (_value(args, "row_tokens") or 64)
-    return prompts * (_value(args, "max_new_tokens") or 1) if prompts else 0.0
+    return prompts * (_value(args, "max_new_tokens") or 1) if prompts else _value(args, "answer_tokens")
+
+
+def _is_trained(stage: Stage) -> bool:
+    """True if the stage trains a model from random weights."""
+    return "recipe" in stage.args and isinstance(stage.args.get("architecture"), Mapping)
 
 
 def num_parameters(stage: Stage) -> float:
@@ -83,9 +115,9 @@ def num_parameters(stage: Stage) -> float:
 
     Other architectures among its arguments are only timed.
     """
-    trained = (one.args.get("architecture") for one in (stage, *stage.inputs.values()) if "recipe" in one.args)
+    trained = [one.args["architecture"] for one in (stage, *stage.inputs.values()) if _is_trained(one)]
     files = sum(_checkpoint_parameters(Path(node["path"])) for node in _nodes(stage.args, CONTENT))
-    return files + sum(_llama_parameters(sizes) for sizes in trained if isinstance(sizes, Mapping))
+    return files + sum(_llama_parameters(sizes) for sizes in trained)
 
 
 def _checkpoint_parameters(folder: Path) -> float:

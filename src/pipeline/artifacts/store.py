@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -85,9 +86,10 @@ class Store:
         folders = [path.parent for path in sorted(records, key=_modified_ns, reverse=True)]
         return list(filter(None, map(record.read_manifest, folders[:_MAX_COMPARED])))
 
-    def estimate(self, stage: Stage) -> BuildEstimate:
+    def estimate(self, stage: Stage, pair_parameters: float = 0.0) -> BuildEstimate:
         """How long building the stage will take here, and how much memory; inputs not included."""
-        return estimates.estimate(stage, self._latest(stage.name), lambda: estimates.expected_flops_per_s(self.root))
+        latest, speed = self._latest(stage.name), partial(estimates.expected_flops_per_s, self.root)
+        return estimates.estimate(stage, latest, speed, pair_parameters)
 
     def content_digest(self, path: Path) -> str:
         """The sha256 of a user's file or folder, remembered here (`fingerprint.content_digest`)."""

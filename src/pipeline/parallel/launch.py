@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pipeline.artifacts.estimates import pair_parameters
 from pipeline.artifacts.progress_display import ProgressLines
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
@@ -164,7 +165,8 @@ def plan_cell(config: "DictConfig") -> CellPlan | None:
 def _plan_job(job: Job, goal: str) -> CellPlan:
     stages = job.plan(goal).stages
     missing = {stage.digest: stage for stage in stages.values() if not job.store.has(stage)}
-    memory_nbytes = max((job.store.estimate(stage).memory_nbytes for stage in missing.values()), default=0.0)
+    pair = pair_parameters(stages.values())
+    memory_nbytes = max((job.store.estimate(stage, pair).memory_nbytes for stage in missing.values()), default=0.0)
     return CellPlan(stages[goal], missing, memory_nbytes, job.store)
 
 

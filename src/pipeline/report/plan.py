@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import fingerprint
+from pipeline.artifacts.estimates import pair_parameters
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.report.choices import differing_overrides
@@ -43,14 +44,15 @@ class PlannedStage:
 
 def plan_stages(stages: Mapping[str, Stage], kinds: Mapping[str, str], store: Store) -> list[PlannedStage]:
     """The stages with their estimates, in the order in which they run."""
-    return [_planned(stage, kinds[name], store) for name, stage in stages.items()]
+    pair = pair_parameters(stages.values())
+    return [_planned(stage, kinds[name], store, pair) for name, stage in stages.items()]
 
 
-def _planned(stage: Stage, kind: str, store: Store) -> PlannedStage:
+def _planned(stage: Stage, kind: str, store: Store, pair: float) -> PlannedStage:
     found = stage.name, stage.key, kind, store.explain(stage)
     if store.has(stage):
         return PlannedStage(*found, cached=True)
-    cost = store.estimate(stage)
+    cost = store.estimate(stage, pair)
     return PlannedStage(*found, False, cost.seconds, cost.memory_nbytes, cost.learned)
 
 

@@ -127,3 +127,30 @@ def test_peak_memory_is_what_was_used_since_the_reset():
     again = memory.read_nbytes()
     assert again is not None
     assert again < after - 40_000_000
+
+
+def published(stage: str, **args: Any) -> Stage:
+    """A stage that runs a pair which nothing here trains."""
+    checkpoint = {"_target_": "serving.engines.models.Checkpoint", "path": {"_stage_": "cloud_model"}}
+    converted = Stage("cloud_model", "convert", {"source": "a file"})
+    return Stage(stage, stage, {"model": checkpoint, **args}, inputs={"cloud_model": converted})
+
+
+def test_a_pair_that_nothing_here_trains_has_the_parameters_that_it_is_timed_by():
+    recorded = published("self_prompts", answer_tokens=44_000)
+    serve = published("serve", pair=[{"timed_architecture": {"name": n, "published_parameters": 1e8}} for n in "ab"])
+    assert estimates.pair_parameters([recorded, serve]) == 2e8
+    assert estimates.pair_parameters([recorded, serve, model()]) == 0
+    blind, found = (estimate(recorded, [], lambda: 1e11, pair) for pair in (0.0, 2e8))
+    assert found.seconds - blind.seconds == pytest.approx(2 * 1e8 * 44_000 / 1e11)  # of one of two models
+    assert found.memory_nbytes - blind.memory_nbytes == 4 * 1e8
+
+
+def test_healing_takes_its_tokens_from_the_answers_that_it_learns():
+    recorded = published("self_prompts", answer_tokens=44_000)
+    healed = Stage("pruned", "prune", {"model": {"_target_": "serving.engines.models.Checkpoint"},
+                   "self_prompts": {"_stage_": "self_prompts"}, "recipe": {"tokens_per_step": 1024}},
+                   inputs={"self_prompts": recorded})  # fmt: skip
+    found = estimate(healed, [], lambda: 1e11, 2e8)
+    assert found.seconds == pytest.approx(6 * 1e8 * 44_000 / 1e11 + 44_000 / 1024 * estimates.STEP_S)
+    assert found.memory_nbytes == estimates.BASE_NBYTES + 16 * 1e8
