@@ -50,17 +50,24 @@ class NullObserver:
     def note(self, message: str) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProgressRate:
-    """The rate since the first call, without the work that a resumed stage did earlier."""
+    """The rate since the first call, without the work that a resumed stage did earlier. Another total, or less that is
+    done, begins another piece of work, with a rate of its own.
+    """
 
-    first_done: int
-    started_s: float
+    _first_done: int = 0
+    _started_s: float = 0.0
+    _done: int = 0
+    _total: int | None = None
 
     def describe(self, done: int, total: int, note: str, now_s: float) -> str:
         """Work done, rate, time left and the stage's own note, as far as they are known."""
-        elapsed_s = now_s - self.started_s
-        rate = (done - self.first_done) / elapsed_s if elapsed_s > 0 else 0.0
+        if total != self._total or done < self._done:
+            self._first_done, self._started_s = done, now_s
+        self._done, self._total = done, total
+        elapsed_s = now_s - self._started_s
+        rate = (done - self._first_done) / elapsed_s if elapsed_s > 0 else 0.0
         parts = [f"{done}/{total} ({100 * done // total} %)" if total else str(done)]
         if rate > 0:
             parts.append(f"{rate:.3g}/s")
@@ -87,14 +94,14 @@ class ProgressLines:
     ) -> None:  # fmt: skip
         self._name, self._note, self._interval_s, self._now = name, note, interval_s, now
         self._printed_s = now() if brief else -math.inf
-        self._rate: ProgressRate | None = None
+        self._rate = ProgressRate()
 
     def progress(self, done: int, total: int, note: str = "") -> None:
         now_s = self._now()
-        self._rate = self._rate or ProgressRate(done, now_s)
+        text = self._rate.describe(done, total, note, now_s)
         if now_s - self._printed_s >= self._interval_s:
             self._printed_s = now_s
-            self._note(f"{self._name}: {self._rate.describe(done, total, note, now_s)}")
+            self._note(f"{self._name}: {text}")
 
 
 class LineDisplay:
@@ -154,7 +161,7 @@ class BarDisplay:
             interval_s,
             now,
         )
-        self._rate: ProgressRate | None = None
+        self._rate = ProgressRate()
         self._updated_s = 0.0
         self._bar: RichProgress | None = None
 
@@ -169,14 +176,13 @@ class BarDisplay:
         self._bar.start()
         self._bar.add_task(stage.name, total=None, text=f"started ({stage.key})")
         self._bar.refresh()
-        self._rate = None
+        self._rate = ProgressRate()
 
     def progress(self, done: int, total: int, note: str) -> None:
         now_s = self._now()
-        self._rate = self._rate or ProgressRate(done, now_s)
+        text = self._rate.describe(done, total, note, now_s)
         if self._bar and now_s - self._updated_s >= self._interval_s:
             self._updated_s = now_s
-            text = self._rate.describe(done, total, note, now_s)
             self._bar.update(self._bar.task_ids[0], completed=done, total=total or None, text=text, refresh=True)
 
     def stage_finished(self, stage: Stage, seconds: float) -> None:

@@ -25,19 +25,22 @@ def test_durations_are_printed_as_hours_minutes_and_seconds(seconds: float, text
 
 
 @pytest.mark.parametrize(
-    ("pace", "done", "total", "note", "text"),
+    ("first", "done", "total", "note", "text"),
     [
-        (ProgressRate(0, 0.0), 120, 500, "loss 1.2", "120/500 (24 %), 12/s, 0:32 left, loss 1.2"),
-        (ProgressRate(100, 0.0), 120, 500, "", "120/500 (24 %), 2/s, 3:10 left"),
-        (ProgressRate(120, 10.0), 120, 500, "", "120/500 (24 %)"),
-        (ProgressRate(0, 0.0), 5, 0, "rows", "5, 0.5/s, rows"),
+        (0, 120, 500, "loss 1.2", "120/500 (24 %), 12/s, 0:32 left, loss 1.2"),
+        (100, 120, 500, "", "120/500 (24 %), 2/s, 3:10 left"),
+        (None, 120, 500, "", "120/500 (24 %)"),
+        (0, 5, 0, "rows", "5, 0.5/s, rows"),
     ],
     ids=["from the start", "resumed", "first call", "unknown total"],
 )
 def test_progress_shows_the_rate_and_the_remaining_time(
-    pace: ProgressRate, done: int, total: int, note: str, text: str
+    first: int | None, done: int, total: int, note: str, text: str
 ) -> None:
-    assert pace.describe(done, total, note, 10.0) == text
+    rate = ProgressRate()
+    if first is not None:
+        rate.describe(first, total, note, 0.0)
+    assert rate.describe(done, total, note, 10.0) == text
 
 
 def ticks() -> Iterator[float]:
@@ -100,3 +103,22 @@ def test_a_failed_stage_removes_the_progress_bar() -> None:
 
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines() -> None:
     assert [type(display_for(file)) for file in (Tty(), io.StringIO())] == [BarDisplay, LineDisplay]
+
+
+def test_another_piece_of_work_has_a_rate_of_its_own() -> None:
+    now, lines = [0.0], io.StringIO()
+    display = LineDisplay(lines, interval_s=0.0, now=lambda: now[0])
+    for at_s, done, total in (
+        (0, 0, 100),
+        (1000, 100, 100),
+        (1000, 0, 10),
+        (1002, 4, 10),
+        (1003, 1, 10),
+        (1004, 3, 10),
+    ):
+        now[0] = float(at_s)
+        display.progress(done, total, "")
+    said = lines.getvalue().splitlines()
+    assert [line.partition("), ")[2] for line in said] == [
+        "", "0.1/s, 0:00 left", "", "2/s, 0:03 left", "", "2/s, 0:04 left",
+    ]  # fmt: skip
