@@ -1,6 +1,7 @@
 """Runs a policy without times: no hardware, no links, every piece of work takes one tick."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.drivers.simulator import ComputeResource, Simulator
@@ -10,6 +11,7 @@ from serving.messages import DraftWork, Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
+from serving.outcomes.kept_sessions import KeptSessions
 from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.progress import Progress
@@ -49,14 +51,36 @@ def run_untimed(
     seed: int,
     progress: Progress,
     timed_layers: int | None = None,
+    kept: Path | None = None,
 ) -> dict[str, SessionRecord]:
     """The records of all queries, run on a few devices. The target is split like a model of `timed_layers` layers;
     None: of as many as it has.
+
+    Sessions that have ended are added to the file `kept`, and those that are in it are not run again: of them the
+    records have no times. What is run then is batched otherwise than without an interruption.
     """
+    with KeptSessions(kept) as ended:
+        left = [query for query in queries if query.request.session not in ended.records]
+        simulator, recorder = _simulation(policy, models, left, seed, timed_layers)
+        done = iter(range(len(ended.records) + 1, len(queries) + 1))
+
+        def session_ended(session: str, _now: float) -> None:
+            ended.keep(recorder.records[session])
+            progress(next(done), len(queries), "")
+
+        simulator.on_session_end(session_ended)
+        simulator.run()
+        return ended.records | recorder.records
+
+
+def _simulation(
+    policy: Policy, models: LoadedModels, queries: Sequence[Query], seed: int, timed_layers: int | None
+) -> tuple[Simulator, Recorder]:
+    """The nodes, with the queries that are to come."""
     names = [f"device-{i}" for i in range(CONCURRENT_SESSIONS)]
     hops = policy.placement.hops(models.cloud_layers, timed_layers or models.cloud_layers)
     tiers = {tier: (f"{tier}-0",) for tier in dict.fromkeys(hop.node for hop in hops if hop.node != DEVICE_TIER)}
-    recorder, ended = Recorder(names), iter(range(1, len(queries) + 1))
+    recorder = Recorder(names)
     simulator = Simulator([recorder])
 
     def text(token: int) -> str:
@@ -72,6 +96,4 @@ def run_untimed(
         simulator.add(name, device, chip)
     for i, query in enumerate(queries):
         simulator.post(0.0, names[i % len(names)], RequestArrived(query.request))
-    simulator.on_session_end(lambda _session, _now: progress(next(ended), len(queries), ""))
-    simulator.run()
-    return recorder.records
+    return simulator, recorder

@@ -68,10 +68,10 @@ def target_only() -> Policy:
 
 
 def target_answers(
-    models: LoadedModels, queries: Sequence[Query], seed: int, progress: Progress
+    models: LoadedModels, queries: Sequence[Query], seed: int, progress: Progress, kept: Path | None = None
 ) -> list[tuple[int, ...]]:
-    """The target's own answer to each query, as token ids."""
-    records = offline.run_untimed(target_only(), models, queries, seed, progress)
+    """The target's own answer to each query, as token ids; `kept` as in `run_untimed`."""
+    records = offline.run_untimed(target_only(), models, queries, seed, progress, kept=kept)
     return [tuple(records[query.request.session].tokens) for query in queries]
 
 

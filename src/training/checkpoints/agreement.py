@@ -33,14 +33,16 @@ def rows(drafted: Sequence[Drafted], gamma: int, weights_share: float) -> dict[s
     return {"drafter": {"all": cells}}
 
 
-def record(cloud: Checkpoint, workload: Workload, accelerator: str, progress: Progress) -> list[Answer]:
-    """The model's greedy answers."""
+def record(
+    cloud: Checkpoint, workload: Workload, accelerator: str, progress: Progress, kept: Path | None = None
+) -> list[Answer]:
+    """The model's greedy answers; finished ones are kept in the file `kept`."""
     from serving.deployment.model_loading import load_models, make_queries
     from serving.outcomes.record import target_answers
 
     models = load_models(cloud, cloud, accelerator, replace(NO_REQUIREMENTS, drafter=False))
     queries = make_queries(workload, Decoding(), 0, 1, models.tokenizer)
-    answers = target_answers(models, queries, 0, progress)
+    answers = target_answers(models, queries, 0, progress, kept)
     return [Answer(query.request.prompt, answer) for query, answer in zip(queries, answers, strict=True)]
 
 

@@ -161,12 +161,19 @@ def prune_model(
 
 
 def record_answers(
-    out: Path, *, progress: Progress, model: Checkpoint, workload: Workload, accelerator: str = "cpu"
+    out: Path,
+    *,
+    progress: Progress,
+    model: Checkpoint,
+    workload: Workload,
+    accelerator: str = "cpu",
+    work: Path | None = None,
 ) -> None:
     """Records a model's greedy answers: answers.json."""
+    from serving.outcomes.kept_sessions import kept_in
     from training.checkpoints import agreement
 
-    agreement.write(out, agreement.record(model, workload, accelerator, progress))
+    agreement.write(out, agreement.record(model, workload, accelerator, progress, kept_in(work)))
 
 
 def measure_agreement(out: Path, *, progress: Progress, answers: Path, drafter: Drafter, gamma: int = 4) -> None:

@@ -35,6 +35,7 @@ def record_hidden_states(
     prompt_factor: int = 1,
     seed: int = 0,
     accelerator: str = "cpu",
+    work: Path | None = None,
 ) -> None:
     """Records two hidden states of every token of prompts and of the large model's answers: hidden.safetensors and
     hidden.json.
@@ -43,13 +44,14 @@ def record_hidden_states(
     are those of `training.fitting.held_out.training_workload`. Raises ValueError for a `prompt_factor` below 1.
     """
     from serving.deployment.model_loading import load_models, make_queries, num_layers
+    from serving.outcomes.kept_sessions import kept_in
     from training.hat import trace
     from training.hat.trace import record
 
     layers = UShapedPlacement(shallow_layers=shallow_layers).device_layers(num_layers(cloud), timed_architecture.layers)
     models = load_models(cloud, cloud, accelerator, replace(NO_REQUIREMENTS, drafter=False))
     queries = make_queries(training_workload(workload, prompt_factor), decoding, seed, 1, models.tokenizer)
-    found = record(models, queries, layers, seed, progress)
+    found = record(models, queries, layers, seed, progress, kept_in(work))
     made_from = {
         "model": cloud.display_name,
         "data": f"{workload.dataset.name}, {len(queries)} prompts",

@@ -115,13 +115,18 @@ def _header(folder: Path) -> dict[str, Any]:
 
 
 def record(
-    models: LoadedModels, queries: Sequence[Query], shallow_layers: int, seed: int, progress: Progress
+    models: LoadedModels,
+    queries: Sequence[Query],
+    shallow_layers: int,
+    seed: int,
+    progress: Progress,
+    kept: Path | None = None,
 ) -> HiddenStateTrace:
     """Records the target's greedy answers, and the hidden states of prompts and answers behind `shallow_layers` layers
-    and behind all.
+    and behind all. Finished answers are kept in the file `kept`.
     """
     target: Any = models.cloud
-    answers = target_answers(models, queries, seed, progress)
+    answers = target_answers(models, queries, seed, progress, kept)
     texts = [(*query.request.prompt, *answer) for query, answer in zip(queries, answers, strict=True)]
     states = [hidden_states(target.model, text, shallow_layers) for text in texts]
     return HiddenStateTrace(

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.messages import GenerationRequest, TokenIds
+from serving.outcomes.kept_sessions import kept_in
 from serving.outcomes.offline import CONCURRENT_SESSIONS, run_untimed
 from serving.policy.policy import Policy
 from serving.policy.slots.kv_cache import SharedPrefixCaching
@@ -101,6 +103,7 @@ class TrajectoryRecorder:
         policy: writes the trajectories and the continuations that are compared.
         metrics: continuations are compared by the first metric that differs.
         max_comparisons: only the first states of a trajectory are compared, at most this many.
+        work: the folder of what an interrupted recording goes on from: finished trajectories and continuations.
     """
 
     models: LoadedModels
@@ -108,6 +111,7 @@ class TrajectoryRecorder:
     metrics: tuple[Metric, ...]
     seed: int
     max_comparisons: int
+    work: Path | None = None
 
     def record(
         self, queries: Sequence[Query], references: Sequence[TokenIds], follow_references: bool, progress: Progress
@@ -120,7 +124,8 @@ class TrajectoryRecorder:
         return _concatenated(trajectories, rows)
 
     def _generate(self, queries: Sequence[Query], progress: Progress) -> list[TokenIds]:
-        records = run_untimed(self.policy, self.models, queries, self.seed, with_note(progress, "trajectories"))
+        noted, kept = with_note(progress, "trajectories"), kept_in(self.work, "trajectories")
+        records = run_untimed(self.policy, self.models, queries, self.seed, noted, kept=kept)
         return [tuple(records[query.request.session].tokens) for query in queries]
 
     def _states(self, text: int, trajectory: Trajectory) -> _TextStates:
@@ -158,7 +163,8 @@ class TrajectoryRecorder:
         calls = _unended_continuations(disagreements)
         noted = with_note(progress, "continuations compared")
         policy = replace(self.policy, kv_cache=SharedPrefixCaching(device_idle_sessions=1))
-        records = run_untimed(policy, self.models, calls, self.seed, noted) if calls else {}
+        kept = kept_in(self.work, "continuations")
+        records = run_untimed(policy, self.models, calls, self.seed, noted, kept=kept) if calls else {}
         continuations = {name: tuple(record.tokens) for name, record in records.items()}
         number = {row.disagreements[0].trajectory.query.request.session: row for row in rows if row.disagreements}
         for fork in disagreements:

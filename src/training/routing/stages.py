@@ -47,6 +47,7 @@ def record_routes(
     max_comparisons: int = 4,
     seed: int = 0,
     accelerator: str = "cpu",
+    work: Path | None = None,
 ) -> None:
     """Records one trajectory per prompt, with the preferred model in each of its states (CITER, section 2.1):
     routes.safetensors and routes.json.
@@ -57,6 +58,7 @@ def record_routes(
     their ROUGE-1 with these.
     """
     from serving.deployment.model_loading import load_models, make_queries
+    from serving.outcomes.kept_sessions import kept_in
     from training.routing.record import TrajectoryRecorder
     from training.routing.serving_eval import routing_policy
     from training.routing.states import write
@@ -65,8 +67,9 @@ def record_routes(
     models = load_models(device, cloud, accelerator, _engine_requirements(current))
     asked = make_queries(training_workload(workload, prompt_factor), decoding, seed, 1, models.tokenizer)
     offload: Offload = RoutedOffload(current) if current else NeverOffload()
-    recorder = TrajectoryRecorder(models, routing_policy(offload), workload.dataset.metrics, seed, max_comparisons)
-    references = _reference_answers(asked, models, workload, seed, progress)
+    policy, metrics = routing_policy(offload), workload.dataset.metrics
+    recorder = TrajectoryRecorder(models, policy, metrics, seed, max_comparisons, work)
+    references = _reference_answers(asked, models, workload, seed, progress, kept_in(work, "references"))
     if not workload.dataset.metrics:
         asked = _judged_by(asked, references, models)
     states = recorder.record(asked, references, current is None, progress)
@@ -166,7 +169,12 @@ def _engine_requirements(router: TokenRouter | None) -> EngineRequirements:
 
 
 def _reference_answers(
-    queries: Sequence[Query], models: LoadedModels, workload: Workload, seed: int, progress: Progress
+    queries: Sequence[Query],
+    models: LoadedModels,
+    workload: Workload,
+    seed: int,
+    progress: Progress,
+    kept: Path | None = None,
 ) -> list[tuple[int, ...]]:
     """For each prompt the token ids of the right answer, end token included.
 
@@ -177,7 +185,7 @@ def _reference_answers(
 
     exact = workload.dataset.measures_quality_of == "embedded"
     without = [query for query in queries if not (exact and any(query.prompt.references))]
-    answers = target_answers(models, without, seed, progress) if without else []
+    answers = target_answers(models, without, seed, progress, kept) if without else []
     own = {query.request.session: answer for query, answer in zip(without, answers, strict=True)}
     sessions = [query.request.session for query in queries]
     return [

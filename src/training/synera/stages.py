@@ -16,6 +16,7 @@ def profile_thresholds(
     out: Path,
     *,
     progress: Progress,
+    work: Path | None = None,
     device: Checkpoint,
     cloud: Checkpoint,
     workload: Workload,
@@ -33,12 +34,13 @@ def profile_thresholds(
     separates fully accepted drafts from others; with `c_quantile`, that quantile of the former's confidence.
     """
     from serving.deployment.model_loading import load_models, make_queries
+    from serving.outcomes.kept_sessions import kept_in
     from serving.outcomes.offline import run_untimed
     from training.synera.thresholds import profiled_thresholds, profiling_policy
 
     models = load_models(device, cloud, accelerator, EngineRequirements(scorers_of(draft)))
     queries = make_queries(workload, decoding, seed, 1, models.tokenizer)
-    records = run_untimed(profiling_policy(draft, early_exit), models, queries, seed, progress)
+    records = run_untimed(profiling_policy(draft, early_exit), models, queries, seed, progress, kept=kept_in(work))
     decisions = [records[query.request.session].draft_decisions for query in queries]
     made_from = {
         "pair": f"{device.display_name} + {cloud.display_name}",

@@ -23,6 +23,7 @@ def record_token_trace(
     out: Path,
     *,
     progress: Progress,
+    work: Path | None = None,
     device: Checkpoint,
     cloud: Checkpoint,
     workload: Workload,
@@ -38,6 +39,7 @@ def record_token_trace(
     of its window) or after (behind that one; not used for training). tokens.json has the sources.
     """
     from serving.deployment.model_loading import load_models, make_queries
+    from serving.outcomes.kept_sessions import kept_in
     from serving.outcomes.offline import run_untimed
     from serving.policy.slots.draft import WindowDraft
     from training.wisp import trace
@@ -45,7 +47,8 @@ def record_token_trace(
 
     models = load_models(device, cloud, accelerator)
     asked = make_queries(workload, decoding, seed, 1, models.tokenizer)
-    records = run_untimed(tracing_policy(WindowDraft(k), early_exit), models, asked, seed, progress)
+    policy = tracing_policy(WindowDraft(k), early_exit)
+    records = run_untimed(policy, models, asked, seed, progress, kept=kept_in(work))
     tokens = trace.trace_from_decisions(
         {query.request.session: records[query.request.session].draft_decisions for query in asked}
     )

@@ -21,7 +21,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch, out: Path, **chunks: list[DraftDec
     records = {name: SimpleNamespace(draft_decisions=found) for name, found in chunks.items()}
     monkeypatch.setattr("serving.deployment.model_loading.load_models", lambda *_: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr("serving.deployment.model_loading.make_queries", lambda *_: asked)
-    monkeypatch.setattr("serving.outcomes.offline.run_untimed", lambda *_: records)
+    monkeypatch.setattr("serving.outcomes.offline.run_untimed", lambda *_, **_more: records)
     checkpoint = Checkpoint(hub="a/b")
     workload: Any = SimpleNamespace(dataset=SimpleNamespace(name="made up"))
     decoding: Any = None

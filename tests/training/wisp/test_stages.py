@@ -28,7 +28,7 @@ REST: dict[str, Any] = {
 def test_every_window_is_verified_and_recorded_with_its_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[Policy] = []
 
-    def play(policy: Policy, *_: Any) -> Any:
+    def play(policy: Policy, *_: Any, **_more: Any) -> Any:
         played.append(policy)
         return {
             "a": SimpleNamespace(
