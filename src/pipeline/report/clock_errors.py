@@ -1,4 +1,4 @@
-"""How far off the clock is for a run's chips where their own evidence does not say.
+"""How far off the clock is for a run's chips where their own evidence does not say, and power modes without a row.
 
 Most figures of a chip name their error on rows that the fit had not seen. Where a chip has too few rows for that, its
 error with the whole processor held out stands in, or that of its software on all processors that were held out.
@@ -6,6 +6,7 @@ error with the whole processor held out stands in, or that of its software on al
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,8 @@ from pathlib import Path
 from pipeline.config.arguments import conf_dir
 
 _ROOFLINE = re.compile(
-    r"roofline of (?P<chip>\S+) in mode [^;()]*, (?P<software>\w+) \((?P<evidence>(?:measured|unverified): [^()]*)\)"
+    r"roofline of (?P<chip>\S+) in mode (?P<mode>[^;(),]*),[^;()]* (?P<software>\w+) "
+    r"\((?P<evidence>(?:measured|unverified): [^()]*)\)"
 )
 _HAS_ERROR, _BORROWED = " % off on ", "no measurement here"
 _PLURALS = {"batch": "batches"}
@@ -36,13 +38,32 @@ Errors = Mapping[tuple[str, str], HeldOutError]
 """(chip, software) -> its error with the processor held out; ("", software) -> on all processors held out."""
 
 
-def with_errors(timing: str, errors: Errors | None = None) -> str:
-    """The source of a run's times, with an error beside each roofline whose evidence lacks one.
+Modes = Mapping[tuple[str, str], frozenset[str]]
+"""(chip without its memory, software) -> the power modes that were measured."""
+
+
+def with_errors(timing: str, errors: Errors | None = None, modes: Modes | None = None) -> str:
+    """The source of a run's times, with an error beside each roofline whose evidence lacks one, and with the power mode
+    where its rows are all of others.
 
     errors    by default those of conf/hardware/measured/held_out.csv
+    modes     by default those of conf/hardware/measured/speeds.csv
     """
     known = _project_errors() if errors is None else errors
-    return _ROOFLINE.sub(lambda found: _with_error(found, known), timing)
+    measured = _project_modes() if modes is None else modes
+    return _ROOFLINE.sub(lambda found: _with_mode(found, _with_error(found, known), measured), timing)
+
+
+def _with_mode(found: re.Match[str], text: str, measured: Modes) -> str:
+    modes = measured.get((_family(found["chip"]), found["software"]), frozenset())
+    if not found["evidence"].startswith("measured") or not modes or found["mode"] in modes:
+        return text
+    return f"{text[:-1]}; no row is of mode {found['mode']})"
+
+
+def _family(chip: str) -> str:
+    """The chip's name without its memory: boards of one family share their processor."""
+    return re.sub(r"_\d+gb|_super$", "", chip)
 
 
 def _with_error(found: re.Match[str], errors: Errors) -> str:
@@ -60,6 +81,23 @@ def _with_error(found: re.Match[str], errors: Errors) -> str:
 @cache
 def _project_errors() -> Errors:
     return read_errors(conf_dir() / "hardware" / "measured" / "held_out.csv")
+
+
+@cache
+def _project_modes() -> Modes:
+    """A row without a mode is of its chip's default mode."""
+    folder, found = conf_dir() / "hardware", defaultdict[tuple[str, str], set[str]](set)
+    with (folder / "measured" / "speeds.csv").open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            mode = row["mode"] or _default_mode(folder / "chip" / f"{row['chip']}.yaml")
+            found[_family(row["chip"]), row["software"]].add(mode)
+    return {place: frozenset(modes) for place, modes in found.items()}
+
+
+@cache
+def _default_mode(file: Path) -> str:
+    line = re.search(r"^default_mode: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return line[1] if line else ""
 
 
 def read_errors(file: Path) -> dict[tuple[str, str], HeldOutError]:

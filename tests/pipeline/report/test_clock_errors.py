@@ -32,7 +32,22 @@ def line(chip_name, software, evidence):
     ],
 )  # fmt: skip
 def test_an_error_is_added_where_the_evidence_has_none(place, evidence, added):
-    assert with_errors(line(*place, evidence), ERRORS) == line(*place, evidence + added)
+    assert with_errors(line(*place, evidence), ERRORS, {}) == line(*place, evidence + added)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "software", "added"),
+    [
+        ("macbook_m1", "cpu", "llama_cpp", True),
+        ("macbook_m1", "gpu", "llama_cpp", False),
+        ("jetson_agx_orin_32gb", "MAXN", "transformers", False),
+        ("jetson_agx_orin_32gb", "15W", "transformers", True),
+        ("rtx_a6000", None, "llama_cpp", False),
+    ],
+)
+def test_a_mode_that_was_not_measured_is_named(name, mode, software, added):
+    timing = roofline(chip(name), mode, architecture("tinyllama_1_1b"), "fp16", software=software).source
+    assert (f"; no row is of mode {mode})" in with_errors(timing)) is added
 
 
 def test_each_chip_of_a_line_has_its_own():
