@@ -18,8 +18,8 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.outcomes.record import target_answers
-from serving.progress import Progress
-from training.fitting.held_out import Split, random_split
+from serving.progress import Progress, reported
+from training.fitting.held_out import Split, random_split, with_note
 
 TRACE_FILE, HEADER_FILE = "hidden.safetensors", "hidden.json"
 TENSORS = ("shallow", "deep", "tokens", "text_ends", "prompt_lens")
@@ -128,7 +128,8 @@ def record(
     target: Any = models.cloud
     answers = target_answers(models, queries, seed, progress, kept)
     texts = [(*query.request.prompt, *answer) for query, answer in zip(queries, answers, strict=True)]
-    states = [hidden_states(target.model, text, shallow_layers) for text in texts]
+    steps = reported(texts, with_note(progress, "hidden states"))
+    states = [hidden_states(target.model, text, shallow_layers) for text in steps]
     return HiddenStateTrace(
         shallow=torch.cat([shallow for shallow, _ in states]),
         deep=torch.cat([deep for _, deep in states]),

@@ -19,7 +19,7 @@ from serving.outcomes.kept_sessions import kept_in
 from serving.outcomes.offline import CONCURRENT_SESSIONS, run_untimed
 from serving.policy.policy import Policy
 from serving.policy.slots.kv_cache import SharedPrefixCaching
-from serving.progress import Progress
+from serving.progress import Progress, reported
 from serving.workload.metrics import Metric, Rouge1
 from serving.workload.prompt import Prompt
 from training.fitting.held_out import with_note
@@ -119,7 +119,8 @@ class TrajectoryRecorder:
         """The states of one trajectory per query: its reference if `follow_references`, else the policy's answer."""
         answers = references if follow_references else self._generate(queries, progress)
         trajectories = [Trajectory(*each) for each in zip(queries, answers, references, strict=True)]
-        rows = [self._states(i, each) for i, each in enumerate(trajectories)]
+        steps = reported(trajectories, with_note(progress, "states of trajectories"))
+        rows = [self._states(i, each) for i, each in enumerate(steps)]
         self._compare_continuations([each for row in rows for each in row.disagreements], rows, progress)
         return _concatenated(trajectories, rows)
 
