@@ -253,6 +253,7 @@ LESS = {
     "token_routing/commonsense_qa": (*FIRST, "policy.offload.threshold=0,0.9", *QUESTIONS),
     "real/precision": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/precision=fp32,bf16_exact"),
     "real/alignment": ("training.seed=0", *QUESTIONS),
+    "real/importance": ("training.seed=0", *QUESTIONS),
     "real/agreement": ("training.seed=0", *QUESTIONS),
     "real/drafters": (*QUESTIONS, "+variant/real/drafter=layers_24,lookup"),
     "real/compare": (
@@ -308,6 +309,7 @@ LESS = {
         "+variant/real/selection=cloud_centric,both,hybrid",
     ),
     "real/wisp": (*QUESTIONS, "workload.dataset.evaluation=open", "stages.predictors.seeds=[0]"),
+    "real/theorem1": (*QUESTIONS, "workload.dataset.evaluation=open", "stages.waste.recalls=[0.95]"),
     "real/hat": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/hidden_drafter=u_shape,hat,hat_eta_04"),
     "real/citer": (
         *ROUTED[1:],
@@ -396,6 +398,7 @@ SAID = {
     "wisp/embedded_pair": ("with the embedded pair",),
     "wisp/matched_recall": ("WISP, Table 4, at one recall", "XGBoost"),
     "wisp/theorem1": ("WISP, Theorem 1", "one token at least"),
+    "real/theorem1": ("WISP, Theorem 1 on SmolLM2", "one token at least"),
     "clock": ("The clock against published speeds", "another source"),
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
     "synera/table3": ("Synera, Table 3", "llama_160m"),
