@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from pipeline.report.job import JobReport, print_report, report_job
 from pipeline.report.mlflow_store import Tracking
 
 _NOTES = ".unlogged"
+_KILLED = "Its process was killed, or could not begin."
+_LONGEST_S = 3600.0
+"""A process that is older is another one with the same number."""
 
 
 def can_defer(context: JobContext) -> bool:
@@ -50,6 +54,7 @@ def start(artifact: Path, context: JobContext) -> None:
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     assert process.stdin is not None
+    write_failure(context, _KILLED, process.pid)  # before it can end, of whatever
     process.stdin.write(encode(artifact, context).encode())
     process.stdin.close()
 
@@ -57,7 +62,7 @@ def start(artifact: Path, context: JobContext) -> None:
 def finish(text: str) -> None:
     """Draws and logs what `encode` wrote; a failure becomes a note, also that of a process that is killed."""
     artifact, context = decode(text)
-    printed, note = io.StringIO(), write_failure(context, "Its process was killed.", os.getpid())
+    printed, note = io.StringIO(), write_failure(context, _KILLED, os.getpid())
     try:
         report = report_job(artifact, context, printed)
     except Exception as problem:  # whatever it is: this process has no terminal
@@ -99,7 +104,7 @@ def take_failures(outputs: Path) -> Iterator[str]:
     for path in sorted((outputs / _NOTES).glob("*.json")):
         with contextlib.suppress(OSError):  # another command has taken it, or the folder is read-only
             note: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if note["pid"] and _runs(note["pid"]):
+            if note["pid"] and time.time() - path.stat().st_mtime < _LONGEST_S and _runs(note["pid"]):
                 continue
             path.unlink()
             yield f"note: an earlier command's result in {note['folder']} was not drawn or logged. {note['reason']}"

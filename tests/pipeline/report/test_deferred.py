@@ -88,3 +88,27 @@ def test_a_process_that_is_killed_has_left_a_note_which_is_not_said_while_it_run
     deferred.write_failure(job, "Its process was killed.", gone.pid)
     (said,) = deferred.take_failures(tmp_path)
     assert said.endswith("was not drawn or logged. Its process was killed.")
+
+
+def test_a_process_that_cannot_begin_and_a_number_that_is_used_again_are_said_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = deferrable(tmp_path, Tracking(uri="none", outputs=str(tmp_path)))
+    broken: list[subprocess.Popen[bytes]] = []
+
+    def fail_at_once(_command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        broken.append(
+            popen([sys.executable, "-c", "import sys; sys.stdin.read(); import nothing_of_this_name"], **options)
+        )
+        return broken[-1]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", fail_at_once)
+    deferred.start(tmp_path / "serve", job)
+    broken[0].wait(60)
+    (said,) = deferred.take_failures(tmp_path)
+    assert said.endswith("Its process was killed, or could not begin.")
+    note = deferred.write_failure(job, "Its process was killed.", os.getpid())
+    assert list(deferred.take_failures(tmp_path)) == []
+    os.utime(note, (0, 0))
+    assert len(list(deferred.take_failures(tmp_path))) == 1
