@@ -50,8 +50,8 @@ def estimate(
 ) -> BuildEstimate:
     """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's speed.
 
-    The speed is asked for only where there is no earlier build. `pair_parameters` are assumed of models whose sizes
-    nothing here tells.
+    `flops_per_s` is called only if there is no earlier build. `pair_parameters` stand in for the sizes of models that
+    the stage's arguments do not give.
     """
     known = nearest(stage, earlier)
     work = _tokens(stage.args)
@@ -63,7 +63,9 @@ def estimate(
 
 
 def pair_parameters(stages: Iterable[Stage]) -> float:
-    """Parameters of both models of a plan whose pair is timed as what it is; 0 if the plan trains its pair."""
+    """The parameters of a plan's two models, by the architectures that time them; 0 if the plan trains its pair, which
+    is timed as a larger one.
+    """
     models: dict[str, float] = {}
     for stage in stages:
         if _is_trained(stage):

@@ -24,7 +24,7 @@ EXPIRY_S = 60.0
 
 @cache
 def _boot() -> str:
-    """What tells two hosts of one name apart; "" where the system does not say."""
+    """The kernel's boot id, in which two hosts of one name differ; "" on a system without one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -59,8 +59,8 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def is_fresh(path: Path) -> bool:
-    """True if its holder touched the lease lately, or if that cannot be told, as on a full disk. A host's own clock may
-    be wrong: the file system's decides.
+    """True if its holder touched the lease lately, by the file system's clock, since a host's own may be wrong; also if
+    the time cannot be read, as on a full disk.
     """
     probe = path.with_name(f".clock-{uuid.uuid4().hex}")
     try:
@@ -104,12 +104,16 @@ class Lease:
         return self._me.token
 
     def check(self) -> None:
-        """Raises LeaseLostError if another host has taken the lease; writes it again if it is gone."""
+        """Raises LeaseLostError if another host has taken the lease; writes it again if it is gone. A file that cannot
+        be read now says neither, as in `touch`.
+        """
         found = read_holder(self.path)
-        if found.token != self._me.token if found else not self._create():
+        if found is None and not self._create():
+            found = read_holder(self.path)
+        if found and found.token != self._me.token:
             raise LeaseLostError(
-                f"{self.path.stem} is being built by {found or 'another host'}: this process slept longer than its "
-                "lease. The same command waits for it, and goes on."
+                f"{self.path.stem} is being built by {found}: this process slept longer than its lease. The same "
+                "command waits for it, and goes on."
             )
 
     def release(self) -> None:

@@ -39,12 +39,12 @@ Errors = Mapping[tuple[str, str], HeldOutError]
 
 
 Modes = Mapping[tuple[str, str], frozenset[str]]
-"""(chip without its memory, software) -> the power modes that were measured."""
+"""(processor, software) -> the power modes that were measured."""
 
 
 def with_errors(timing: str, errors: Errors | None = None, modes: Modes | None = None) -> str:
-    """The source of a run's times, with an error beside each roofline whose evidence lacks one, and with the power mode
-    where its rows are all of others.
+    """The line on a run's timing sources, to which it adds the error of each roofline whose evidence has none, and each
+    power mode in which no row was measured.
 
     errors    by default those of conf/hardware/measured/held_out.csv
     modes     by default those of conf/hardware/measured/speeds.csv
@@ -55,14 +55,16 @@ def with_errors(timing: str, errors: Errors | None = None, modes: Modes | None =
 
 
 def _with_mode(found: re.Match[str], text: str, measured: Modes) -> str:
-    modes = measured.get((_family(found["chip"]), found["software"]), frozenset())
+    modes = measured.get((_processor(found["chip"]), found["software"]), frozenset())
     if not found["evidence"].startswith("measured") or not modes or found["mode"] in modes:
         return text
     return f"{text[:-1]}; no row is of mode {found['mode']})"
 
 
-def _family(chip: str) -> str:
-    """The chip's name without its memory: boards of one family share their processor."""
+def _processor(chip: str) -> str:
+    """The chip's name without its memory, as of `training.latency.published_speeds.silicon_of`, which nothing in
+    `pipeline` may import.
+    """
     return re.sub(r"_\d+gb|_super$", "", chip)
 
 
@@ -90,7 +92,7 @@ def _project_modes() -> Modes:
     with (folder / "measured" / "speeds.csv").open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
             mode = row["mode"] or _default_mode(folder / "chip" / f"{row['chip']}.yaml")
-            found[_family(row["chip"]), row["software"]].add(mode)
+            found[_processor(row["chip"]), row["software"]].add(mode)
     return {place: frozenset(modes) for place, modes in found.items()}
 
 

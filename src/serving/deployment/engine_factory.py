@@ -198,8 +198,8 @@ def _load_model(
 
 
 def num_threads(checkpoint: Checkpoint) -> int:
-    """CPU threads that compute it: those of its configuration, else, for a stage that serves no user, all that this
-    process may use, if the model is so large that they gain.
+    """CPU threads that compute it: those of its configuration; a stage's checkpoint, which has none, is computed on all
+    cores of this process if it has `MIN_PARAMETERS_OF_THREADS` or more, else on one.
     """
     if isinstance(checkpoint, ModelConfig):
         return checkpoint.threads

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from serving.core.codec import MalformedError, codec
+from serving.core.codec import codec
 from serving.messages import DraftDecision, Origin, TokenIds
 from serving.metrics.recorder import SessionRecord
 
@@ -30,7 +30,7 @@ class _KeptSession:
 class KeptSessions:
     """The sessions in `file`, to which `keep` adds; a context that closes the file. None: nothing is kept.
 
-    A line that a killed process has not finished is cut off.
+    The file is cut behind its last whole line: a killed process may have left a part of one.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -46,11 +46,11 @@ class KeptSessions:
         """The length of the whole lines, in bytes."""
         nbytes = 0
         for line in file.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
             try:
                 kept: _KeptSession = codec(_KeptSession).decode(json.loads(line))
-            except (MalformedError, ValueError):
-                break
-            if not line.endswith(b"\n"):
+            except ValueError:
                 break
             nbytes += len(line)
             self.records[kept.session] = SessionRecord(

@@ -24,7 +24,7 @@ ORIGIN_FILE = "origin.json"
 """In an imported trace's folder: its licence and origin."""
 MAX_NBYTES, MAX_ABOUT_NBYTES, MAX_MEMBERS = 8 << 30, 1 << 20, 64
 MAX_COMPRESSION = 200
-"""Bytes of a member for each of its compressed bytes: text has 3 to 30, Parquet 1; what has more was made to burst."""
+"""Bytes of a member for each of its compressed bytes: text has 3 to 30, Parquet 1; a zip bomb has thousands."""
 _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError)
 """What reading a damaged or encrypted member raises; a method that Python lacks is a NotImplementedError, which is a
 RuntimeError, as is too deep JSON.

@@ -197,14 +197,13 @@ class TrajectoryRecorder:
 
 
 def _unended_continuations(disagreements: Sequence[Disagreement]) -> list[Query]:
-    """The queries of all continuations that no end token ends at once. Both of a state go to one device, one after the
-    other, so that the second begins behind what both share.
+    """The queries of all continuations whose first token does not end the text. `run_untimed` deals queries to its
+    devices in turn, so in this order both of a state run on one device, where the second continues the cache of what
+    both share.
     """
-    groups = [
-        disagreements[first : first + CONCURRENT_SESSIONS]
-        for first in range(0, len(disagreements), CONCURRENT_SESSIONS)
-    ]
-    calls = [fork.continuation_queries()[side] for group in groups for side in (0, 1) for fork in group]
+    pairs = [fork.continuation_queries() for fork in disagreements]
+    groups = [pairs[first : first + CONCURRENT_SESSIONS] for first in range(0, len(pairs), CONCURRENT_SESSIONS)]
+    calls = [pair[side] for group in groups for side in (0, 1) for pair in group]
     return [call for call in calls if call.request.prompt[-1] not in call.request.stop_tokens]
 
 

@@ -124,6 +124,8 @@ def test_a_lease_that_someone_removed_is_written_again(tmp_path: Path) -> None:
     mine.path.unlink()
     mine.check()
     assert read_holder(mine.path) == mine._me
+    mine.path.write_text("{")
+    mine.check()  # a file that cannot be read says nothing
     mine.release()
 
 
