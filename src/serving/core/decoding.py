@@ -20,6 +20,8 @@ class Decoding:
     """True: on a CPU, models that serve have their weights packed once, unless processes share them, and a verification
     takes half of the time; False: they round as torch's own layers do.
     """
+    cuda_graphs: bool = field(default=True, metadata={"omitted_at_default": True})
+    """True: on a GPU, passes of few tokens are replayed as CUDA graphs; False: each kernel is launched by itself."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:

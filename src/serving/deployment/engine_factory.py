@@ -182,6 +182,7 @@ class EngineFactory:
             "block_tokens": self.requirements.block_tokens,
             "hidden_dtype": self.requirements.hidden_dtype,
             "token_text": self.tokenizer.token_text,
+            "cuda_graphs": self.requirements.cuda_graphs,
         }
 
 

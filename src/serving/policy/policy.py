@@ -50,10 +50,17 @@ class EngineRequirements:
     """True if what the target computes for a token may not depend on the other tokens of a pass."""
     packed_weights: bool = True
     """True if linear layers on a CPU have their weights packed once."""
+    cuda_graphs: bool = True
+    """True if passes of few tokens are replayed as CUDA graphs on a GPU."""
 
     def with_decoding(self, decoding: Decoding) -> "EngineRequirements":
         """The same, computing as `decoding` says."""
-        return replace(self, batch_invariant=decoding.exact, packed_weights=decoding.packed_weights)
+        return replace(
+            self,
+            batch_invariant=decoding.exact,
+            packed_weights=decoding.packed_weights,
+            cuda_graphs=decoding.cuda_graphs and not decoding.exact,
+        )
 
 
 NO_REQUIREMENTS = EngineRequirements()

@@ -10,6 +10,7 @@ from torch import distributed
 from serving.engines.tensor_parallel.commands import FreeCache, InputSpec, OpenCache, RunLayers
 from serving.engines.tensor_parallel.worker_group import WorkerGroup, WorkerGroupError
 from serving.engines.torch.attention import PackedBatch
+from serving.engines.torch.cuda_graph import CudaGraphs
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import DecomposedModel, MissingLayer
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
@@ -130,6 +131,6 @@ class TPEngine(TorchEngine):
     def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> KVCacheManager:
         return TPCacheManager(self._workers, self._cache_id, self.model, block_tokens, budget_tokens)
 
-    def _new_runner(self, vocab_size: int) -> ModelRunner:
+    def _new_runner(self, vocab_size: int, graphs: CudaGraphs | None) -> ModelRunner:  # noqa: ARG002 - sums cross processes
         assert isinstance(self.cache, TPCacheManager)
         return TPModelRunner(self._workers, self.cache, self.model, vocab_size)

@@ -40,15 +40,6 @@ class AttentionSegment:
     importance: ImportanceCollector | None = None
 
 
-@dataclass(slots=True)
-class PackedBatch:
-    """The tokens of one pass, laid end to end, by session."""
-
-    segments: Sequence[AttentionSegment]
-    token_counts: list[int]
-    sliding_windows: tuple[int | None, ...]
-
-
 class Kernel(Protocol):
     """Attention of one session's queries to its keys; shapes as in `batch_invariance.attend_alone`."""
 
@@ -61,6 +52,63 @@ class Kernel(Protocol):
         scaling: float,
         /,
     ) -> torch.Tensor: ...
+
+
+class Batch(Protocol):
+    """The tokens of one pass, laid end to end, and what each attends to."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        kernel: Kernel,
+        /,
+    ) -> torch.Tensor:
+        """Stores keys and values, then attends.
+
+        Shapes: `query` (1, heads, tokens, head size), `key` and `value` (1, KV heads, tokens, head size), the result as
+        `query`.
+        """
+
+
+@dataclass(slots=True)
+class PackedBatch:
+    """A batch of any number of tokens by session."""
+
+    segments: Sequence[AttentionSegment]
+    token_counts: list[int]
+    sliding_windows: tuple[int | None, ...]
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        kernel: Kernel,
+        /,
+    ) -> torch.Tensor:
+        """One session after the other; shapes as in `Batch`."""
+        segments, window = self.segments, self.sliding_windows[layer]
+        queries, new_keys, new_values = (
+            (whole,) if len(segments) == 1 else torch.split(whole, self.token_counts, 2)
+            for whole in (query, key, value)
+        )
+        parts = []
+        for segment, q, k, v in zip(segments, queries, new_keys, new_values, strict=True):
+            i, mask = layer - segment.start_layer, segment.masks[window]
+            segment.new_keys[i].copy_(k)
+            segment.new_values[i].copy_(v)
+            all_keys, all_values = segment.keys_values[window]
+            keys, values = all_keys[i], all_values[i]
+            if segment.importance is not None:
+                segment.importance.observe(layer, q, keys, scaling, mask)
+            parts.append(kernel(q, keys, values, mask, scaling))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def attend_together(
@@ -78,33 +126,13 @@ def attend(
     value: torch.Tensor,
     attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks come in `packed`
     *,
-    packed: PackedBatch,
+    packed: Batch,
     scaling: float,
     kernel: Kernel = attend_together,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Stores keys and values, then attends, one session after the other.
-
-    Shapes: `query` (1, heads, tokens, head size), `key` and `value` (1, KV heads, tokens, head size), the output
-    (1, tokens, heads, head size).
-    """
-    layer, segments = module.layer_idx, packed.segments
-    window = packed.sliding_windows[layer]
-    queries, new_keys, new_values = (
-        (whole,) if len(segments) == 1 else torch.split(whole, packed.token_counts, 2) for whole in (query, key, value)
-    )
-    parts = []
-    for segment, q, k, v in zip(segments, queries, new_keys, new_values, strict=True):
-        i, mask = layer - segment.start_layer, segment.masks[window]
-        segment.new_keys[i].copy_(k)
-        segment.new_values[i].copy_(v)
-        all_keys, all_values = segment.keys_values[window]
-        keys, values = all_keys[i], all_values[i]
-        if segment.importance is not None:
-            segment.importance.observe(layer, q, keys, scaling, mask)
-        parts.append(kernel(q, keys, values, mask, scaling))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    return out.transpose(1, 2), None
+    """What a layer of `transformers` calls; shapes as in `Batch`, but the output is (1, tokens, heads, head size)."""
+    return packed.attend(module.layer_idx, query, key, value, scaling, kernel).transpose(1, 2), None
 
 
 def register_attention() -> None:

@@ -4,6 +4,7 @@ import torch
 
 from serving.core.scores import NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, no_token_text
+from serving.engines.torch.cuda_graph import CudaGraphs, captures
 from serving.engines.torch.draft import generate
 from serving.engines.torch.draft_batch import generate_batch
 from serving.engines.torch.draft_heads import MedusaProposer
@@ -33,6 +34,7 @@ class TorchEngine:
         hidden_dtype: the dtype of hidden states that other hops receive.
         proposer: Medusa heads that propose the next draft tree; None: none are requested.
         token_text: the tokenizer's, for drafts that a stop string ends.
+        cuda_graphs: on a GPU, passes of few tokens are replayed; no pass of a batch-invariant model may be.
 
     Raises ValueError for a vocabulary larger than the model's, or an importance layer that it does not have.
     """
@@ -50,6 +52,7 @@ class TorchEngine:
         hidden_dtype: HiddenDtype = "fp16",
         proposer: MedusaProposer | None = None,
         token_text: TokenText = no_token_text,
+        cuda_graphs: bool = True,
     ) -> None:
         depth = len(model.layers)
         if vocab_size is not None and not 0 < vocab_size <= model.vocab_size:
@@ -60,7 +63,8 @@ class TorchEngine:
         self.tensor_store = TensorStore() if tensor_store is None else tensor_store
         self.cache = self._new_cache(block_tokens, budget_tokens)
         self._scorers, self._token_text = scorers, token_text
-        self._runner = self._new_runner(vocab_size or model.vocab_size)
+        graphs = CudaGraphs(model) if cuda_graphs and captures(model) else None
+        self._runner = self._new_runner(vocab_size or model.vocab_size, graphs)
         self._context = ForwardContext(self._runner, self.cache, self.tensor_store, hidden_dtype, proposer)
         self._importance_layers = frozenset(range(depth)) if importance_layers is None else importance_layers
         self._drafts = DraftPool(
@@ -70,8 +74,8 @@ class TorchEngine:
     def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> KVCacheManager:
         return KVCacheManager(self.model, block_tokens, budget_tokens)
 
-    def _new_runner(self, vocab_size: int) -> ModelRunner:
-        return ModelRunner(self.model, vocab_size)
+    def _new_runner(self, vocab_size: int, graphs: CudaGraphs | None) -> ModelRunner:
+        return ModelRunner(self.model, vocab_size, graphs)
 
     @torch.inference_mode()
     def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:

@@ -93,7 +93,9 @@ class BlockAllocator:
 
 
 _MIN_EXTENT_BLOCKS = 64
-"""Blocks of the first extent."""
+"""Blocks of the first extent on a CPU."""
+_GPU_EXTENT_NBYTES = 2**30
+"""The first extent on a GPU, or an eighth of what is free there: passes are replayed whose caches lie in one extent."""
 
 
 class CacheFullError(RuntimeError):
@@ -130,6 +132,11 @@ class KVPool:
         self._shape = (2, num_layers, 1, model.kv_heads, 0, model.head_size)
         self._empty = torch.empty(self._shape, dtype=model.dtype, device=model.device)
         self._allocator = BlockAllocator()
+        self._min_extent_blocks = _MIN_EXTENT_BLOCKS
+        if model.device.type == "cuda":
+            nbytes = min(_GPU_EXTENT_NBYTES, torch.cuda.mem_get_info(model.device)[0] // 8)
+            shape = (*self._shape[:4], block_tokens, self._shape[5])
+            self._min_extent_blocks = max(_MIN_EXTENT_BLOCKS, nbytes // self._empty.new_empty(shape).nbytes)
         self._extent_starts: list[int] = []
         self._extents: list[torch.Tensor] = []
 
@@ -145,8 +152,13 @@ class KVPool:
 
     def view(self, run: BlockRun) -> torch.Tensor:
         """Keys and values of a run of blocks, without a copy."""
-        at, size = bisect_right(self._extent_starts, run.first_block) - 1, self.block_tokens
-        return self._extents[at].narrow(4, (run.first_block - self._extent_starts[at]) * size, run.num_blocks * size)
+        extent, first_slot = self.place(run)
+        return extent.narrow(4, first_slot, run.num_blocks * self.block_tokens)
+
+    def place(self, run: BlockRun) -> tuple[torch.Tensor, int]:
+        """The extent of a run of blocks, and the slot of its first token there."""
+        at = bisect_right(self._extent_starts, run.first_block) - 1
+        return self._extents[at], (run.first_block - self._extent_starts[at]) * self.block_tokens
 
     def extend(self, table: BlockTable, count: int) -> None:
         """Adds blocks to a session's table: after its last one, else in a contiguous run for all, else anywhere.
@@ -194,7 +206,7 @@ class KVPool:
     def _add_extent(self, min_blocks: int) -> bool:
         """Adds at least `min_blocks` blocks, within the budget. True if it added any."""
         total = self._allocator.num_blocks
-        count = max(_MIN_EXTENT_BLOCKS, min_blocks, total // 8)
+        count = max(self._min_extent_blocks, min_blocks, total // 8)
         if self._budget.max_blocks is not None:
             count = min(count, self._budget.max_blocks - total)
         if count > 0:

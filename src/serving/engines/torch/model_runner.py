@@ -7,6 +7,7 @@ import torch
 
 from serving.core.draft_tree import depths
 from serving.engines.torch.attention import AttentionSegment, ImportanceCollector, PackedBatch
+from serving.engines.torch.cuda_graph import ChainInput, CudaGraphs
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 
@@ -86,10 +87,14 @@ class RunnerInput:
 
 
 class ModelRunner:
-    """Embedding, layers and LM head of a model; hidden states have the shape (tokens, hidden)."""
+    """Embedding, layers and LM head of a model; hidden states have the shape (tokens, hidden).
 
-    def __init__(self, model: DecomposedModel, vocab_size: int) -> None:
-        self.model, self.vocab_size = model, vocab_size
+    Args:
+        graphs: replay passes that are chains without importance, where they can.
+    """
+
+    def __init__(self, model: DecomposedModel, vocab_size: int, graphs: CudaGraphs | None = None) -> None:
+        self.model, self.vocab_size, self._graphs = model, vocab_size, graphs
         self._masks = AttentionMasks(model.dtype, model.device)
         self._window_sizes = frozenset(model.sliding_windows)
         self.empty_hidden = torch.empty(0, dtype=model.dtype, device=model.device)
@@ -108,12 +113,26 @@ class ModelRunner:
         end_layer: int,
     ) -> torch.Tensor:
         """Runs layers start_layer..end_layer-1 over the tokens of `inputs`, whose caches grow by them."""
-        segments = [self._segment(entry) for entry in inputs]
-        packed = PackedBatch(segments, [entry.num_tokens for entry in inputs], self.model.sliding_windows)
-        hidden = self._run_layers(hidden, inputs, start_layer, end_layer, packed, self._rotary(inputs))
+        for entry in inputs:
+            entry.cache.reserve(entry.start + entry.num_tokens)
+        replayed = self._replay(hidden, inputs, start_layer, end_layer)
+        if replayed is None:
+            segments = [self._segment(entry) for entry in inputs]
+            packed = PackedBatch(segments, [entry.num_tokens for entry in inputs], self.model.sliding_windows)
+            hidden = self._run_layers(hidden, inputs, start_layer, end_layer, packed, self._rotary(inputs))
+        else:
+            hidden = replayed
         for entry in inputs:
             entry.cache.length = entry.start + entry.num_tokens
         return hidden
+
+    def _replay(
+        self, hidden: torch.Tensor, inputs: Sequence[RunnerInput], start_layer: int, end_layer: int
+    ) -> torch.Tensor | None:
+        if self._graphs is None or any(entry.parents is not None or entry.importance is not None for entry in inputs):
+            return None
+        chains = [ChainInput(entry.cache, entry.num_tokens, entry.start) for entry in inputs]
+        return self._graphs.run(hidden, chains, start_layer, end_layer)
 
     def _run_layers(
         self,
@@ -144,7 +163,6 @@ class ModelRunner:
 
     def _segment(self, entry: RunnerInput) -> AttentionSegment:
         cache, past, end = entry.cache, entry.start, entry.start + entry.num_tokens
-        cache.reserve(end)
         # A single token needs no mask: its read view leaves out what its window does not cover.
         single = entry.num_tokens == 1 and entry.parents is None
         seen = {w: cache.read_views(max(0, end - w) if w and single else 0, end) for w in self._window_sizes}
