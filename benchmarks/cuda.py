@@ -1,7 +1,7 @@
 """The engine on a GPU, in one run: passes and streams as CUDA graphs, kernel by kernel, and in `transformers`.
 
-The models have published shapes and random weights. The products are those of the model's linear layers, captured as one
-graph without anything between them.
+The models have published shapes and random weights. The products are those of the model's linear layers, captured as
+one graph without anything between them.
 """
 
 import argparse

@@ -7,7 +7,7 @@ says. What fills the grid up is its last row again, which writes what that row w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -91,7 +91,7 @@ class GridPass:
         whole = torch.zeros(shape.num_sessions + 3 * self._num_grid_rows, dtype=torch.long, device=extent.device)
         self._numbers = whole
         sizes = [shape.num_sessions, *[self._num_grid_rows] * 3]
-        first_slots, positions, self._sources, self._places = whole.split(sizes)
+        first_slots, positions, self._sources, self._places = torch.split(whole, sizes)
         self._first_slots, self._positions = first_slots[:, None], positions.view(shape.num_sessions, shape.num_rows)
         self._columns = torch.arange(shape.context, device=extent.device)
         self._tables = [table.clone() for table in model.rotary.for_range(0, shape.context)]
@@ -129,7 +129,7 @@ def grid_numbers(shape: GridShape, chains: Sequence[ChainInput], first_slots: Se
     and, token by token, the row that computes it.
     """
     filling = shape.num_sessions - len(chains)
-    slots = [*first_slots, *first_slots[-1:] * filling]
+    slots = [*first_slots, *[first_slots[-1]] * filling]
     positions, sources, places = list[int](), list[int](), list[int]()
     at = 0
     for session, chain in enumerate(chains):
@@ -255,10 +255,10 @@ class GraphCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def __call__(self, grid: GridPass) -> Replay:
-        stream, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()
+        stream, graph = torch.cuda.Stream(self._device), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(stream):
             grid.run()  # libraries make their handles and choose their kernels in a first run
