@@ -17,6 +17,7 @@ import torch
 from serving.engines.models import Dtype
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import DTYPES, DecomposedModel, decompose
+from serving.engines.torch.packed_layers import pack_weights
 from serving.messages import ForwardWork, SequenceSlice, Span
 from tests.support.conf_files import architecture
 from training.latency.published import transformers_config
@@ -26,7 +27,7 @@ MAX_TOKENS = 2048
 CACHED_TOKENS = 256
 ROWS = (1, 5, 8, 16)
 PREFILL_ROWS = 1000
-ROUNDS = 20
+ROUNDS = 12
 STREAMS = (1, 8)
 _TOKENS = 500
 """Fewer than each vocabulary has."""
@@ -147,6 +148,7 @@ class Subject:
         """Prints passes and streams; True if the engine is nowhere slower than `transformers`."""
         causal = random_causal(self.name, self.dtype)
         model = decompose(random_causal(self.name, self.dtype), device=DEVICE, name=self.name)
+        pack_weights(model)  # as models that serve
         runs: dict[str, Any] = {
             "graphs": EngineRun(model, True),
             "kernels": EngineRun(model, False),

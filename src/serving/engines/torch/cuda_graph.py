@@ -85,7 +85,9 @@ class GridPass:
         self.shape, self.extent = shape, extent
         self._layers = model.layers[start_layer:end_layer]
         self._windows = model.sliding_windows
-        self._keys, self._values = ((None,) * first_layer + half.unbind(0) for half in extent.unbind(0))
+        self.group_size = model.heads // model.kv_heads
+        """Heads that share keys."""
+        self._caches = (None,) * first_layer + extent.select(2, 0).unbind(1)
         self._num_grid_rows = shape.num_sessions * shape.num_rows
         self._hidden = extent.new_empty(self._num_grid_rows, model.hidden_size)
         whole = torch.zeros(shape.num_sessions + 3 * self._num_grid_rows, dtype=torch.long, device=extent.device)
@@ -116,12 +118,11 @@ class GridPass:
         """A copy of the rows that are no filling, in the order of `fill`."""
         return output.index_select(0, self._places[:num_tokens])
 
-    def keys_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all slots, each of shape (1, KV heads, slots, head size)."""
-        keys, values = self._keys[layer], self._values[layer]
-        assert keys is not None
-        assert values is not None
-        return keys, values
+    def keys_values(self, layer: int) -> torch.Tensor:
+        """Of all slots, of shape (keys and values, KV heads, slots, head size)."""
+        cache = self._caches[layer]
+        assert cache is not None
+        return cache
 
 
 def grid_numbers(shape: GridShape, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> list[int]:
@@ -165,12 +166,13 @@ class GridBatch:
         self._masks = {window: self._mask(positions[:, :, None], columns, window) for window in set(windows)}
 
     def _mask(self, positions: torch.Tensor, columns: torch.Tensor, window: int | None) -> torch.Tensor:
-        """An additive mask of shape (sessions, rows, context)."""
+        """An additive mask of shape (1, sessions, heads that share keys x rows, context)."""
         seen = columns <= positions
         if window:
             seen &= columns > positions - window
-        like = self._grid.extent
-        return torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
+        cache, sessions = self._grid.extent, self._grid.shape.num_sessions
+        mask = torch.zeros(seen.shape, dtype=cache.dtype, device=cache.device).masked_fill_(~seen, float("-inf"))
+        return mask[:, None].expand(-1, self._grid.group_size, -1, -1).reshape(1, sessions, -1, len(columns))
 
     def attend(
         self,
@@ -183,25 +185,17 @@ class GridBatch:
     ) -> torch.Tensor:
         """As `PackedBatch.attend`."""
         sessions, rows, context = self._grid.shape
-        keys, values = self._grid.keys_values(layer)
-        keys.index_copy_(2, self._write_slots, key)
-        values.index_copy_(2, self._write_slots, value)
-        kv_heads, head_size = keys.shape[1], keys.shape[3]
-        shape = kv_heads, sessions, context, head_size
-        seen_keys, seen_values = (each[0].index_select(1, self._read_slots).view(shape) for each in (keys, values))
-        groups = query.shape[1] // kv_heads
-        # Heads that share keys are rows of one product: (KV heads, sessions, heads of a group x rows, head size).
-        queries = query.view(kv_heads, groups, sessions, rows, head_size).transpose(1, 2)
-        mask = self._masks[self._windows[layer]][:, None].expand(-1, groups, -1, -1)
-        out = sdpa(
-            queries.reshape(kv_heads, sessions, groups * rows, head_size),
-            seen_keys,
-            seen_values,
-            attn_mask=mask.reshape(1, sessions, groups * rows, context),
-            scale=scaling,
-        )
-        parted = out.view(kv_heads, sessions, groups, rows, head_size)
-        return parted.permute(0, 2, 1, 3, 4).reshape(1, kv_heads * groups, sessions * rows, head_size)
+        cache = self._grid.keys_values(layer)
+        for half, new in zip(cache, (key, value), strict=True):
+            half.index_copy_(1, self._write_slots, new[0])
+        kv_heads, head_size = cache.shape[1], cache.shape[3]
+        keys, values = cache.index_select(2, self._read_slots).view(2, kv_heads, sessions, context, head_size)
+        # Heads that share keys are rows of one product: (KV heads, sessions, heads x rows, head size).
+        queries = query.view(kv_heads, -1, sessions, rows, head_size).transpose(1, 2)
+        grouped = queries.reshape(kv_heads, sessions, -1, head_size)
+        out = sdpa(grouped, keys, values, attn_mask=self._masks[self._windows[layer]], scale=scaling)
+        parted = out.view(kv_heads, sessions, -1, rows, head_size).transpose(1, 2)
+        return parted.reshape(1, -1, sessions * rows, head_size)
 
 
 Replay = Callable[[], torch.Tensor]

@@ -98,6 +98,7 @@ class DecomposedModel:
     sliding_windows: tuple[int | None, ...]
     """Per layer: how many tokens a query sees, its own included; None: all."""
     hidden_size: int
+    heads: int
     kv_heads: int
     head_size: int
     vocab_size: int
@@ -262,6 +263,7 @@ def decompose(
         rotary=RotaryEmbedding(base.rotary_emb, config, causal.dtype, torch.device(device)),
         sliding_windows=_sliding_windows(config),
         hidden_size=config.hidden_size,
+        heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab_size=causal.get_output_embeddings().out_features,

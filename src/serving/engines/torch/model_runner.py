@@ -31,7 +31,9 @@ class AttentionMasks:
         if strip is None or strip.shape[0] < num_tokens or strip.shape[1] - strip.shape[0] < num_cached:
             strip = self._strips[window] = self._strip(num_cached, num_tokens, window, strip)
         offset = strip.shape[1] - strip.shape[0]
-        return strip[:num_tokens, offset - num_cached : offset + num_tokens]
+        mask = strip[:num_tokens, offset - num_cached : offset + num_tokens]
+        # CUDA kernels read masks in vectors of 16 bytes, and torch aligns their rows, but not where they begin.
+        return mask.clone() if self._device.type == "cuda" else mask
 
     def _strip(self, num_cached: int, num_tokens: int, window: int | None, old: torch.Tensor | None) -> torch.Tensor:
         height, offset = (old.shape[0], old.shape[1] - old.shape[0]) if old is not None else (8, _MIN_COLUMNS)

@@ -1,7 +1,8 @@
-"""Layers as a CPU runs them fast: weights packed once for oneDNN, where torch packs them at each product, and a decoder
-layer of Llama's kind in a dozen operations.
+"""Decoder layers of Llama's kind in a dozen operations; on a CPU with weights packed once for oneDNN, where torch packs
+them at each product.
 """
 
+import sys
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any, Protocol
@@ -24,15 +25,18 @@ FUSED = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLaye
 def pack_weights(model: DecomposedModel, min_packed: int = MIN_PACKED) -> None:
     """Packs the weights of the model's layers and head in place, where oneDNN computes their number format.
 
-    Decoder layers of Llama's kind become `FusedLayer`, unless they are batch-invariant. A layer that models share is
-    packed once. Sums are rounded otherwise than torch's own, by about 1e-5 of fp32 logits. Packed weights can no longer
-    be read, so heads and adapters that are made of them are made before.
+    Decoder layers of Llama's kind become `FusedLayer`, on a GPU, too, unless they are batch-invariant. A layer that
+    models share is packed once. Sums are rounded otherwise than torch's own, by about 1e-5 of fp32 logits. Packed
+    weights can no longer be read, so heads and adapters that are made of them are made before.
     """
-    if model.device.type != "cpu" or not packs(model.dtype):
+    on_gpu = model.device.type == "cuda"
+    if not on_gpu and not packs(model.dtype):
         return
     for layer in model.layers:
         if type(layer).__name__ in FUSED and _is_plain(layer, model.dtype):
-            _fuse(layer, min_packed)
+            _fuse(layer, sys.maxsize if on_gpu else min_packed)
+    if on_gpu:
+        return
     modules: Iterable[Any] = chain.from_iterable(part.modules() for part in (*model.layers, model.lm_head))
     for module in list(modules):
         if _packable(module, model.dtype) and module.weight.numel() >= min_packed:
