@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, distributed, nn
 
+from training.embedded_pair.packing import PackedSequences
 from training.fitting.trainer import Trainer
 
 
@@ -18,6 +19,13 @@ def test_deepspeed_on_a_missing_gpu_is_refused_before_any_work(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"refuses the CPU, and torch sees no GPU here\. Set trainer\.accelerator=cpu"):
         Trainer(accelerator="gpu", strategy="deepspeed")
+
+
+def test_deepspeed_on_a_gpu_takes_batches_that_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    strategy = Trainer(accelerator="gpu", strategy="deepspeed")._lightning_strategy(Sum())
+    batch = PackedSequences(*[torch.ones(2, 3)] * 4)
+    assert strategy.precision_plugin.convert_input(batch) is batch
 
 
 def test_stages_of_zero_are_0_1_and_2() -> None:

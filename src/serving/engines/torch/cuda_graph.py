@@ -17,8 +17,8 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64)
-_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
-"""Rows of a session: a round of drafts has up to eight or so, a chunk of a prefill 32."""
+_ROWS = (1, 3, 5, 8, 16, 32)
+"""Rows of a session: a round of drafts has five to nine, a chunk of a prefill 32. Few sizes, since each is captured."""
 _MIN_CONTEXT, _MAX_CONTEXT = 256, 8192
 _MAX_GRID_ROWS = 256
 _MAX_FILLING = 4

@@ -129,7 +129,7 @@ def test_drafts_and_verdicts_of_uneven_sessions_are_those_of_plain_passes(
             accepted = piece.tokens[piece.num_tokens - piece.num_drafts :][: ours.verdict.accepted]
             verified[piece.session] += [*accepted, token]
             checked[piece.session] = len(verified[piece.session]) - 1
-    assert {shape.num_rows for shape in capture.shapes} >= {1, 4}
+    assert {shape.num_rows for shape in capture.shapes} >= {1, 5}
     assert capture.num_replays >= 15
 
 
@@ -194,7 +194,7 @@ def test_a_grid_is_the_smallest_that_holds_a_pass_and_is_not_mostly_filling(caus
     assert shape(1) == (1, 1, 256)
     assert shape(1, 1, 1, start=255) == (4, 1, 256)
     assert shape(1, start=256) == (1, 1, 512)
-    assert shape(5, 5, 9) == (4, 12, 256)
+    assert shape(5, 5, 9) == (4, 16, 256)
     assert shape(33) is None  # a prefill fills the GPU by itself
     assert shape(32, 1, 1, 1, 1) is None  # 256 rows for 36 tokens
     assert shape(*[4] * 65) is None
