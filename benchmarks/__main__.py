@@ -18,6 +18,7 @@ from benchmarks import (
     sweep,
     transport,
 )
+from benchmarks import cuda as cuda_speed
 from benchmarks import engine as engine_speed
 from benchmarks import llama_cpp as llama_cpp_speed
 from benchmarks import onnx as onnx_speed
@@ -46,6 +47,7 @@ def main() -> int:
         onnx_speed.main(small, corpus),
         llama_cpp_speed.main(small, corpus),
     ]
+    passed.append(cuda_speed.main([]) == 0)
     passed.append(engine_speed.main([str(large), str(small), "--items", str(corpus / "test.jsonl")]) == 0)
     return 0 if all(passed) else 1
 
