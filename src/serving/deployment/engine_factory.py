@@ -77,7 +77,7 @@ class EngineFactory:
             return partial(self._onnx_engine, device, device.onnx_graph)
         if device.gguf_file:
             return self._gguf_engines(device, scorers=self.requirements.scorers)
-        model = _load_drafter(device, cloud, target, accelerator)
+        model = load_drafter(device, cloud, target, accelerator)
         self._check_scorers(model)
         return partial(self.torch_engine, model)
 
@@ -214,7 +214,7 @@ def _available_threads() -> int:
     return int(limit) if limit.isdigit() and int(limit) else len(os.sched_getaffinity(0))
 
 
-def _load_drafter(device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str) -> "TorchModel":
+def load_drafter(device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str) -> "TorchModel":
     """The draft model; HAT's takes its first layers from `target` if they are the same and loaded."""
     if device.adapter is None:
         return _load_model(device, accelerator)

@@ -21,13 +21,16 @@ from training.fitting.cluster_statistics import clustered_ratio
 ANSWERS_FILE = "answers.json"
 
 
-def rows(drafted: Sequence[Drafted], gamma: int, weights_share: float) -> dict[str, Any]:
-    """`{group: {row: {metric: values by answer}}}`: agreement, and tokens a round and a pass of the target."""
+def rows(drafted: Sequence[Drafted], weights_read: float) -> dict[str, Any]:
+    """`{group: {row: {metric: values by answer}}}`: agreement, and tokens a round and a pass of the target.
+
+    `weights_read` are those that a round's drafts read, of the target's.
+    """
     cluster = np.arange(len(drafted))
     tokens = np.array([len(one.accepted) for one in drafted], np.float64)
     rounds = np.array([one.num_rounds for one in drafted], np.float64)
     right = np.array([one.num_hits for one in drafted], np.float64)
-    passes = rounds * (1 + gamma * weights_share)
+    passes = rounds * (1 + weights_read)
     found = {"agreement": (right, tokens), "tokens_per_round": (tokens, rounds), "tokens_per_pass": (tokens, passes)}
     cells = {name: clustered_ratio(*parts, cluster, len(drafted)) for name, parts in found.items()}
     return {"drafter": {"all": cells}}

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from serving.core.cached_prefixes import shared_len
+from serving.core.draft_tree import accept_greedily
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
+from serving.learned.medusa import MedusaHeads
 from serving.policy.slots.draft import LookupDraft
 from serving.progress import Progress
 
@@ -56,6 +58,10 @@ class Drafter(Protocol):
         """Bytes of its weights, of those of the target; an embedding that is not the head, too."""
         ...
 
+    def num_forwards(self, gamma: int) -> int:
+        """How often it reads its weights for a round of `gamma` drafts."""
+        ...
+
     def along(self, answers: Sequence[Answer], gamma: int, progress: Progress) -> list[Drafted]:
         """What it does along each answer, with drafts of `gamma` tokens."""
         ...
@@ -63,9 +69,10 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDrafter:
-    """A model of its own; with `layers` the first of its layers, read off by its head (early exit).
+    """A model of its own, or HAT's adapter behind the target's first layers; with `layers` the first layers of a model,
+    read off by its head (early exit).
 
-    Raises ValueError for a number of layers that the model does not have, and for HAT's adapter.
+    Raises ValueError for a number of layers that the model does not have, and for one beside an adapter.
     """
 
     model: Checkpoint
@@ -74,8 +81,8 @@ class ModelDrafter:
     layers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.model.adapter is not None:
-            raise ValueError("drafter.model has an adapter; its drafts are measured by serving it: +policy=hat")
+        if self.model.adapter is not None and self.layers is not None:
+            raise ValueError("drafter.model has an adapter, which says how many layers run; set drafter.layers=null")
         if self.layers is not None and not 0 < self.layers <= self.architecture.layers:
             raise ValueError(
                 f"drafter.layers is {self.layers}; {self.architecture.name} has {self.architecture.layers}"
@@ -88,6 +95,9 @@ class ModelDrafter:
             own = own.part(self.layers, embedding=own.embedding, lm_head=True)
         return own.weights_nbytes("fp16") / self.target_architecture.weights_nbytes("fp16")
 
+    def num_forwards(self, gamma: int) -> int:
+        return gamma
+
     def along(self, answers: Sequence[Answer], gamma: int, progress: Progress) -> list[Drafted]:
         model, found = self._load(), []
         for number, answer in enumerate(answers, 1):
@@ -98,15 +108,52 @@ class ModelDrafter:
         return found
 
     def _load(self) -> TeacherForcedModel:
+        from serving.deployment.engine_factory import load_drafter
         from serving.deployment.model_loading import load_tokenizer
-        from serving.engines.torch.model import load_model
         from serving.outcomes.teacher_forcing import TeacherForcedModel
 
         checkpoint, layers = self.model, self.layers
-        model = load_model(checkpoint.name_or_path, dtype=checkpoint.dtype, quantization=checkpoint.quantization)
+        model = load_drafter(checkpoint, checkpoint, None, "cpu")
         if layers is not None:
             model = replace(model, layers=model.layers[:layers], sliding_windows=model.sliding_windows[:layers])
         return TeacherForcedModel(model, load_tokenizer(checkpoint, checkpoint)[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaDrafter:
+    """Medusa heads on the target: a tree of candidates, whatever the number of drafts asked for."""
+
+    model: Checkpoint
+    """The target."""
+    medusa: MedusaHeads
+    target_architecture: Architecture
+
+    @property
+    def weights_share(self) -> float:
+        """The heads' alone: the hidden state that they read is the verification's."""
+        return 2 * self.medusa.num_parameters / self.target_architecture.weights_nbytes("fp16")
+
+    def num_forwards(self, gamma: int) -> int:  # noqa: ARG002 - all candidates at once
+        return 1
+
+    def along(self, answers: Sequence[Answer], gamma: int, progress: Progress) -> list[Drafted]:  # noqa: ARG002
+        from serving.deployment.model_loading import load_tokenizer
+        from serving.engines.torch.draft_heads import load_medusa_heads
+        from serving.engines.torch.model import load_model
+        from serving.outcomes.teacher_forcing import TeacherForcedModel
+
+        checkpoint, found = self.model, list[Drafted]()
+        target = load_model(checkpoint.name_or_path, dtype=checkpoint.dtype, quantization=checkpoint.quantization)
+        vocabulary = load_tokenizer(checkpoint, checkpoint)[1]
+        proposer = load_medusa_heads(target, self.medusa, vocabulary)
+        model = TeacherForcedModel(target, vocabulary)
+        for number, answer in enumerate(answers, 1):
+            # The target has not run the last known token yet, which is its own: heads read the state before it.
+            fed = (*answer.prompt, *answer.tokens)[:-2]
+            trees = model.proposals(fed, len(answer.prompt) - 1, proposer)
+            found.append(Drafted(accepted_nodes(trees, self.medusa.parents, answer.tokens)))
+            progress(number, len(answers), "answers read")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +162,9 @@ class LookupDrafter:
 
     draft: LookupDraft
     weights_share: float = 0.0
+
+    def num_forwards(self, gamma: int) -> int:
+        return gamma
 
     def along(self, answers: Sequence[Answer], gamma: int, progress: Progress) -> list[Drafted]:
         progress(len(answers), len(answers), "answers read")
@@ -125,6 +175,18 @@ class LookupDrafter:
         for place in range(len(answer.tokens)):
             found = self.draft.matches(text[: len(answer.prompt) + place], min(gamma, self.draft.k))
             yield shared_len(next(found, ()), answer.tokens[place:])
+
+
+def accepted_nodes(trees: Sequence[Sequence[int]], parents: tuple[int, ...], tokens: Sequence[int]) -> tuple[int, ...]:
+    """(n): how long a path of the tree that is proposed at each of `n` tokens the answer takes; node 0 may be that
+    token.
+    """
+    ended = (*tokens, -1)
+
+    def accepted(place: int, tree: Sequence[int]) -> int:
+        return accept_greedily(tree, parents, lambda path: ended[min(place + len(path), len(tokens))]).accepted
+
+    return tuple(accepted(place, tree) for place, tree in enumerate(trees))
 
 
 def accepted_drafts(predicted: Sequence[int], tokens: Sequence[int], gamma: int) -> tuple[int, ...]:

@@ -185,7 +185,7 @@ def measure_agreement(out: Path, *, progress: Progress, answers: Path, drafter: 
     from training.checkpoints import agreement
 
     drafted = drafter.along(agreement.read(answers), gamma, progress)
-    rows = agreement.rows(drafted, gamma, drafter.weights_share)
+    rows = agreement.rows(drafted, drafter.num_forwards(gamma) * drafter.weights_share)
     (out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     means = {f"drafter/all/{name}": sum(cell) / len(cell) for name, cell in rows["drafter"]["all"].items()}
     means["drafter/all/weights_share"] = drafter.weights_share

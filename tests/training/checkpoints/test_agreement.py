@@ -42,7 +42,7 @@ def test_drafts_are_read_off_the_text() -> None:
 
 
 def test_tokens_a_pass_count_what_drafts_read() -> None:
-    cells = rows([Drafted((4, 3, 2, 1, 1)), Drafted((0, 1, 0))], gamma=4, weights_share=0.5)
+    cells = rows([Drafted((4, 3, 2, 1, 1)), Drafted((0, 1, 0))], weights_read=2.0)
     means = {name: float(np.mean(cell)) for name, cell in cells["drafter"]["all"].items()}
     assert means == pytest.approx({"agreement": 6 / 8, "tokens_per_round": 8 / 3, "tokens_per_pass": 8 / 9})
 
@@ -83,7 +83,7 @@ def test_damaged_answers_and_too_many_layers_are_said(toy_pair: tuple[Path, Path
     (tmp_path / "answers.json").write_text("[{}]")
     with pytest.raises(ValueError, match=r"answers.json cannot be read \(KeyError\('prompt'\)\); record again"):
         read(tmp_path)
-    with pytest.raises(ValueError, match=r"drafter.model has an adapter; its drafts are measured by serving it"):
-        replace(drafter(toy_pair[0]), model=Checkpoint(path=toy_pair[0], adapter=tmp_path))
+    with pytest.raises(ValueError, match=r"drafter.model has an adapter, which says how many layers run"):
+        replace(drafter(toy_pair[0], layers=2), model=Checkpoint(path=toy_pair[0], adapter=tmp_path))
     with pytest.raises(ValueError, match=r"drafter.layers is 33; llama2_7b has 32"):
         drafter(toy_pair[0], layers=33)
