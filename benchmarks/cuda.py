@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -209,16 +209,24 @@ def spread(values: list[float]) -> str:
     return f"{first:.2f} to {third:.2f}"
 
 
+def named(model: str) -> tuple[str, Dtype]:
+    """Raises ValueError, which argparse says, for anything but NAME:DTYPE."""
+    name, _, dtype = model.partition(":")
+    if dtype not in DTYPES:
+        raise ValueError(dtype)
+    return name, cast("Dtype", dtype)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="NAME:DTYPE, architectures of conf/", default=["smollm2_135m:bf16"])
+    parser.add_argument("models", nargs="*", type=named, default=[("smollm2_135m", "bf16")], help="NAME:DTYPE of conf/")
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("torch sees no GPU here; nothing was measured")
         return 0
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    subjects = [Subject(*model.split(":"), args.tokens) for model in args.models]
+    subjects = [Subject(name, dtype, args.tokens) for name, dtype in args.models]
     passed = [subject.compare() for subject in subjects]
     return 0 if all(passed) else 1
 

@@ -17,11 +17,13 @@ class Decoding:
     that a lossless policy writes its text in every number format. It takes longer here; the clock charges no more.
     """
     packed_weights: bool = field(default=True, metadata={"omitted_at_default": True})
-    """True: on a CPU, models that serve have their weights packed once, unless processes share them, and a verification
-    takes half of the time; False: they round as torch's own layers do.
+    """True: models that serve have their layers fused, and on a CPU their weights packed once, unless processes share
+    them; a verification takes half of the time there. False: they round as torch's own layers do.
     """
     cuda_graphs: bool = field(default=True, metadata={"omitted_at_default": True})
-    """True: on a GPU, passes of few tokens are replayed as CUDA graphs; False: each kernel is launched by itself."""
+    """True: on a GPU, passes of few tokens are replayed as CUDA graphs, from the second of a shape on; they round
+    otherwise. False: each kernel is launched by itself.
+    """
 
     def __post_init__(self) -> None:
         if self.temperature < 0:

@@ -49,7 +49,7 @@ class EngineRequirements:
     batch_invariant: bool = False
     """True if what the target computes for a token may not depend on the other tokens of a pass."""
     packed_weights: bool = True
-    """True if linear layers on a CPU have their weights packed once."""
+    """True if layers are fused, and on a CPU have their weights packed once."""
     cuda_graphs: bool = True
     """True if passes of few tokens are replayed as CUDA graphs on a GPU."""
 
@@ -59,7 +59,7 @@ class EngineRequirements:
             self,
             batch_invariant=decoding.exact,
             packed_weights=decoding.packed_weights,
-            cuda_graphs=decoding.cuda_graphs and not decoding.exact,
+            cuda_graphs=decoding.cuda_graphs,
         )
 
 

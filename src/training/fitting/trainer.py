@@ -112,19 +112,12 @@ class Trainer:
         """The strategy as Lightning expects it."""
         if self.strategy != DEEPSPEED:
             return self.strategy
-        from lightning.pytorch.plugins import DeepSpeedPrecision
         from lightning.pytorch.strategies import DeepSpeedStrategy
 
         from training.fitting import zero
 
-        class BatchPrecision(DeepSpeedPrecision):
-            """Leaves batches as they are: Lightning's own goes through their fields, and refuses frozen ones."""
-
-            def convert_input(self, data: Any) -> Any:
-                return data
-
         stage = zero.effective_stage(module, self.zero_stage)
-        precision = BatchPrecision("32-true")
+        precision = zero.BatchPrecision("32-true")
         return DeepSpeedStrategy(stage=stage, logging_level=logging.WARNING, precision_plugin=precision)
 
 

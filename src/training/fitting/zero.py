@@ -14,12 +14,22 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins import DeepSpeedPrecision
 from torch import Tensor, distributed, multiprocessing, nn
 
 from training.fitting.callbacks import Checkpointer
 
 ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers that work on flat pieces of weights. Any other one gets whole weights and shards nothing."""
+
+
+class BatchPrecision(DeepSpeedPrecision):
+    """For Lightning's strategy on GPUs: leaves batches as they are, where its own goes through their fields and refuses
+    frozen ones.
+    """
+
+    def convert_input(self, data: Any) -> Any:
+        return data
 
 
 @dataclass

@@ -150,7 +150,8 @@ class ProfilingOptions:
     repeats: int = 7
     warmup_runs: int = 10
     """Warm-up runs in all. The paper warms up every configuration, because its engine prepares kernels by shape. The
-    engine here prepares none; the profile reports how much longer first runs take.
+    engine here prepares none on a CPU, and captures a shape's second pass on a GPU; the profile reports how much longer
+    first runs take.
     """
     max_session_tokens: int = 256
     """Tokens of the longest session; longer sessions are extrapolated."""

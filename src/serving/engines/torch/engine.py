@@ -4,7 +4,7 @@ import torch
 
 from serving.core.scores import NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, no_token_text
-from serving.engines.torch.cuda_graph import CudaGraphs, captures
+from serving.engines.torch.cuda_graph import CudaGraphs, can_capture
 from serving.engines.torch.draft import generate
 from serving.engines.torch.draft_batch import generate_batch
 from serving.engines.torch.draft_heads import MedusaProposer
@@ -34,7 +34,7 @@ class TorchEngine:
         hidden_dtype: the dtype of hidden states that other hops receive.
         proposer: Medusa heads that propose the next draft tree; None: none are requested.
         token_text: the tokenizer's, for drafts that a stop string ends.
-        cuda_graphs: on a GPU, passes of few tokens are replayed; no pass of a batch-invariant model may be.
+        cuda_graphs: on a GPU, passes of few tokens are replayed, where the model can be captured.
 
     Raises ValueError for a vocabulary larger than the model's, or an importance layer that it does not have.
     """
@@ -63,7 +63,7 @@ class TorchEngine:
         self.tensor_store = TensorStore() if tensor_store is None else tensor_store
         self.cache = self._new_cache(block_tokens, budget_tokens)
         self._scorers, self._token_text = scorers, token_text
-        graphs = CudaGraphs(model) if cuda_graphs and captures(model) else None
+        graphs = CudaGraphs(model) if cuda_graphs and can_capture(model) else None
         self._runner = self._new_runner(vocab_size or model.vocab_size, graphs)
         self._context = ForwardContext(self._runner, self.cache, self.tensor_store, hidden_dtype, proposer)
         self._importance_layers = frozenset(range(depth)) if importance_layers is None else importance_layers

@@ -93,9 +93,9 @@ class BlockAllocator:
 
 
 _MIN_EXTENT_BLOCKS = 64
-"""Blocks of the first extent on a CPU."""
+"""Blocks of an extent on a CPU."""
 _GPU_EXTENT_NBYTES = 2**30
-"""The first extent on a GPU, or an eighth of what is free there: passes are replayed whose caches lie in one extent."""
+"""An extent on a GPU, or an eighth of what is free there: passes are replayed whose caches lie in one extent."""
 
 
 class CacheFullError(RuntimeError):
@@ -152,10 +152,10 @@ class KVPool:
 
     def view(self, run: BlockRun) -> torch.Tensor:
         """Keys and values of a run of blocks, without a copy."""
-        extent, first_slot = self.place(run)
+        extent, first_slot = self.extent_slot(run)
         return extent.narrow(4, first_slot, run.num_blocks * self.block_tokens)
 
-    def place(self, run: BlockRun) -> tuple[torch.Tensor, int]:
+    def extent_slot(self, run: BlockRun) -> tuple[torch.Tensor, int]:
         """The extent of a run of blocks, and the slot of its first token there."""
         at = bisect_right(self._extent_starts, run.first_block) - 1
         return self._extents[at], (run.first_block - self._extent_starts[at]) * self.block_tokens

@@ -7,7 +7,8 @@ import torch
 
 from serving.core.draft_tree import depths
 from serving.engines.torch.attention import AttentionSegment, ImportanceCollector, PackedBatch
-from serving.engines.torch.cuda_graph import ChainInput, CudaGraphs
+from serving.engines.torch.cuda_graph import CudaGraphs
+from serving.engines.torch.grid_pass import ChainInput
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from serving.engines.torch.attention import PackedBatch, attend
+from serving.engines.torch.attention import Batch, attend
 from serving.engines.torch.model import DecomposedModel
 
 PACKED_FOR_ROWS = 16
@@ -30,7 +30,7 @@ def pack_weights(model: DecomposedModel, min_packed: int = MIN_PACKED) -> None:
     weights can no longer be read, so heads and adapters that are made of them are made before.
     """
     on_gpu = model.device.type == "cuda"
-    if not on_gpu and not packs(model.dtype):
+    if not on_gpu and (model.device.type != "cpu" or not packs(model.dtype)):
         return
     for layer in model.layers:
         if type(layer).__name__ in FUSED and _is_plain(layer, model.dtype):
@@ -143,7 +143,7 @@ class FusedLayer(nn.Module):
         hidden: torch.Tensor,
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        packed: PackedBatch,
+        packed: Batch,
         attention_mask: None = None,  # noqa: ARG002 - the name `transformers` gives it; masks come in `packed`
     ) -> torch.Tensor:
         """Hidden states of shape (1, tokens, hidden size); the cosines and sines have (1, tokens, head size)."""
@@ -157,7 +157,7 @@ class FusedLayer(nn.Module):
         return products["down"].product_plus(gated, hidden)
 
     def _attend(
-        self, qkv: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], packed: PackedBatch
+        self, qkv: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], packed: Batch
     ) -> torch.Tensor:
         attention = self.self_attn
         size = attention.head_dim

@@ -58,9 +58,9 @@ class SequenceCache:
     def nbytes(self) -> int:
         return sum(run.nbytes for run in self._run_views)
 
-    def place(self) -> tuple[torch.Tensor, int] | None:
+    def extent_slot(self) -> tuple[torch.Tensor, int] | None:
         """The pool's extent that all tokens lie in, and the slot of the first one; None if they form several runs."""
-        return self._pool.place(self._block_table[0]) if len(self._block_table) == 1 else None
+        return self._pool.extent_slot(self._block_table[0]) if len(self._block_table) == 1 else None
 
     def read_views(self, first: int, last: int) -> tuple[LayerTensors, LayerTensors]:
         """Keys and values of tokens first..last-1: views of a single run, else gathered at each read."""

@@ -2,15 +2,22 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 
-from serving.engines.torch.cuda_graph import ChainInput, CudaGraphs, GraphCapture, GridShape, captures, grid_shape
+from serving.core.decoding import Decoding
+from serving.engines.torch import cuda_graph
+from serving.engines.torch.cuda_graph import CudaGraphs, GraphCapture, can_capture
+from serving.engines.torch.draft_heads import attach_adapter, init_adapter
 from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.grid_pass import ChainInput, GridPass, GridShape, grid_shape
 from serving.engines.torch.model import DecomposedModel, decompose
+from serving.engines.torch.model_runner import AttentionMasks
+from serving.engines.torch.packed_layers import FUSED, pack_weights
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.messages import (
     DraftBatch,
@@ -18,6 +25,7 @@ from serving.messages import (
     DraftOutcome,
     DraftStopRule,
     DraftWork,
+    EarlyExitRule,
     ForwardWork,
     SequenceSlice,
     SliceOutcome,
@@ -25,6 +33,7 @@ from serving.messages import (
     Verdict,
     Work,
 )
+from serving.policy.policy import NO_REQUIREMENTS
 from tests.support.tiny_models import VARIANTS, VOCABULARY
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -109,11 +118,17 @@ def equal_token(ours: Any, theirs: Any) -> int:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("variant", ONE_TABLE)
 def test_drafts_and_verdicts_of_uneven_sessions_are_those_of_plain_passes(
-    causal: Any, variant: str, device: str
+    causal: Any, variant: str, is_fused: bool, device: str
 ) -> None:
-    replaying, plain, capture = make_engines(make_model(causal, variant, device), device)
+    model = make_model(causal, variant, device)
+    if is_fused:
+        if type(model.layers[0]).__name__ not in FUSED:
+            pytest.skip("layers of this kind are not fused")
+        pack_weights(model)
+    replaying, plain, capture = make_engines(model, device)
     random = Random(3)
     drafted, verified = texts(random), texts(random)
     cached, checked = dict.fromkeys(SESSIONS, 0), dict.fromkeys(SESSIONS, 0)
@@ -163,7 +178,7 @@ def test_a_session_does_not_read_what_lies_behind_it(causal: Any, device: str) -
     (extent,) = replaying.cache._pools[0, LAYERS]._extents
     for session in ("a", "b"):
         cache = replaying.cache._caches[session, None]
-        _, first = cache.place() or (None, 0)
+        _, first = cache.extent_slot() or (None, 0)
         extent[..., first + cache.length : first + cache.capacity, :] = float("nan")
     for token in (9, 10, 11):
         work = DraftBatch(
@@ -199,15 +214,133 @@ def test_a_grid_is_the_smallest_that_holds_a_pass_and_is_not_mostly_filling(caus
     assert shape(32, 1, 1, 1, 1) is None  # 256 rows for 36 tokens
     assert shape(*[4] * 65) is None
     assert shape(1, start=8192) is None
+    uneven = [ChainInput(cache, 1, start) for start in (4000, *[20] * 31)]
+    assert grid_shape(uneven) is None  # 131,072 slots for 4,652 cached tokens
+
+
+def draft_both(model: DecomposedModel, device: str, works: list[DraftWork]) -> CountingCapture:
+    """Both engines draft the same for all works, one after the other."""
+    replaying, plain, capture = make_engines(model, device)
+    for work in works:
+        ours, theirs = (engine.execute(work)[0] for engine in (replaying, plain))
+        assert isinstance(ours, DraftOutcome)
+        assert isinstance(theirs, DraftOutcome)
+        assert (ours.tokens, ours.exit_depths) == (theirs.tokens, theirs.exit_depths)
+    return capture
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_exits_before_the_last_layer_are_those_of_plain_passes(causal: Any, device: str) -> None:
+    exits = EarlyExitRule("confidence", 0.05, 0.5)
+    work = DraftWork("a", 0, (5, 6, 7), DraftStopRule(30), requested_scores=("confidence",), early_exit=exits)
+    capture = draft_both(make_model(causal, "llama", device), device, [work])
+    assert capture.num_replays > 20
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_adapter_behind_the_first_layers_drafts_the_same(causal: Any, device: str) -> None:
+    whole = make_model(causal, "llama", device)
+    model = attach_adapter(whole, 2, init_adapter(whole, 2))
+    assert draft_both(model, device, [DraftWork("a", 0, (5, 6, 7), DraftStopRule(12))]).num_replays == 10
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_spans_with_caches_of_their_own_give_the_texts_of_the_whole_model(causal: Any, device: str) -> None:
+    model = make_model(causal, "llama", device)
+    replaying, plain, capture = make_engines(model, device)
+    first, last = Span(0, 1, embedding=True, lm_head=False), Span(1, LAYERS, embedding=False, lm_head=True)
+    text = [5, 6, 7]
+    for start in (0, 3, 4, 5, 6):
+        new = tuple(text[start:])
+        piece = SequenceSlice("a", start, len(new), new, 0, "greedy")
+        (half,) = outcomes(replaying, ForwardWork(first, (replace(piece, rule=""),), ("all",)))
+        (ours,) = outcomes(
+            replaying, ForwardWork(last, (replace(piece, tokens=(), hidden_states=half.hidden_states),), ("",))
+        )
+        (theirs,) = outcomes(plain, ForwardWork(WHOLE, (piece,), ("",)))
+        text.append(equal_token(ours, theirs))
+    assert {shape.num_rows for shape in capture.shapes} == {1}
+    assert capture.num_replays == 6  # both spans, from the third of four single tokens on
+
+
+@torch.inference_mode()
+def test_graphs_of_a_freed_extent_are_dropped(causal: Any) -> None:
+    model = make_model(causal, "llama", "cpu")
+    graphs = CudaGraphs(model, CountingCapture("cpu"))
+    caches = [SequenceCache(model, 0, LAYERS) for _ in range(2)]
+    hidden = torch.zeros(1, model.hidden_size)
+    for cache in caches:
+        cache.reserve(16)
+        for start in range(3):
+            graphs.run(hidden, [ChainInput(cache, 1, start)], 0, LAYERS)
+    assert len(graphs) == 2
+    del caches[0], cache
+    other = SequenceCache(model, 0, LAYERS)
+    other.reserve(16)
+    for start in range(3):
+        graphs.run(hidden, [ChainInput(other, 1, start)], 0, LAYERS)
+    assert len(graphs) == 2
+
+
+@torch.inference_mode()
+def test_the_least_recently_used_graph_goes_first(causal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
+    model, capture = make_model(causal, "llama", "cpu"), CountingCapture("cpu")
+    graphs, cache = CudaGraphs(model, capture), SequenceCache(model, 0, LAYERS)
+    cache.reserve(32)
+
+    def run(rows: int) -> bool:
+        found = graphs.run(torch.zeros(rows, model.hidden_size), [ChainInput(cache, rows, 0)], 0, LAYERS)
+        return found is not None
+
+    assert [run(rows) for rows in (1, 1, 3, 3, 1, 5, 5)] == [False, True, False, True, True, False, True]
+    assert [run(rows) for rows in (1, 3, 3)] == [True, False, True]  # that of three rows was captured anew
+    assert [shape.num_rows for shape in capture.shapes] == [1, 3, 5, 3]
+
+
+def test_a_capture_that_fails_leaves_the_plain_pass(causal: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(grid: GridPass) -> Any:
+        grid.run()
+        raise torch.OutOfMemoryError("no memory is left")
+
+    replaying, plain, _ = make_engines(make_model(causal, "llama", "cpu"), "cpu")
+    replaying._runner._graphs = CudaGraphs(replaying.model, fail)
+    work = DraftWork("a", 0, (5, 6, 7), DraftStopRule(9), requested_scores=("confidence",))
+    assert replaying.execute(work)[0] == plain.execute(work)[0]
+    assert [record.message for record in caplog.records] == [
+        f"{replaying.model.name}: GridShape(num_sessions=1, num_rows=1, context=256) is not replayed: no memory is left"
+    ]
 
 
 def test_models_on_a_cpu_are_not_captured(causal: Any) -> None:
     model = make_model(causal, "llama", "cpu")
-    assert not captures(model)
+    assert not can_capture(model)
     assert TorchEngine(model)._runner._graphs is None
 
 
+def test_models_of_two_rotary_tables_quantised_and_batch_invariant_ones_are_not_captured(causal: Any) -> None:
+    """Devices that are named, and not used."""
+
+    def on_gpu(model: DecomposedModel) -> DecomposedModel:
+        return replace(model, device=torch.device("cuda"))
+
+    assert can_capture(on_gpu(make_model(causal, "llama", "cpu")))
+    assert not can_capture(on_gpu(make_model(causal, "phi3_longrope", "cpu")))
+    assert not can_capture(on_gpu(decompose(copy.deepcopy(causal("llama")), batch_invariant=True)))
+    assert not can_capture(replace(on_gpu(make_model(causal, "llama", "cpu")), dtype=torch.bfloat16))
+
+
+def test_a_switch_turns_graphs_off() -> None:
+    assert NO_REQUIREMENTS.with_decoding(Decoding()).cuda_graphs
+    assert not NO_REQUIREMENTS.with_decoding(Decoding(cuda_graphs=False)).cuda_graphs
+
+
 @needs_gpu
-def test_models_on_a_gpu_are_captured_unless_they_have_two_rotary_tables(causal: Any) -> None:
+def test_models_on_a_gpu_are_captured(causal: Any) -> None:
     assert TorchEngine(make_model(causal, "llama", "cuda"))._runner._graphs is not None
-    assert not captures(make_model(causal, "phi3_longrope", "cuda"))
+
+
+@needs_gpu
+def test_masks_on_a_gpu_begin_where_kernels_can_read_vectors() -> None:
+    masks = AttentionMasks(torch.float16, torch.device("cuda"))
+    assert [masks.causal(num_cached, 5, None).data_ptr() % 16 for num_cached in range(40)] == [0] * 40

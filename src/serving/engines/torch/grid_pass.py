@@ -1,0 +1,204 @@
+"""A pass of few tokens over fixed shapes and addresses, as a CUDA graph needs them.
+
+The pass is filled up to a grid of sessions and rows, whose caches lie in one extent of the pool. A row finds its
+session's keys by the slot at which they begin, and sees as many as its position says. A session is filled up with its
+last row, and the grid with its last session: they write what these write.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import ref
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from serving.engines.torch.attention import Kernel
+from serving.engines.torch.model import DecomposedModel
+from serving.engines.torch.sequence_cache import SequenceCache
+
+_SESSIONS = (1, 2, 4, 8, 16, 32, 64)
+_ROWS = (1, 3, 5, 8, 16, 32)
+"""Rows of a session: a round of drafts has five to nine, a chunk of a prefill 32. Few sizes, since each is captured."""
+_MIN_CONTEXT, _MAX_CONTEXT = 256, 8192
+_MAX_GRID_ROWS, _MAX_GRID_SLOTS = 256, 65_536
+_MAX_FILLING = 4
+"""Rows of a grid for each new token, and slots for each cached one: what fills a grid up is computed, too."""
+
+
+class GridShape(NamedTuple):
+    """Sessions, rows of each, and slots that a row may see."""
+
+    num_sessions: int
+    num_rows: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainInput:
+    """The new tokens of one session, a chain behind those that are cached."""
+
+    cache: SequenceCache
+    num_tokens: int
+    start: int
+    """The first token's position."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+
+def grid_shape(chains: Sequence[ChainInput]) -> GridShape | None:
+    """The smallest grid that holds the pass; None for a pass that is too large, or too uneven, for any."""
+    num_tokens = sum(chain.num_tokens for chain in chains)
+    sessions = _at_least(_SESSIONS, len(chains))
+    rows = _at_least(_ROWS, max(chain.num_tokens for chain in chains))
+    longest = max(chain.end for chain in chains)
+    if sessions is None or rows is None or longest > _MAX_CONTEXT:
+        return None
+    context = max(_MIN_CONTEXT, 1 << (longest - 1).bit_length())
+    seen = max(sessions * _MIN_CONTEXT, _MAX_FILLING * sum(chain.end for chain in chains))
+    if sessions * rows > min(_MAX_GRID_ROWS, _MAX_FILLING * num_tokens):
+        return None
+    return GridShape(sessions, rows, context) if sessions * context <= min(_MAX_GRID_SLOTS, seen) else None
+
+
+def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
+    return next((size for size in sizes if size >= wanted), None)
+
+
+class GridPass:
+    """Layers start_layer..end_layer-1 over a grid of rows, between tensors that stay where they are.
+
+    Args:
+        extent: of the pool, of shape (keys and values, layers, 1, KV heads, slots, head size).
+        first_layer: the layer that the extent begins with.
+    """
+
+    def __init__(
+        self,
+        model: DecomposedModel,
+        shape: GridShape,
+        extent: torch.Tensor,
+        first_layer: int,
+        start_layer: int,
+        end_layer: int,
+    ) -> None:
+        self.shape, self._extent = shape, ref(extent)
+        self._layers, self.first_layer = model.layers[start_layer:end_layer], first_layer
+        self._windows = model.sliding_windows
+        self.group_size = model.heads // model.kv_heads
+        """Heads that share keys."""
+        self._caches = (None,) * first_layer + extent.select(2, 0).unbind(1)
+        self._num_grid_rows = shape.num_sessions * shape.num_rows
+        self._hidden = extent.new_empty(self._num_grid_rows, model.hidden_size)
+        sizes = [shape.num_sessions, *[self._num_grid_rows] * 3]
+        self._indices = torch.zeros(sum(sizes), dtype=torch.long, device=extent.device)
+        first_slots, positions, self._token_of_row, self._row_of_token = torch.split(self._indices, sizes)
+        self._first_slots, self._positions = first_slots[:, None], positions.view(shape.num_sessions, shape.num_rows)
+        self._columns = torch.arange(shape.context, device=extent.device)
+        self._tables = [table.clone() for table in model.rotary.for_range(0, shape.context)]
+
+    @property
+    def extent(self) -> torch.Tensor | None:
+        """None once the pool has freed it: the grid keeps its memory, but not it."""
+        return self._extent()
+
+    def fill(self, hidden: torch.Tensor, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> None:
+        """Sets the rows: `hidden` of shape (tokens, hidden), chain by chain, and the slot where each cache begins."""
+        self._indices.copy_(torch.tensor(grid_indices(self.shape, chains, first_slots)))
+        torch.index_select(hidden, 0, self._token_of_row, out=self._hidden)
+
+    def run(self) -> torch.Tensor:
+        """Hidden states behind the last layer, of shape (rows of the grid, hidden)."""
+        batch = GridBatch(self, self._first_slots, self._positions, self._columns, self._windows)
+        positions = self._positions.flatten()
+        rotary = tuple(table.index_select(1, positions) for table in self._tables)
+        hidden = self._hidden[None]
+        for layer in self._layers:
+            hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, packed=batch)
+        return hidden[0]
+
+    def read(self, output: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """A copy of the rows that are no filling, in the order of `fill`."""
+        return output.index_select(0, self._row_of_token[:num_tokens])
+
+    def keys_values(self, layer: int) -> torch.Tensor:
+        """Of all slots, of shape (keys and values, KV heads, slots, head size)."""
+        cache = self._caches[layer]
+        assert cache is not None
+        return cache
+
+
+def grid_indices(shape: GridShape, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> list[int]:
+    """What a grid reads: each session's first slot; then of each of its rows the position; the token that it computes;
+    and, token by token, the row that computes it.
+    """
+    filling = shape.num_sessions - len(chains)
+    slots = [*first_slots, *[first_slots[-1]] * filling]
+    positions, tokens, rows_of_tokens = list[int](), list[int](), list[int]()
+    at = 0
+    for session, chain in enumerate(chains):
+        rows = [min(row, chain.num_tokens - 1) for row in range(shape.num_rows)]
+        positions += [chain.start + row for row in rows]
+        tokens += [at + row for row in rows]
+        rows_of_tokens += [session * shape.num_rows + row for row in range(chain.num_tokens)]
+        at += chain.num_tokens
+    positions += positions[-shape.num_rows :] * filling
+    tokens += tokens[-shape.num_rows :] * filling
+    rows_of_tokens += [0] * (len(positions) - len(rows_of_tokens))
+    return [*slots, *positions, *tokens, *rows_of_tokens]
+
+
+class GridBatch:
+    """The attention of a grid's rows: each to its session's slots, up to its own position.
+
+    Shapes: `first_slots` (sessions, 1), `positions` (sessions, rows), `columns` (context).
+    """
+
+    def __init__(
+        self,
+        grid: GridPass,
+        first_slots: torch.Tensor,
+        positions: torch.Tensor,
+        columns: torch.Tensor,
+        windows: Sequence[int | None],
+    ) -> None:
+        self._grid, self._windows = grid, windows
+        self._write_slots = (first_slots + positions).flatten()
+        # Beyond a session's last token its last slot is read again: other slots may hold anything, NaN included.
+        self._read_slots = (first_slots + torch.minimum(columns, positions[:, -1:])).flatten()
+        self._masks = {window: self._mask(positions[:, :, None], columns, window) for window in set(windows)}
+
+    def _mask(self, positions: torch.Tensor, columns: torch.Tensor, window: int | None) -> torch.Tensor:
+        """An additive mask of shape (1, sessions, heads that share keys x rows, context)."""
+        seen = columns <= positions
+        if window:
+            seen &= columns > positions - window
+        cache, sessions = self._grid.keys_values(self._grid.first_layer), self._grid.shape.num_sessions
+        mask = torch.zeros(seen.shape, dtype=cache.dtype, device=cache.device).masked_fill_(~seen, float("-inf"))
+        return mask[:, None].expand(-1, self._grid.group_size, -1, -1).reshape(1, sessions, -1, len(columns))
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        kernel: Kernel,  # noqa: ARG002 - of a session's own tokens; here all sessions are one product
+    ) -> torch.Tensor:
+        """As `PackedBatch.attend`."""
+        sessions, rows, context = self._grid.shape
+        cache = self._grid.keys_values(layer)
+        # Filling writes the slot of the row that it repeats: kernels round equal rows of a product equally.
+        for half, new in zip(cache, (key, value), strict=True):
+            half.index_copy_(1, self._write_slots, new[0])
+        kv_heads, head_size = cache.shape[1], cache.shape[3]
+        keys, values = cache.index_select(2, self._read_slots).view(2, kv_heads, sessions, context, head_size)
+        # Heads that share keys are rows of one product: (KV heads, sessions, heads x rows, head size).
+        queries = query.view(kv_heads, -1, sessions, rows, head_size).transpose(1, 2)
+        grouped = queries.reshape(kv_heads, sessions, -1, head_size)
+        out = sdpa(grouped, keys, values, attn_mask=self._masks[self._windows[layer]], scale=scaling)
+        parted = out.view(kv_heads, sessions, -1, rows, head_size).transpose(1, 2)
+        return parted.reshape(1, -1, sessions * rows, head_size)
