@@ -310,6 +310,7 @@ LESS = {
     ),
     "real/wisp": (*QUESTIONS, "workload.dataset.evaluation=open", "stages.predictors.seeds=[0]"),
     "real/theorem1": (*QUESTIONS, "workload.dataset.evaluation=open", "stages.waste.recalls=[0.95]"),
+    "real/hidden_drafters": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/drafter=adapter,lookup"),
     "real/hat": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/hidden_drafter=u_shape,hat,hat_eta_04"),
     "real/citer": (
         *ROUTED[1:],

@@ -6,15 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 from serving.engines.models import Checkpoint
+from serving.engines.torch.draft_heads import init_medusa_heads
+from serving.engines.torch.model import load_model
+from serving.learned.medusa import WEIGHTS, MedusaHeads
 from serving.policy.slots.draft import LookupDraft
 from serving.progress import silent
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
 from tests.support.conf_files import architecture
 from training.checkpoints.agreement import read, rows
-from training.checkpoints.drafters import Answer, Drafted, LookupDrafter, ModelDrafter, accepted_drafts
+from training.checkpoints.drafters import (
+    Answer,
+    Drafted,
+    LookupDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    accepted_drafts,
+    accepted_nodes,
+)
 from training.checkpoints.stages import measure_agreement, record_answers
 
 
@@ -77,6 +89,32 @@ def test_a_model_agrees_with_itself_and_less_without_its_last_layers(
     assert early["drafter/all/agreement"] < 1.0
     assert early["drafter/all/weights_share"] < 0.2
     assert 1 <= early["drafter/all/tokens_per_round"] < own["drafter/all/tokens_per_round"]
+
+
+def test_a_tree_is_accepted_along_its_longest_path_that_the_answer_takes() -> None:
+    trees, parents = [(5, 6, 7, 1), (1, 2, 3, 4), (9, 9, 2, 9)], (-1, 0, -1, 2)
+    assert accepted_nodes(trees, parents, (7, 1, 2)) == (2, 2, 1)  # 7, 1; 1, 2; 2, behind which the answer ends
+
+
+def test_heads_that_know_nothing_propose_the_token_before(
+    answers: Path, toy_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Untrained heads compute the target's own logits at the state before the last known token."""
+    heads = init_medusa_heads(load_model(toy_pair[0]), 2)
+    save_file({name: value.clone() for name, value in heads.state_dict().items()}, tmp_path / WEIGHTS)
+    medusa = MedusaHeads(num_heads=2, tree=((0,), (0, 0)), num_parameters=1_000_000, folder=str(tmp_path))
+    drafter = MedusaDrafter(
+        model=Checkpoint(path=toy_pair[0]), medusa=medusa, target_architecture=architecture("llama2_7b")
+    )
+    known = read(answers)
+    found = drafter.along(known, 4, silent)
+    assert drafter.num_forwards(4) == 1
+    assert drafter.weights_share == pytest.approx(1e6 / 6.74e9, rel=0.01)
+    for answer, drafted in zip(known, found, strict=True):
+        tokens = (*answer.tokens, -1, -1)
+        for place in range(1, len(answer.tokens)):
+            again = [tokens[place + i] == tokens[place - 1] for i in range(2)]
+            assert drafted.accepted[place] == [*again, False].index(False)
 
 
 def test_damaged_answers_and_too_many_layers_are_said(toy_pair: tuple[Path, Path], tmp_path: Path) -> None:
