@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serving.engines.torch.grid_pass import ChainInput, GridPass, grid_shape
+from serving.engines.torch.grid_pass import GridPass, grid_shape
 from serving.engines.torch.model import DecomposedModel
+
+if TYPE_CHECKING:
+    from serving.engines.torch.model_runner import RunnerInput
 
 MAX_GRAPHS = 64
 
@@ -22,25 +25,26 @@ class CudaGraphs:
     goes first.
 
     Args:
-        capture: makes the replay of a pass that has been filled. A pass whose capture raises RuntimeError is never
+        capture: makes the replay of a filled `GridPass`. A shape for which it raises RuntimeError is logged, and not
             captured again.
     """
 
     def __init__(self, model: DecomposedModel, capture: Callable[[GridPass], Replay] | None = None) -> None:
         self._model, self._capture = model, capture or GraphCapture(model.device)
-        self._seen_once: set[GraphKey] = set()
-        self._failed: set[GraphKey] = set()
+        self._may_capture: dict[GraphKey, bool] = {}
+        """Of the shapes that came before; False: the capture failed."""
         self._graphs: dict[GraphKey, tuple[GridPass, Replay]] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def run(
-        self, hidden: torch.Tensor, chains: Sequence[ChainInput], start_layer: int, end_layer: int
+        self, hidden: torch.Tensor, chains: Sequence["RunnerInput"], start_layer: int, end_layer: int
     ) -> torch.Tensor | None:
-        """Hidden states behind layer end_layer-1, of shape (tokens, hidden), whose keys and values are then cached.
+        """Runs the pass of `chains`, which are inputs without trees, and stores their keys and values.
 
-        None for a pass that has no graph. The caches have room for the tokens.
+        Returns the hidden states behind layer end_layer-1, of shape (tokens, hidden); None if the pass has no graph.
+        The caches have room for the tokens.
         """
         shape, slots = grid_shape(chains), _slots(chains)
         if shape is None or slots is None:
@@ -61,11 +65,10 @@ class CudaGraphs:
         return grid.read(replay(), sum(chain.num_tokens for chain in chains))
 
     def _is_due(self, key: GraphKey) -> bool:
-        """True if a pass of this shape has come before, and its capture has not failed."""
-        if key in self._seen_once:
-            return key not in self._failed
-        self._seen_once.add(key)
-        return False
+        """True if a pass of this shape came before, and its capture has not failed."""
+        is_due = self._may_capture.get(key, False)
+        self._may_capture.setdefault(key, True)
+        return is_due
 
     def _captured(self, grid: GridPass, key: GraphKey) -> Replay | None:
         """None for a capture that failed; room is made for it before."""
@@ -73,16 +76,16 @@ class CudaGraphs:
         if len(self._graphs) >= MAX_GRAPHS:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest]
-            self._seen_once.discard(oldest)
+            del self._may_capture[oldest]
         try:
             return self._capture(grid)
         except RuntimeError as error:
             logging.getLogger(__name__).warning("%s: %s is not replayed: %s", self._model.name, grid.shape, error)
-            self._failed.add(key)
+            self._may_capture[key] = False
             return None
 
 
-def _slots(chains: Sequence[ChainInput]) -> tuple[torch.Tensor, list[int]] | None:
+def _slots(chains: Sequence["RunnerInput"]) -> tuple[torch.Tensor, list[int]] | None:
     """The extent in which all caches lie, and the slot at which each begins; None if there is no such extent."""
     found = [slot for slot in (chain.cache.extent_slot() for chain in chains) if slot is not None]
     if len(found) < len(chains) or any(extent is not found[0][0] for extent, _ in found):

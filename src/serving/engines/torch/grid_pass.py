@@ -1,13 +1,12 @@
 """A pass of few tokens over fixed shapes and addresses, as a CUDA graph needs them.
 
-The pass is filled up to a grid of sessions and rows, whose caches lie in one extent of the pool. A row finds its
-session's keys by the slot at which they begin, and sees as many as its position says. A session is filled up with its
-last row, and the grid with its last session: they write what these write.
+The pass is filled up to a grid of sessions and rows. All sessions have their caches in one extent of the pool, each
+from one slot on, and the position of a row is the last of its session's keys that it attends to. A session is filled up
+with its last row, and the grid with its last session, so that filling writes keys and values that are written anyway.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import torch
@@ -15,7 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from serving.engines.torch.attention import Kernel
 from serving.engines.torch.model import DecomposedModel
-from serving.engines.torch.sequence_cache import SequenceCache
+
+if TYPE_CHECKING:
+    from serving.engines.torch.model_runner import RunnerInput
 
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64)
 _ROWS = (1, 3, 5, 8, 16, 32)
@@ -34,21 +35,7 @@ class GridShape(NamedTuple):
     context: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChainInput:
-    """The new tokens of one session, a chain behind those that are cached."""
-
-    cache: SequenceCache
-    num_tokens: int
-    start: int
-    """The first token's position."""
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
-
-
-def grid_shape(chains: Sequence[ChainInput]) -> GridShape | None:
+def grid_shape(chains: Sequence["RunnerInput"]) -> GridShape | None:
     """The smallest grid that holds the pass; None for a pass that is too large, or too uneven, for any."""
     num_tokens = sum(chain.num_tokens for chain in chains)
     sessions = _at_least(_SESSIONS, len(chains))
@@ -104,7 +91,7 @@ class GridPass:
         """None once the pool has freed it: the grid keeps its memory, but not it."""
         return self._extent()
 
-    def fill(self, hidden: torch.Tensor, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> None:
+    def fill(self, hidden: torch.Tensor, chains: Sequence["RunnerInput"], first_slots: Sequence[int]) -> None:
         """Sets the rows: `hidden` of shape (tokens, hidden), chain by chain, and the slot where each cache begins."""
         self._indices.copy_(torch.tensor(grid_indices(self.shape, chains, first_slots)))
         torch.index_select(hidden, 0, self._token_of_row, out=self._hidden)
@@ -130,7 +117,7 @@ class GridPass:
         return cache
 
 
-def grid_indices(shape: GridShape, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> list[int]:
+def grid_indices(shape: GridShape, chains: Sequence["RunnerInput"], first_slots: Sequence[int]) -> list[int]:
     """What a grid reads: each session's first slot; then of each of its rows the position; the token that it computes;
     and, token by token, the row that computes it.
     """

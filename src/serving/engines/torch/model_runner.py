@@ -8,7 +8,6 @@ import torch
 from serving.core.draft_tree import depths
 from serving.engines.torch.attention import AttentionSegment, ImportanceCollector, PackedBatch
 from serving.engines.torch.cuda_graph import CudaGraphs
-from serving.engines.torch.grid_pass import ChainInput
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 
@@ -84,6 +83,10 @@ class RunnerInput:
         return self.cache.length if self.num_cached is None else self.num_cached
 
     @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
     def tree_start(self) -> int:
         """The position from which the tree grows: that of its first node."""
         return self.start if self.parents is None else self.start + self.num_tokens - len(self.parents)
@@ -117,7 +120,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Runs layers start_layer..end_layer-1 over the tokens of `inputs`, whose caches grow by them."""
         for entry in inputs:
-            entry.cache.reserve(entry.start + entry.num_tokens)
+            entry.cache.reserve(entry.end)
         replayed = self._replay(hidden, inputs, start_layer, end_layer)
         if replayed is None:
             segments = [self._segment(entry) for entry in inputs]
@@ -126,7 +129,7 @@ class ModelRunner:
         else:
             hidden = replayed
         for entry in inputs:
-            entry.cache.length = entry.start + entry.num_tokens
+            entry.cache.length = entry.end
         return hidden
 
     def _replay(
@@ -134,8 +137,7 @@ class ModelRunner:
     ) -> torch.Tensor | None:
         if self._graphs is None or any(entry.parents is not None or entry.importance is not None for entry in inputs):
             return None
-        chains = [ChainInput(entry.cache, entry.num_tokens, entry.start) for entry in inputs]
-        return self._graphs.run(hidden, chains, start_layer, end_layer)
+        return self._graphs.run(hidden, inputs, start_layer, end_layer)
 
     def _run_layers(
         self,
@@ -165,7 +167,7 @@ class ModelRunner:
         return normed
 
     def _segment(self, entry: RunnerInput) -> AttentionSegment:
-        cache, past, end = entry.cache, entry.start, entry.start + entry.num_tokens
+        cache, past, end = entry.cache, entry.start, entry.end
         # A single token needs no mask: its read view leaves out what its window does not cover.
         single = entry.num_tokens == 1 and entry.parents is None
         seen = {w: cache.read_views(max(0, end - w) if w and single else 0, end) for w in self._window_sizes}

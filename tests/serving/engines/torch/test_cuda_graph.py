@@ -14,9 +14,9 @@ from serving.engines.torch import cuda_graph
 from serving.engines.torch.cuda_graph import CudaGraphs, GraphCapture, can_capture
 from serving.engines.torch.draft_heads import attach_adapter, init_adapter
 from serving.engines.torch.engine import TorchEngine
-from serving.engines.torch.grid_pass import ChainInput, GridPass, GridShape, grid_shape
+from serving.engines.torch.grid_pass import GridPass, GridShape, grid_shape
 from serving.engines.torch.model import DecomposedModel, decompose
-from serving.engines.torch.model_runner import AttentionMasks
+from serving.engines.torch.model_runner import AttentionMasks, RunnerInput
 from serving.engines.torch.packed_layers import FUSED, pack_weights
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.messages import (
@@ -204,7 +204,7 @@ def test_a_grid_is_the_smallest_that_holds_a_pass_and_is_not_mostly_filling(caus
     cache = SequenceCache(make_model(causal, "llama", "cpu"), 0, LAYERS)
 
     def shape(*sizes: int, start: int = 0) -> GridShape | None:
-        return grid_shape([ChainInput(cache, size, start) for size in sizes])
+        return grid_shape([RunnerInput(cache, size, num_cached=start) for size in sizes])
 
     assert shape(1) == (1, 1, 256)
     assert shape(1, 1, 1, start=255) == (4, 1, 256)
@@ -214,7 +214,7 @@ def test_a_grid_is_the_smallest_that_holds_a_pass_and_is_not_mostly_filling(caus
     assert shape(32, 1, 1, 1, 1) is None  # 256 rows for 36 tokens
     assert shape(*[4] * 65) is None
     assert shape(1, start=8192) is None
-    uneven = [ChainInput(cache, 1, start) for start in (4000, *[20] * 31)]
+    uneven = [RunnerInput(cache, 1, num_cached=start) for start in (4000, *[20] * 31)]
     assert grid_shape(uneven) is None  # 131,072 slots for 4,652 cached tokens
 
 
@@ -272,13 +272,13 @@ def test_graphs_of_a_freed_extent_are_dropped(causal: Any) -> None:
     for cache in caches:
         cache.reserve(16)
         for start in range(3):
-            graphs.run(hidden, [ChainInput(cache, 1, start)], 0, LAYERS)
+            graphs.run(hidden, [RunnerInput(cache, 1, num_cached=start)], 0, LAYERS)
     assert len(graphs) == 2
     del caches[0], cache
     other = SequenceCache(model, 0, LAYERS)
     other.reserve(16)
     for start in range(3):
-        graphs.run(hidden, [ChainInput(other, 1, start)], 0, LAYERS)
+        graphs.run(hidden, [RunnerInput(other, 1, num_cached=start)], 0, LAYERS)
     assert len(graphs) == 2
 
 
@@ -290,7 +290,7 @@ def test_the_least_recently_used_graph_goes_first(causal: Any, monkeypatch: pyte
     cache.reserve(32)
 
     def run(rows: int) -> bool:
-        found = graphs.run(torch.zeros(rows, model.hidden_size), [ChainInput(cache, rows, 0)], 0, LAYERS)
+        found = graphs.run(torch.zeros(rows, model.hidden_size), [RunnerInput(cache, rows, num_cached=0)], 0, LAYERS)
         return found is not None
 
     assert [run(rows) for rows in (1, 1, 3, 3, 1, 5, 5)] == [False, True, False, True, True, False, True]
