@@ -2,15 +2,12 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from serving.engines.torch.grid_pass import GridPass, grid_shape
+from serving.engines.torch.grid_pass import ChainInput, GridPass, grid_shape
 from serving.engines.torch.model import DecomposedModel
-
-if TYPE_CHECKING:
-    from serving.engines.torch.model_runner import RunnerInput
 
 MAX_GRAPHS = 64
 
@@ -39,7 +36,7 @@ class CudaGraphs:
         return len(self._graphs)
 
     def run(
-        self, hidden: torch.Tensor, chains: Sequence["RunnerInput"], start_layer: int, end_layer: int
+        self, hidden: torch.Tensor, chains: Sequence[ChainInput], start_layer: int, end_layer: int
     ) -> torch.Tensor | None:
         """Runs the pass of `chains`, which are inputs without trees, and stores their keys and values.
 
@@ -85,7 +82,7 @@ class CudaGraphs:
             return None
 
 
-def _slots(chains: Sequence["RunnerInput"]) -> tuple[torch.Tensor, list[int]] | None:
+def _slots(chains: Sequence[ChainInput]) -> tuple[torch.Tensor, list[int]] | None:
     """The extent in which all caches lie, and the slot at which each begins; None if there is no such extent."""
     found = [slot for slot in (chain.cache.extent_slot() for chain in chains) if slot is not None]
     if len(found) < len(chains) or any(extent is not found[0][0] for extent, _ in found):

@@ -6,7 +6,7 @@ with its last row, and the grid with its last session, so that filling writes ke
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -14,9 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from serving.engines.torch.attention import Kernel
 from serving.engines.torch.model import DecomposedModel
-
-if TYPE_CHECKING:
-    from serving.engines.torch.model_runner import RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
 
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64)
 _ROWS = (1, 3, 5, 8, 16, 32)
@@ -35,7 +33,23 @@ class GridShape(NamedTuple):
     context: int
 
 
-def grid_shape(chains: Sequence["RunnerInput"]) -> GridShape | None:
+class ChainInput(Protocol):
+    """What a grid reads of a `RunnerInput`: new tokens behind cached ones, at positions start..end-1."""
+
+    @property
+    def cache(self) -> SequenceCache: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+def grid_shape(chains: Sequence[ChainInput]) -> GridShape | None:
     """The smallest grid that holds the pass; None for a pass that is too large, or too uneven, for any."""
     num_tokens = sum(chain.num_tokens for chain in chains)
     sessions = _at_least(_SESSIONS, len(chains))
@@ -91,7 +105,7 @@ class GridPass:
         """None once the pool has freed it: the grid keeps its memory, but not it."""
         return self._extent()
 
-    def fill(self, hidden: torch.Tensor, chains: Sequence["RunnerInput"], first_slots: Sequence[int]) -> None:
+    def fill(self, hidden: torch.Tensor, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> None:
         """Sets the rows: `hidden` of shape (tokens, hidden), chain by chain, and the slot where each cache begins."""
         self._indices.copy_(torch.tensor(grid_indices(self.shape, chains, first_slots)))
         torch.index_select(hidden, 0, self._token_of_row, out=self._hidden)
@@ -117,7 +131,7 @@ class GridPass:
         return cache
 
 
-def grid_indices(shape: GridShape, chains: Sequence["RunnerInput"], first_slots: Sequence[int]) -> list[int]:
+def grid_indices(shape: GridShape, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> list[int]:
     """What a grid reads: each session's first slot; then of each of its rows the position; the token that it computes;
     and, token by token, the row that computes it.
     """
