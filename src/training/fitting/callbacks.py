@@ -1,6 +1,7 @@
 """Lightning callbacks: the history of steps, checkpoints, and the best weights with early stopping."""
 
 import copy
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ class StepHistory(Callback):
 
 
 class Checkpointer(Callback):
-    """Saves the whole training state every `every_steps` steps. The file is replaced at once, never half written."""
+    """Saves the whole training state every `every_steps` steps; what was saved before stays until then.
+
+    A file, or a folder where the strategy writes one (DeepSpeed's, to which every process adds its part).
+    """
 
     def __init__(self, work: Path, every_steps: int) -> None:
         self._path, self._every_steps = work / CHECKPOINT_FILE, every_steps
@@ -55,7 +59,29 @@ class Checkpointer(Callback):
         if trainer.global_step % self._every_steps == 0:
             fresh = self._path.with_suffix(".part")
             trainer.save_checkpoint(fresh)
-            fresh.replace(self._path)
+            if trainer.is_global_zero:
+                _replace(self._path, fresh)
+            trainer.strategy.barrier("Checkpointer")
+
+
+def _replace(path: Path, fresh: Path) -> None:
+    """Renames `fresh` to `path`. A file goes over a file at once; a folder cannot, so what was there goes aside first."""
+    if fresh.is_dir() or path.is_dir():
+        aside = path.with_suffix(".old")
+        _remove(aside)
+        if path.exists():
+            path.rename(aside)
+        fresh.rename(path)
+        _remove(aside)
+    else:
+        fresh.replace(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class BestWeights(Callback):

@@ -79,8 +79,9 @@ class Trainer:
             torch.set_num_threads(before)
 
     def fit(self, module: "LightningModule", loader: Sized, callbacks: "Sequence[Callback]", checkpoint: Path) -> None:
-        """Runs one step for each batch of `loader`; continues from the file `checkpoint` if it exists.
+        """Runs one step for each batch of `loader`; continues from `checkpoint` if this strategy wrote it.
 
+        DeepSpeed on GPUs writes a folder, every other strategy a file; of the other kind it is ignored and replaced.
         With several devices Lightning starts the command again for each further one (`Runner` says what that does).
         strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint.
         """
@@ -106,7 +107,8 @@ class Trainer:
                 enable_model_summary=False,
                 use_distributed_sampler=False,
             )
-            lightning.fit(module, loader, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
+            known = checkpoint.is_dir() if self.strategy == DEEPSPEED else checkpoint.is_file()
+            lightning.fit(module, loader, ckpt_path=str(checkpoint) if known else None, weights_only=True)
 
     def _lightning_strategy(self, module: "LightningModule") -> Any:
         """The strategy as Lightning expects it."""
