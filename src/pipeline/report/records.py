@@ -6,9 +6,12 @@ chunks.parquet     one row a draft          -> ChunkRecord
 meta.json          about the run            -> RunMetadata
 """
 
+import gc
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -312,12 +315,11 @@ class RunMetadata:
 
 @dataclass(frozen=True)
 class Records:
-    """A whole `serve` artifact, in memory."""
+    """A whole `serve` artifact: requests in memory, time lines and chunks when they are first asked for."""
 
     requests: tuple[RequestRecord, ...]
-    timeline: tuple[TimelineSpan, ...]
-    chunks: tuple[ChunkRecord, ...]
     meta: RunMetadata
+    artifact: Path
 
     @classmethod
     def read(cls, artifact: Path) -> "Records":
@@ -325,13 +327,17 @@ class Records:
         requests = tuple(read_requests(artifact))
         if not requests:
             raise RecordsError(f"{artifact} holds no request: nothing was served, so there is nothing to report.")
-        timeline = _read_parquet(artifact / "timeline.parquet", TimelineSpan)
-        return cls(
-            requests,
-            tuple(timeline),
-            tuple(_read_parquet(artifact / "chunks.parquet", ChunkRecord)),
-            read_metadata(artifact),
-        )
+        for name, kind in (("timeline", TimelineSpan), ("chunks", ChunkRecord)):
+            _open_parquet(artifact / f"{name}.parquet", kind)
+        return cls(requests, read_metadata(artifact), artifact)
+
+    @cached_property
+    def timeline(self) -> tuple[TimelineSpan, ...]:
+        return tuple(_read_parquet(self.artifact / "timeline.parquet", TimelineSpan))
+
+    @cached_property
+    def chunks(self) -> tuple[ChunkRecord, ...]:
+        return tuple(_read_parquet(self.artifact / "chunks.parquet", ChunkRecord))
 
 
 def read_requests(artifact: Path) -> list[RequestRecord]:
@@ -341,18 +347,60 @@ def read_requests(artifact: Path) -> list[RequestRecord]:
 
 def _read_parquet(path: Path, kind: type[RecordT]) -> list[RecordT]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    names = [one.name for one in fields(kind) if one.metadata.get("recorded", True)]  # type: ignore[arg-type]
+    names = _columns(kind)
     try:
-        file = pq.ParquetFile(path)
-        lacking = sorted(set(names) - set(file.schema_arrow.names))
-        rows = [] if lacking else file.read(columns=names).to_pylist()
+        table = _open_parquet(path, kind).read(columns=names)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, str(error)) from error
-    if lacking:
+    with _no_garbage_collection():
+        columns = [_values(table[name].combine_chunks()) for name in names]
+        return [kind(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def _open_parquet(path: Path, kind: type[Any]) -> Any:
+    """The file, whose columns are known and whose rows are not read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, str(error)) from error
+    if lacking := sorted(set(_columns(kind)) - set(file.schema_arrow.names)):
         raise _unreadable(path, f"it lacks the columns {', '.join(lacking)}")
-    return [kind(**row) for row in rows]
+    return file
+
+
+def _columns(kind: type[Any]) -> list[str]:
+    return [one.name for one in fields(kind) if one.metadata.get("recorded", True)]
+
+
+def _values(column: Any) -> list[Any]:
+    """As `column.to_pylist()`, in a fraction of the time for numbers and for strings that repeat."""
+    import pyarrow as pa
+
+    if column.null_count or pa.types.is_nested(column.type):
+        found: list[Any] = column.to_pylist()
+    elif pa.types.is_string(column.type):
+        encoded = column.dictionary_encode()
+        texts = encoded.dictionary.to_pylist()
+        found = [texts[i] for i in encoded.indices.to_numpy().tolist()]
+    else:
+        found = column.to_numpy(zero_copy_only=False).tolist()
+    return found
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Half of the time in which a million records are made goes to a collector that finds nothing."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def read_metadata(artifact: Path) -> RunMetadata:
