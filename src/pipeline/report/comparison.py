@@ -13,7 +13,7 @@ from pipeline.report.figures import TradeoffPoint
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt
-from pipeline.report.statistics import ConfidenceInterval, holm, paired_p_value
+from pipeline.report.statistics import ConfidenceInterval, PairedSums, holm, paired_p_values
 from pipeline.report.table import (
     LabelledTexts,
     ReportPart,
@@ -140,9 +140,12 @@ def _differences(
         for key in _PAIRED
         if key in sums[own] and key in sums[other]
     ]
-    tested = [_p_value(sums[own][key], sums[other][key]) for own, other, key in pairs]
+    tests = [
+        PairedSums(sums[own][key].sums, sums[other][key].sums, sums[own][key].combine) for own, other, key in pairs
+    ]
+    p_values = holm(paired_p_values(tests, seed=BOOTSTRAP_SEED))
     differences: list[dict[str, Difference]] = [{} for _ in found]
-    for (own, other, key), p in zip(pairs, holm(tested), strict=True):
+    for (own, other, key), p in zip(pairs, p_values, strict=True):
         mine, its = (estimate(found[place].metrics[key], "", sums[place][key]) for place in (own, other))
         paired = mine.paired_difference(its)
         if paired and paired.interval:
@@ -150,8 +153,8 @@ def _differences(
     return differences
 
 
-def _p_value(ours: PromptSums, baseline: PromptSums) -> float:
-    return paired_p_value(ours.sums, baseline.sums, ours.combine, seed=BOOTSTRAP_SEED)
+def _paired(own: PromptSums, other: PromptSums) -> PairedSums:
+    return PairedSums(own.sums, other.sums, own.combine)
 
 
 def _ranked(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -> list[ComparisonRow]:

@@ -38,32 +38,57 @@ def mean_interval(
     return ConfidenceInterval(float(sample.mean()), float(low), float(high))
 
 
-def paired_p_value(
-    ours: NDArray[np.float64], baseline: NDArray[np.float64], combine: Callable[..., Any], *, seed: int,
-    permutations: int = 9999,
-) -> float:  # fmt: skip
-    """Two-sided p-value of a difference between two jobs on the same prompts: a paired permutation test.
+@dataclass(frozen=True)
+class PairedSums:
+    """Two jobs on the same prompts: sums [prompts, k] of each; `combine` of their totals is the metric."""
 
-    Args:
-        ours, baseline: sums [prompts, k]; `combine` of their totals is the metric.
+    ours: NDArray[np.float64]
+    baseline: NDArray[np.float64]
+    combine: Callable[..., Any]
+
+
+def paired_p_values(tests: Sequence[PairedSums], *, seed: int, permutations: int = 9999) -> list[float]:
+    """Two-sided p-values of the differences between two jobs on the same prompts: paired permutation tests.
 
     Each permutation swaps the two jobs' sums of a prompt, or does not, with equal chances: four prompts can give no
-    p-value below 1/8. Source: Noreen, Computer-Intensive Methods for Testing Hypotheses, 1989.
+    p-value below 1/8. Tests on as many prompts get the same permutations, so a test's p-value does not depend on the
+    others. Source: Noreen, Computer-Intensive Methods for Testing Hypotheses, 1989.
     """
+    found = [1.0] * len(tests)
+    for size in {len(test.ours) for test in tests}:
+        places = [place for place, test in enumerate(tests) if len(test.ours) == size]
+        for place, p_value in zip(
+            places, _p_values([tests[place] for place in places], seed, permutations), strict=True
+        ):
+            found[place] = p_value
+    return found
+
+
+def _p_values(tests: Sequence[PairedSums], seed: int, permutations: int) -> list[float]:
+    """Of tests on equally many prompts."""
     import numpy as np
 
-    middle, half = (ours + baseline).sum(axis=0) / 2, (ours - baseline) / 2
-    rng, rows = np.random.default_rng(seed), max(1, _INDICES_AT_ONCE // len(ours))
+    halves = np.concatenate([(test.ours - test.baseline) / 2 for test in tests], axis=1)
+    ends = np.cumsum([test.ours.shape[1] for test in tests])[:-1]
+    rng, rows = np.random.default_rng(seed), max(1, _INDICES_AT_ONCE // len(halves))
+    extreme = [0] * len(tests)
+    for done in range(0, permutations, rows):
+        signs = 2.0 * rng.integers(2, size=(min(rows, permutations - done), len(halves)), dtype=np.int8) - 1.0
+        for place, shift in enumerate(np.split(signs @ halves, ends, axis=1)):
+            extreme[place] += _num_extreme(tests[place], shift)
+    return [(1 + one) / (1 + permutations) for one in extreme]
+
+
+def _num_extreme(test: PairedSums, shift: NDArray[np.float64]) -> int:
+    """How many permutations, which move totals by `shift` [permutations, k], differ at least as much as the jobs."""
+    import numpy as np
+
+    middle = (test.ours + test.baseline).sum(axis=0) / 2
     with np.errstate(all="ignore"):
-        values = [combine(*sums.sum(axis=0)) for sums in (ours, baseline)]
+        values = [test.combine(*sums.sum(axis=0)) for sums in (test.ours, test.baseline)]
         limit = abs(values[0] - values[1]) - 1e-12 * (abs(values[0]) + abs(values[1]))
-        extreme = 0
-        for done in range(0, permutations, rows):
-            signs = 2.0 * rng.integers(2, size=(min(rows, permutations - done), len(ours)), dtype=np.int8) - 1.0
-            shift = signs @ half
-            found = np.abs(combine(*(middle + shift).T) - combine(*(middle - shift).T))
-            extreme += int(np.count_nonzero(~(found < limit)))
-    return (1 + extreme) / (1 + permutations)
+        found = np.abs(test.combine(*(middle + shift).T) - test.combine(*(middle - shift).T))
+    return int(np.count_nonzero(~(found < limit)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

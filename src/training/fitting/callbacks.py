@@ -65,7 +65,7 @@ class Checkpointer(Callback):
 
 
 def _replace(path: Path, fresh: Path) -> None:
-    """Renames `fresh` to `path`. A file goes over a file at once; a folder cannot, so what was there goes aside first."""
+    """Renames `fresh` to `path`: a file over a file at once; else what was there goes aside first."""
     if fresh.is_dir() or path.is_dir():
         aside = path.with_suffix(".old")
         _remove(aside)

@@ -11,12 +11,12 @@ that were not tested take part with a p-value of 1, which can only raise the oth
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.report.export.results import ResultCell, ResultTable
 from pipeline.report.job_summary import BOOTSTRAP_SEED
-from pipeline.report.statistics import holm, paired_p_value
+from pipeline.report.statistics import PairedSums, holm, paired_p_values
 
 SIGNIFICANCE = 0.05
 MAX_PERMUTED = 200
@@ -56,7 +56,7 @@ def judge(table: ResultTable) -> Judgement:
     total = (
         len(found) if table.against else max(len(found), sum(_num_pairs(table, column) for column in _ranked(table)))
     )
-    tested = {one.place: _p_value(one.own, one.other, permuted=total <= MAX_PERMUTED) for one in found}
+    tested = _p_values(found, permuted=total <= MAX_PERMUTED)
     padded = [*tested.values(), *[1.0] * (total - len(tested))]
     adjusted = holm(padded)[: len(tested)]
     return Judgement(frozenset(best), dict(zip(tested, adjusted, strict=True)), total)
@@ -120,9 +120,17 @@ def _pair(one: ResultCell, other: ResultCell) -> bool:
     )
 
 
-def _p_value(own: ResultCell, other: ResultCell, *, permuted: bool) -> float:
-    if own.sums and other.sums and permuted:
-        return paired_p_value(own.sums.sums, other.sums.sums, own.sums.combine, seed=BOOTSTRAP_SEED)
+def _p_values(found: Sequence[_Comparison], *, permuted: bool) -> dict[Place, float]:
+    tests = {
+        one.place: PairedSums(one.own.sums.sums, one.other.sums.sums, one.own.sums.combine)
+        for one in found
+        if permuted and one.own.sums and one.other.sums
+    }
+    known = dict(zip(tests, paired_p_values(list(tests.values()), seed=BOOTSTRAP_SEED), strict=True))
+    return {one.place: known[one.place] if one.place in known else _normal_p_value(one.own, one.other) for one in found}
+
+
+def _normal_p_value(own: ResultCell, other: ResultCell) -> float:
     assert own.estimate is not None
     assert other.estimate is not None
     difference = own.estimate.paired_difference(other.estimate)
