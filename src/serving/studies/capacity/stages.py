@@ -54,7 +54,7 @@ def run_jobs(
 def _run_missing(
     jobs: Sequence[T], missing: Sequence[int], run: Callable[[T], JsonObject], processes: int | None
 ) -> Iterator[tuple[int, JsonObject]]:
-    workers = min(len(missing), processes or os.cpu_count() or 1)
+    workers = min(len(missing), processes or len(os.sched_getaffinity(0)))
     if workers <= 1:
         yield from ((i, run(jobs[i])) for i in missing)
         return
