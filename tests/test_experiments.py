@@ -21,12 +21,12 @@ DISTINCT = (
     "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig14",
     "synera/fig4", "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "what_if",
     "wisp/fig1", "wisp/fig11", "wisp/fig4", "wisp/fig9", "wisp/matched_recall",
-    "wisp/slo", "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
+    "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
 )  # fmt: skip
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
     "hat/fig1a", "hat/table5", "synera/fig13", "synera/fig18", "token_routing/frontier", "wisp/embedded_pair",
-    "wisp/fig10", "wisp/fig2", "wisp/table5",
+    "wisp/fig10", "wisp/fig2", "wisp/slo", "wisp/table5",
 )  # fmt: skip
 """Sets of stages of their own, whose functions have tests, and which take four seconds and more; run with the others.
 real_run's processes take a minute.
@@ -72,6 +72,7 @@ QUICK = (
     "runtime.stages.record_outcomes.workload.num_prompts=12",
 )
 HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.num_prompts=12")
+ADAPTER = "policy.artifacts.adapter.recipe"
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = (
     "training.seed=0",
@@ -375,7 +376,7 @@ LESS = {
 """Further overrides that make an experiment smaller."""
 AT_EACH_CHANGE = {
     "validate": ("~stages.validate.real.grpc", "~stages.validate.simulated.grpc"),  # validate_grpc_pacing has streams
-    "wisp/slo": ("policy/scheduler=slo_aware",),
+    "hat/table4": ("policy=hat", f"{ADAPTER}.steps=60", f"{ADAPTER}.eval_steps=30"),
     "hyperion/drafting": ("+variant/hyperion/drafting=sled",),
 }
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""
