@@ -1,4 +1,7 @@
-"""Ten simulated jobs one after the other, and in worker processes on all cores: seconds of both commands."""
+"""Ten simulated jobs one after the other, and in worker processes on all cores: seconds of both commands.
+
+Beside it what the cores give: a single job alone, and as many commands of one job at once as there are cores.
+"""
 
 import os
 import subprocess
@@ -9,36 +12,46 @@ import time
 JOBS, PROMPTS = 10, 1800
 ATTEMPTS = 2
 """A machine that does other things has no core to spare for a while."""
-AIM, MIN_SPEEDUP = 1.8, 1.4
-"""On two cores. The aim is missed (docs/sweeps.md); a machine that does other things must not fail."""
-WORDS = (
-    "-m", "+policy=sled", "model=qwen3_hub", "workload=synthetic", f"workload.num_prompts={PROMPTS}",
-    "workload.devices=100", "runtime=simulated", "runtime/outcomes=constant", f"seed=range({JOBS})",
+AIM, MIN_SHARE = 1.8, 0.8
+"""The aim is for two cores (docs/sweeps.md); the limit is a share of what this machine's cores give in the same run."""
+JOB = (
+    sys.executable, "-m", "pipeline", "+policy=sled", "model=qwen3_hub", "workload=synthetic",
+    f"workload.num_prompts={PROMPTS}", "workload.devices=100", "runtime=simulated", "runtime/outcomes=constant",
     "tracking.uri=none",
 )  # fmt: skip
+SWEEP = (*JOB, "-m", f"seed=range({JOBS})")
 
 
 def main() -> bool:
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     if cores < 2:
         print("sweep: skipped, this machine has one core")
         return True
-    return any(_speedup(cores) >= MIN_SPEEDUP for _ in range(ATTEMPTS))
+    return any(_share_reached(cores) >= MIN_SHARE for _ in range(ATTEMPTS))
 
 
-def _speedup(cores: int) -> float:
-    alone_s, workers_s = _seconds(), _seconds("hydra/launcher=joblib")
-    found = alone_s / workers_s
-    print(f"{JOBS} simulated jobs, one after the other {alone_s:.0f} s, joblib on {cores} cores {workers_s:.0f} s: "
-          f"{found:.2f} times as fast, aim {AIM}, limit {MIN_SPEEDUP}")  # fmt: skip
-    return found
+def _share_reached(cores: int) -> float:
+    """The sweep's gain over what as many commands at once gain."""
+    possible = cores * _seconds(JOB) / _seconds(*[JOB] * cores)
+    found_s, workers_s = _seconds(SWEEP), _seconds((*SWEEP, "hydra/launcher=joblib"))
+    found = found_s / workers_s
+    print(f"{JOBS} simulated jobs, one after the other {found_s:.0f} s, joblib on {cores} cores {workers_s:.0f} s: "
+          f"{found:.2f} times as fast, aim {AIM}; {cores} commands at once {possible:.2f} times, "
+          f"limit {MIN_SHARE} of that")  # fmt: skip
+    return found / possible
 
 
-def _seconds(*more: str) -> float:
+def _seconds(*commands: tuple[str, ...]) -> float:
+    """Of all commands at once."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pipeline", *WORDS, *more, f"outputs={folder}"]
         began = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
+        running = [
+            subprocess.Popen([*words, f"outputs={folder}/{i}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for i, words in enumerate(commands)
+        ]
+        codes = [process.wait() for process in running]
+        if any(codes):
+            raise RuntimeError(f"a command failed: {' '.join(commands[0])}")
         return time.perf_counter() - began
 
 
