@@ -6,9 +6,8 @@ measured here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +15,8 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from serving.core.importance import AttentionRows
-from serving.engines.torch.batch_invariance import attend_alone
 
-ATTENTION_NAME, INVARIANT_ATTENTION_NAME = "tandem", "tandem_invariant"
+ATTENTION_NAME = "tandem"
 
 
 @dataclass(slots=True)
@@ -40,18 +38,8 @@ class AttentionSegment:
     importance: ImportanceCollector | None = None
 
 
-class Kernel(Protocol):
-    """Attention of one session's queries to its keys; shapes as in `batch_invariance.attend_alone`."""
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-        /,
-    ) -> torch.Tensor: ...
+AttentionKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
+"""Attention of one session's queries to its keys: query, keys, values, mask, scaling, as `attend_together`."""
 
 
 class Batch(Protocol):
@@ -64,7 +52,6 @@ class Batch(Protocol):
         key: torch.Tensor,
         value: torch.Tensor,
         scaling: float,
-        kernel: Kernel,
         /,
     ) -> torch.Tensor:
         """Stores keys and values, then attends.
@@ -81,6 +68,7 @@ class PackedBatch:
     segments: Sequence[AttentionSegment]
     token_counts: list[int]
     sliding_windows: tuple[int | None, ...]
+    kernel: AttentionKernel
 
     def attend(
         self,
@@ -89,7 +77,6 @@ class PackedBatch:
         key: torch.Tensor,
         value: torch.Tensor,
         scaling: float,
-        kernel: Kernel,
         /,
     ) -> torch.Tensor:
         """One session after the other; shapes as in `Batch`."""
@@ -107,14 +94,14 @@ class PackedBatch:
             keys, values = all_keys[i], all_values[i]
             if segment.importance is not None:
                 segment.importance.observe(layer, q, keys, scaling, mask)
-            parts.append(kernel(q, keys, values, mask, scaling))
+            parts.append(self.kernel(q, keys, values, mask, scaling))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def attend_together(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """All queries of a session in one product."""
+    """All queries of a session in one product; shapes as in `batch_invariance.attend_alone`."""
     causal, grouped = mask is None and query.shape[2] > 1, query.shape[1] != keys.shape[1]
     return sdpa(query, keys, values, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped)
 
@@ -128,19 +115,17 @@ def attend(
     *,
     packed: Batch,
     scaling: float,
-    kernel: Kernel = attend_together,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """What a layer of `transformers` calls; shapes as in `Batch`, but the output is (1, tokens, heads, head size)."""
-    return packed.attend(module.layer_idx, query, key, value, scaling, kernel).transpose(1, 2), None
+    return packed.attend(module.layer_idx, query, key, value, scaling).transpose(1, 2), None
 
 
 def register_attention() -> None:
-    """Registers `attend` with `transformers`, with both kernels."""
+    """Registers `attend` with `transformers`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
-    AttentionInterface.register(INVARIANT_ATTENTION_NAME, partial(attend, kernel=attend_alone))
 
 
 class WriteTarget(Protocol):

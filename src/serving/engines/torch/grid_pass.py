@@ -12,7 +12,6 @@ from weakref import ref
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from serving.engines.torch.attention import Kernel
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 
@@ -187,7 +186,7 @@ class GridBatch:
         key: torch.Tensor,
         value: torch.Tensor,
         scaling: float,
-        kernel: Kernel,  # noqa: ARG002 - of a session's own tokens; here all sessions are one product
+        /,
     ) -> torch.Tensor:
         """As `PackedBatch.attend`."""
         sessions, rows, context = self._grid.shape

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from serving.engines.torch import ARCHITECTURES
-from serving.engines.torch.attention import ATTENTION_NAME, INVARIANT_ATTENTION_NAME, register_attention
-from serving.engines.torch.batch_invariance import use_blocks
+from serving.engines.torch.attention import ATTENTION_NAME, AttentionKernel, attend_together, register_attention
+from serving.engines.torch.batch_invariance import attend_alone, use_blocks
 from serving.hardware.architecture import Quantization
 from serving.messages import Span
 
@@ -105,6 +105,7 @@ class DecomposedModel:
     """Rows of the head, padding included."""
     dtype: torch.dtype
     device: torch.device
+    attention_kernel: AttentionKernel
 
     def restricted_to(self, span: Span) -> "DecomposedModel":
         """A copy that holds only the parts of `span`; running another part raises RuntimeError."""
@@ -248,7 +249,7 @@ def decompose(
     config = causal.config
     _check_architecture(config, name)
     register_attention()
-    causal.set_attn_implementation(INVARIANT_ATTENTION_NAME if batch_invariant else ATTENTION_NAME)
+    causal.set_attn_implementation(ATTENTION_NAME)
     if batch_invariant:
         use_blocks(causal)
     causal.eval().requires_grad_(False).to(device)
@@ -269,6 +270,7 @@ def decompose(
         vocab_size=causal.get_output_embeddings().out_features,
         dtype=causal.dtype,
         device=torch.device(device),
+        attention_kernel=attend_alone if batch_invariant else attend_together,
     )
 
 

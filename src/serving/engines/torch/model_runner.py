@@ -124,7 +124,8 @@ class ModelRunner:
         replayed = self._replay(hidden, inputs, start_layer, end_layer)
         if replayed is None:
             segments = [self._segment(entry) for entry in inputs]
-            packed = PackedBatch(segments, [entry.num_tokens for entry in inputs], self.model.sliding_windows)
+            token_counts = [entry.num_tokens for entry in inputs]
+            packed = PackedBatch(segments, token_counts, self.model.sliding_windows, self.model.attention_kernel)
             hidden = self._run_layers(hidden, inputs, start_layer, end_layer, packed, self._rotary(inputs))
         else:
             hidden = replayed
