@@ -217,7 +217,11 @@ class Topology:
 
     def device_link(self, device: str) -> Link:
         """A device's access link, shared by its messages to all cloud nodes."""
-        return self.device_fleets[device].network or self.tier_link(next(iter(self.setup.hardware.tiers), CLOUD))
+        return self.device_fleets[device].network or self._first_link
+
+    @cached_property
+    def _first_link(self) -> Link:
+        return self.tier_link(next(iter(self.setup.hardware.tiers), CLOUD))
 
     def tier_link(self, tier: str) -> Link:
         """The link between a tier and the one before it, or the devices."""
@@ -257,11 +261,23 @@ class Topology:
     ) -> Callable[[str], LatencyModel]:
         """Maps each of a device's sessions to the latency model of its power mode."""
         fleet = self.device_fleets[device]
+        usual = self._latency(fleet, architecture, fleet.mode_name)
+        if not fleet.schedule:
+            return lambda _: usual
         modes = self.power_modes(device, queries)
-        latencies = {mode: fleet.latency(architecture, mode) for mode in {*modes.values(), fleet.mode_name}}
-        usual = latencies[fleet.mode_name]
-        found = {session: latencies[mode] for session, mode in modes.items()}
+        found = {session: self._latency(fleet, architecture, mode) for session, mode in modes.items()}
         return lambda session: found.get(session, usual)
+
+    def _latency(self, fleet: Fleet, architecture: Architecture, mode: str) -> LatencyModel:
+        key = (id(fleet), id(architecture), mode)
+        if key not in self._latencies:
+            self._latencies[key] = fleet.latency(architecture, mode)
+        return self._latencies[key]
+
+    @cached_property
+    def _latencies(self) -> dict[tuple[int, int, str], LatencyModel]:
+        """What many devices share, by the identity of what `setup` holds."""
+        return {}
 
     def power_modes(self, device: str, queries: "Sequence[Query]") -> dict[str, str]:
         """The power mode of each of a device's sessions, which are among `queries`."""

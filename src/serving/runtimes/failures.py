@@ -106,7 +106,7 @@ class LinkOutageInjector:
             for name in topology.devices
             if topology.workers
         }
-        self._restore_event_of = {name: self._pairs(name)[0] for name in self._outages if self._pairs(name)}
+        self._restore_event_of = {name: pair for name in self._outages if (pair := next(self._pairs(name), None))}
         """Per device the (node, peer) whose PeerRestored ends the outage."""
 
     @property
@@ -135,10 +135,12 @@ class LinkOutageInjector:
                 self._post(interval[0], node, PeerLost(peer))
                 self._post(interval[1], node, PeerRestored(peer))
 
-    def _pairs(self, device: str) -> list[tuple[str, str]]:
+    def _pairs(self, device: str) -> Iterator[tuple[str, str]]:
         """(node, the peer that it loses) on both ends of a device's link."""
-        both = [pair for worker in self._topology.workers for pair in ((device, worker), (worker, device))]
-        return [pair for pair in both if pair[0] in self._local_nodes]
+        for worker in self._topology.workers:
+            for pair in ((device, worker), (worker, device)):
+                if pair[0] in self._local_nodes:
+                    yield pair
 
 
 class FailureSchedule:

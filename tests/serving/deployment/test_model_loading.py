@@ -7,7 +7,8 @@ import pytest
 
 from serving.deployment.model_loading import load_models
 from serving.engines.models import Checkpoint
-from serving.engines.torch.attention import ATTENTION_NAME, INVARIANT_ATTENTION_NAME
+from serving.engines.torch.attention import attend_together
+from serving.engines.torch.batch_invariance import attend_alone
 from serving.learned.medusa import WEIGHTS, MedusaHeads
 from serving.messages import MEDUSA_TREE, DraftOutcome, DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 from serving.policy.policy import EngineRequirements
@@ -55,8 +56,5 @@ def test_exact_decoding_makes_the_target_batch_invariant_and_not_the_drafter(
     pair: tuple[Checkpoint, Checkpoint],
 ) -> None:
     models: Any = load_models(*pair, requirements=EngineRequirements(batch_invariant=True))
-    used = [
-        engine.model.layers[0].self_attn.config._attn_implementation
-        for engine in (models.device, models.cloud, models.device_target)
-    ]
-    assert used == [ATTENTION_NAME, INVARIANT_ATTENTION_NAME, INVARIANT_ATTENTION_NAME]
+    used = [engine.model.attention_kernel for engine in (models.device, models.cloud, models.device_target)]
+    assert used == [attend_together, attend_alone, attend_alone]

@@ -12,6 +12,7 @@ from serving.engines.models import QUANTIZATION_LIBRARIES
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import disable_unsupported_kernels, load_model, quantization_kwargs
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
+from training.fitting.trainer import has_fast_bf16
 
 MISSING = [name for name in QUANTIZATION_LIBRARIES if find_spec(name) is None]
 installed = pytest.mark.skipif(
@@ -98,7 +99,8 @@ def test_nf4_computes_with_its_dequantised_weights(saved):
     model = load_model(path, quantization="nf4")
     with torch.inference_mode():
         expected = dequantised(path, model)(torch.tensor([PROMPT])).logits[0]
-    torch.testing.assert_close(logits(model, PROMPT), expected, rtol=1e-3, atol=1e-3)
+    atol = 5e-3 if has_fast_bf16() else 1e-3  # bitsandbytes computes in bf16 there
+    torch.testing.assert_close(logits(model, PROMPT), expected, rtol=1e-3, atol=atol)
 
 
 @installed
