@@ -72,7 +72,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-all: $(VENV)/.installed-dev
-	$(PIP) -e ".[dev,docs,ray,slurm]"
+	$(PIP) -e ".[dev,docs,ray,slurm,quantization]"
 	@$(COMPILE)
 	@touch $@
 

@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import json
+import shutil
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -200,10 +201,12 @@ def test_plain_and_compressed_traces_are_equal(tmp_path: Path) -> None:
 
 
 def test_perfetto_reads_the_trace(tmp_path: Path) -> None:
-    if importlib.util.find_spec("perfetto") is None:
-        pytest.skip("the package perfetto (its trace processor) is not installed")
-    from perfetto.trace_processor import TraceProcessor
+    binary = shutil.which("trace_processor_shell")  # the package would download it
+    if importlib.util.find_spec("perfetto") is None or binary is None:
+        pytest.skip("the package perfetto, or trace_processor_shell on PATH, is not there")
+    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
     drawn(tmp_path)
-    with TraceProcessor(trace=str(tmp_path / "trace.json.gz")) as processor:
+    config = TraceProcessorConfig(bin_path=binary)
+    with TraceProcessor(trace=str(tmp_path / "trace.json.gz"), config=config) as processor:
         assert next(iter(processor.query("select count(*) as n from flow"))).n > 10
