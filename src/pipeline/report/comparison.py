@@ -13,7 +13,7 @@ from pipeline.report.figures import TradeoffPoint
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt
-from pipeline.report.statistics import ConfidenceInterval, PairedSums, holm, paired_p_values
+from pipeline.report.statistics import ConfidenceInterval, holm, paired_p_values
 from pipeline.report.table import (
     LabelledTexts,
     ReportPart,
@@ -140,9 +140,7 @@ def _differences(
         for key in _PAIRED
         if key in sums[own] and key in sums[other]
     ]
-    tests = [
-        PairedSums(sums[own][key].sums, sums[other][key].sums, sums[own][key].combine) for own, other, key in pairs
-    ]
+    tests = [sums[own][key].paired_with(sums[other][key]) for own, other, key in pairs]
     p_values = holm(paired_p_values(tests, seed=BOOTSTRAP_SEED))
     differences: list[dict[str, Difference]] = [{} for _ in found]
     for (own, other, key), p in zip(pairs, p_values, strict=True):
@@ -151,10 +149,6 @@ def _differences(
         if paired and paired.interval:
             differences[own][key] = Difference(paired.interval, p)
     return differences
-
-
-def _paired(own: PromptSums, other: PromptSums) -> PairedSums:
-    return PairedSums(own.sums, other.sums, own.combine)
 
 
 def _ranked(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -> list[ComparisonRow]:

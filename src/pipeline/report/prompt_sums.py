@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError
 from pipeline.report.records import RequestRecord, read_requests
+from pipeline.report.statistics import PairedSums
 from pipeline.report.summary import smooth_metric
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class PromptSums:
     prompts: tuple[str, ...]
     sums: NDArray[np.float64]
     combine: Callable[..., Any]
+
+    def paired_with(self, baseline: PromptSums) -> PairedSums:
+        """For a test of the difference; `baseline` is of the same prompts."""
+        return PairedSums(self.sums, baseline.sums, self.combine)
 
 
 def requests_by_prompt(artifact: str | None) -> dict[str, list[RequestRecord]]:

@@ -315,7 +315,11 @@ class RunMetadata:
 
 @dataclass(frozen=True)
 class Records:
-    """A whole `serve` artifact: requests in memory, time lines and chunks when they are first asked for."""
+    """A whole `serve` artifact.
+
+    Time lines and chunks are read from `artifact` when they are first asked for, and raise RecordsError if their rows
+    are damaged.
+    """
 
     requests: tuple[RequestRecord, ...]
     meta: RunMetadata

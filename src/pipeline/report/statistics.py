@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_INDICES_AT_ONCE = 1 << 20
+_INDICES_AT_ONCE, _TESTS_AT_ONCE = 1 << 20, 64
+"""What is held in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def _p_values(tests: Sequence[PairedSums], seed: int, permutations: int) -> list
     extreme = [0] * len(tests)
     for done in range(0, permutations, rows):
         signs = 2.0 * rng.integers(2, size=(min(rows, permutations - done), len(halves)), dtype=np.int8) - 1.0
-        for place, shift in enumerate(np.split(signs @ halves, ends, axis=1)):
+        with np.errstate(all="ignore"):
+            shifts = np.split(signs @ halves, ends, axis=1)
+        for place, shift in enumerate(shifts):
             extreme[place] += _num_extreme(tests[place], shift)
     return [(1 + one) / (1 + permutations) for one in extreme]
 

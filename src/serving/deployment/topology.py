@@ -259,7 +259,7 @@ class Topology:
     def device_latency(
         self, device: str, queries: "Sequence[Query]", architecture: Architecture
     ) -> Callable[[str], LatencyModel]:
-        """Maps each of a device's sessions to the latency model of its power mode."""
+        """Maps each of a device's sessions to the latency model of its power mode; `setup` holds `architecture`."""
         fleet = self.device_fleets[device]
         usual = self._latency(fleet, architecture, fleet.mode_name)
         if not fleet.schedule:
@@ -269,10 +269,10 @@ class Topology:
         return lambda session: found.get(session, usual)
 
     def _latency(self, fleet: Fleet, architecture: Architecture, mode: str) -> LatencyModel:
-        key = (id(fleet), id(architecture), mode)
-        if key not in self._latencies:
-            self._latencies[key] = fleet.latency(architecture, mode)
-        return self._latencies[key]
+        shared_by = (id(fleet), id(architecture), mode)
+        if shared_by not in self._latencies:
+            self._latencies[shared_by] = fleet.latency(architecture, mode)
+        return self._latencies[shared_by]
 
     @cached_property
     def _latencies(self) -> dict[tuple[int, int, str], LatencyModel]:

@@ -56,12 +56,23 @@ class Checkpointer(Callback):
         self._path, self._every_steps = work / CHECKPOINT_FILE, every_steps
 
     def on_train_batch_end(self, trainer: LightningTrainer, *_: Any) -> None:
-        if trainer.global_step % self._every_steps == 0:
-            fresh = self._path.with_suffix(".part")
-            trainer.save_checkpoint(fresh)
-            if trainer.is_global_zero:
-                _replace(self._path, fresh)
-            trainer.strategy.barrier("Checkpointer")
+        if trainer.global_step % self._every_steps:
+            return
+        fresh = self._path.with_suffix(".part")
+        if trainer.is_global_zero:
+            _remove(fresh)  # of a process that was killed while it saved, perhaps by another strategy
+        trainer.strategy.barrier("before a checkpoint")
+        trainer.save_checkpoint(fresh)
+        if trainer.is_global_zero:
+            _replace(self._path, fresh)
+        trainer.strategy.barrier("behind a checkpoint")
+
+
+def restore_checkpoint(path: Path) -> None:
+    """Puts back what `_replace` had set aside when its process was killed."""
+    aside = path.with_suffix(".old")
+    if aside.exists() and not path.exists():
+        aside.rename(path)
 
 
 def _replace(path: Path, fresh: Path) -> None:

@@ -81,7 +81,7 @@ class Trainer:
     def fit(self, module: "LightningModule", loader: Sized, callbacks: "Sequence[Callback]", checkpoint: Path) -> None:
         """Runs one step for each batch of `loader`; continues from `checkpoint` if this strategy wrote it.
 
-        DeepSpeed on GPUs writes a folder, every other strategy a file; of the other kind it is ignored and replaced.
+        strategy=deepspeed on GPUs writes a folder, others a file; one of the other kind is ignored and replaced.
         With several devices Lightning starts the command again for each further one (`Runner` says what that does).
         strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint.
         """
@@ -92,6 +92,9 @@ class Trainer:
             return
         from lightning.pytorch import Trainer as LightningTrainer
 
+        from training.fitting.callbacks import restore_checkpoint
+
+        restore_checkpoint(checkpoint)
         with _quiet_lightning(), _keep_keyboard_interrupt():
             lightning = LightningTrainer(
                 accelerator=self.accelerator,

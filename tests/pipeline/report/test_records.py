@@ -1,8 +1,12 @@
 import json
+from dataclasses import dataclass
+from math import nan
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.report import records
 from pipeline.report.records import PackingFactor, Records, RecordsError
 from tests.pipeline.report.serve_artifact import request, write
 
@@ -34,6 +38,44 @@ def test_a_truncated_file_is_named_with_what_to_do(tmp_path):
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(RecordsError, match=r"chunks.parquet cannot be read .* remove the folder .* same command again"):
         Records.read(tmp_path)
+
+
+def test_damaged_rows_are_named_when_they_are_read(tmp_path):
+    pieces = [{"request": "a", "lane": "draft", "start_s": i / 7, "end_s": i / 3, "amount": i} for i in range(2000)]
+    path = write(tmp_path, REQUESTS, pieces) / "timeline.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200] + bytes(400) + whole[600:])
+    found = Records.read(tmp_path)
+    with pytest.raises(RecordsError, match=r"timeline.parquet cannot be read"):
+        _ = found.timeline
+
+
+@dataclass(frozen=True)
+class Row:
+    text: str
+    number: int
+    share: float
+    known: bool
+    maybe: float | None
+    several: list[int]
+
+
+ROWS = [
+    Row("a", 1, 0.5, True, None, [1, 2]), Row("b", -(2**40), nan, False, 0.25, []), Row("a", 0, 1e300, True, None, [3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[:1] * 5, []])
+def test_columns_of_every_kind_are_read_as_python_values(tmp_path, rows):
+    types = [pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.float64(), pa.list_(pa.int64())]
+    schema = pa.schema(list(zip(Row.__dataclass_fields__, types, strict=True)))
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([vars(row) for row in rows], schema), path, row_group_size=2)
+    found = records._read_parquet(path, Row)
+    assert repr(found) == repr(rows)  # nan is not equal to itself
+    assert [[type(value) for value in vars(row).values()] for row in found] == [
+        [type(value) for value in vars(row).values()] for row in rows
+    ]
 
 
 def test_missing_settings_are_named(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer
+from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer, restore_checkpoint
 
 
 @dataclass
@@ -18,14 +18,16 @@ class FakeTrainer:
     writes_folder: bool
     is_global_zero: bool = True
     global_step: int = 0
-    barriers: list[str] = field(default_factory=list)
+    watched: Path | None = None
+    seen_at_barriers: list[bool] = field(default_factory=list)
+    """Whether `watched` existed at each."""
 
     @property
     def strategy(self) -> Any:
         return self
 
-    def barrier(self, name: str) -> None:
-        self.barriers.append(name)
+    def barrier(self, _name: str) -> None:
+        self.seen_at_barriers.append(self.watched is not None and self.watched.exists())
 
     def save_checkpoint(self, path: Path) -> None:
         if self.writes_folder:
@@ -53,8 +55,40 @@ def test_nothing_is_saved_between(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_further_processes_save_their_part_and_rename_nothing(tmp_path: Path) -> None:
-    trainer: Any = FakeTrainer(writes_folder=True, is_global_zero=False, global_step=3)
+def test_the_first_process_renames_before_the_others_go_on(tmp_path: Path) -> None:
+    path = tmp_path / CHECKPOINT_FILE
+    for is_first in (False, True):
+        trainer: Any = FakeTrainer(writes_folder=True, is_global_zero=is_first, global_step=3, watched=path)
+        Checkpointer(tmp_path, 3).on_train_batch_end(trainer)
+        assert trainer.seen_at_barriers == [False, is_first]
+        assert path.exists() == is_first
+
+
+@pytest.mark.parametrize("writes_folder", [False, True])
+@pytest.mark.parametrize("left_folder", [False, True])
+def test_what_a_killed_process_left_is_no_part_of_the_next_checkpoint(
+    tmp_path: Path, left_folder: bool, writes_folder: bool
+) -> None:
+    left = tmp_path / CHECKPOINT_FILE.replace(".ckpt", ".part")
+    if left_folder:
+        (left / "checkpoint").mkdir(parents=True)
+        (left / "checkpoint" / "shard of a rank that is gone").touch()
+    else:
+        left.write_text("half")
+    trainer: Any = FakeTrainer(writes_folder, global_step=3)
     Checkpointer(tmp_path, 3).on_train_batch_end(trainer)
-    assert not (tmp_path / CHECKPOINT_FILE).exists()
-    assert trainer.barriers  # they go on once the first process has renamed it
+    assert saved(tmp_path / CHECKPOINT_FILE) == "3"
+    assert len(list(tmp_path.rglob("*"))) == (3 if writes_folder else 1)
+
+
+def test_a_process_killed_between_two_renames_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / CHECKPOINT_FILE
+    trainer: Any = FakeTrainer(writes_folder=True, global_step=3)
+    Checkpointer(tmp_path, 3).on_train_batch_end(trainer)
+    path.rename(path.with_suffix(".old"))
+    restore_checkpoint(path)
+    assert saved(path) == "3"
+    trainer.global_step = 6
+    Checkpointer(tmp_path, 3).on_train_batch_end(trainer)
+    restore_checkpoint(path)
+    assert saved(path) == "6"

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, distributed, nn
 
 from training.embedded_pair.packing import PackedSequences
+from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer
 from training.fitting.trainer import Trainer
 
 
@@ -79,6 +80,17 @@ def trained(trainer: Trainer, until: int, folder: Path) -> tuple[Tensor, list[fl
     trainer.fit(lesson, Rows(), [Watching()], folder / "none.ckpt")
     assert torch.equal(seen[-1], lesson.weights.weight)
     return seen[-1], losses
+
+
+def test_a_checkpoint_of_deepspeed_is_ignored_and_replaced_by_others(tmp_path: Path) -> None:
+    checkpoint = tmp_path / CHECKPOINT_FILE
+    (checkpoint / "checkpoint").mkdir(parents=True)
+    lesson = Sum()
+    Trainer(threads=1).fit(lesson, Rows(), [Checkpointer(tmp_path, 8)], checkpoint)
+    assert checkpoint.is_file()
+    again = Sum()
+    Trainer(threads=1).fit(again, Rows(), [], checkpoint)  # goes on from its end: there is no step left
+    assert torch.equal(again.weights.weight, lesson.weights.weight)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from pipeline.report.export.html import TABLE_SCRIPT, TABLE_STYLE, html_table
 from pipeline.report.export.tables import COMPARISON
 from pipeline.report.export.timeline import KIND_COLOURS, read_time_lines, svg
 from pipeline.report.mlflow_store import mask_secrets
+from pipeline.report.records import RecordsError
 from pipeline.report.table import LabelledTexts, format_number
 
 if TYPE_CHECKING:
@@ -177,7 +178,10 @@ def _row_time_lines(found: Finished, row: ComparisonRow, requests: Sequence[str]
     records = read_records(row)
     if records is None or not row.result.artifact:
         return ""
-    lines = [line for line in read_time_lines(found.artifact(row), records, requests) if line.spans]
+    try:
+        lines = [line for line in read_time_lines(found.artifact(row), records, requests) if line.spans]
+    except RecordsError:
+        return ""
     blocks = []
     for line in lines:
         one = line.request

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from pipeline.report.export.results import ResultCell, ResultTable
 from pipeline.report.job_summary import BOOTSTRAP_SEED
-from pipeline.report.statistics import PairedSums, holm, paired_p_values
+from pipeline.report.statistics import holm, paired_p_values
 
 SIGNIFICANCE = 0.05
 MAX_PERMUTED = 200
@@ -122,7 +122,7 @@ def _pair(one: ResultCell, other: ResultCell) -> bool:
 
 def _p_values(found: Sequence[_Comparison], *, permuted: bool) -> dict[Place, float]:
     tests = {
-        one.place: PairedSums(one.own.sums.sums, one.other.sums.sums, one.own.sums.combine)
+        one.place: one.own.sums.paired_with(one.other.sums)
         for one in found
         if permuted and one.own.sums and one.other.sums
     }

@@ -39,7 +39,11 @@ class AttentionSegment:
 
 
 AttentionKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor]
-"""Attention of one session's queries to its keys: query, keys, values, mask, scaling, as `attend_together`."""
+"""Attention of one session's queries to its keys: query, keys, values, mask, scaling.
+
+Shapes: query (1, heads, tokens, head size), keys and values (1, KV heads, all tokens, head size), mask (tokens, all
+tokens), or None for a single query and for causal ones; the result is as the query.
+"""
 
 
 class Batch(Protocol):
@@ -101,7 +105,7 @@ class PackedBatch:
 def attend_together(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """All queries of a session in one product; shapes as in `batch_invariance.attend_alone`."""
+    """All queries of a session in one product; shapes as in `AttentionKernel`."""
     causal, grouped = mask is None and query.shape[2] > 1, query.shape[1] != keys.shape[1]
     return sdpa(query, keys, values, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped)
 

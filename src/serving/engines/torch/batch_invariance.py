@@ -61,8 +61,7 @@ def attend_alone(
 ) -> torch.Tensor:
     """Attention of each query to the keys that it sees, as if it were the only one.
 
-    Shapes: `query` (1, heads, tokens, head size), `keys` and `values` (1, KV heads, all tokens, head size), `mask`
-    (tokens, all tokens), or None for a single query and for causal ones; the result is as `query`.
+    Shapes as in `attention.AttentionKernel`.
     """
     grouped, num_rows, total = query.shape[1] != keys.shape[1], query.shape[2], keys.shape[2]
     parts = []

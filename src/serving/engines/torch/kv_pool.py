@@ -94,8 +94,10 @@ class BlockAllocator:
 
 _MIN_EXTENT_BLOCKS = 64
 """Blocks of an extent on a CPU."""
-_GPU_EXTENT_NBYTES = 2**30
-"""An extent on a GPU, or an eighth of what is free there: passes are replayed whose caches lie in one extent."""
+_GPU_EXTENT_TOKENS, _GPU_EXTENT_SHARE = 65_536, 8
+"""An extent on a GPU has so many tokens, or takes an eighth of what is free there: passes are replayed whose caches lie
+in one extent.
+"""
 
 
 class CacheFullError(RuntimeError):
@@ -117,6 +119,12 @@ class BlockBudget:
             )
 
 
+def gpu_extent_blocks(free_nbytes: int, block_nbytes: int, block_tokens: int) -> int:
+    """Blocks of an extent on a GPU with so much free memory."""
+    affordable = free_nbytes // _GPU_EXTENT_SHARE // block_nbytes
+    return max(_MIN_EXTENT_BLOCKS, min(affordable, _GPU_EXTENT_TOKENS // block_tokens))
+
+
 class KVPool:
     """Keys and values in extents of the shape (keys and values, layers, 1, KV heads, tokens, head size).
 
@@ -134,9 +142,9 @@ class KVPool:
         self._allocator = BlockAllocator()
         self._min_extent_blocks = _MIN_EXTENT_BLOCKS
         if model.device.type == "cuda":
-            nbytes = min(_GPU_EXTENT_NBYTES, torch.cuda.mem_get_info(model.device)[0] // 8)
             shape = (*self._shape[:4], block_tokens, self._shape[5])
-            self._min_extent_blocks = max(_MIN_EXTENT_BLOCKS, nbytes // self._empty.new_empty(shape).nbytes)
+            free_nbytes, block_nbytes = torch.cuda.mem_get_info(model.device)[0], self._empty.new_empty(shape).nbytes
+            self._min_extent_blocks = gpu_extent_blocks(free_nbytes, block_nbytes, block_tokens)
         self._extent_starts: list[int] = []
         self._extents: list[torch.Tensor] = []
 

@@ -39,7 +39,8 @@ def run_jobs(
 ) -> list[JsonObject]:
     """The result of `run` for each job, in their order; `results_dir` has the results of an interrupted run.
 
-    `processes` None: one per CPU. Passes through what `run` raises, and KeyboardInterrupt.
+    `processes` None: one for each core that this process may use. Passes through what `run` raises, and
+    KeyboardInterrupt.
     """
     files = [results_dir / f"{i}.json" for i in range(len(jobs))]
     left = [i for i, file in enumerate(files) if not file.is_file()]

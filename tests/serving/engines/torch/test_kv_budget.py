@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from serving.core.kv_accounting import KVAccounting, admit
 from serving.core.queued_request import QueuedRequest
 from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.kv_pool import KVPool, gpu_extent_blocks
 from serving.engines.torch.model import decompose
+from serving.engines.torch.sequence_cache import SequenceCache
 from serving.messages import ForwardWork, SequenceSlice, Span
 
 WHOLE = Span(0, 1, embedding=True, lm_head=True)
@@ -121,3 +123,41 @@ def test_kv_accounting_and_kv_pool_count_the_same_blocks(model, block_tokens, hi
     for asks in history:
         chip.batch(asks)
         chip.agrees()
+
+
+@pytest.mark.parametrize(
+    ("free_nbytes", "block_nbytes", "blocks"),
+    [
+        (64 * 2**30, 2**23, 1024),  # Llama-2-7B in 16 bits: an eighth of what is free
+        (64 * 2**30, 2**18, 4096),  # a small model: 65,536 tokens
+        (2**30, 2**23, 64),  # little is left: as on a CPU
+    ],
+)
+def test_an_extent_on_a_gpu_holds_the_sessions_of_a_batch(free_nbytes: int, block_nbytes: int, blocks: int) -> None:
+    assert gpu_extent_blocks(free_nbytes, block_nbytes, block_tokens=16) == blocks
+
+
+def test_sessions_that_grow_together_lie_in_one_extent(causal) -> None:
+    """Beside one of 1,000 tokens: with 1 GiB for Llama-2-7B, 2,048 tokens, no pass of eight sessions was replayed."""
+    model = decompose(causal("llama"))
+    found = {}
+    for blocks in (128, gpu_extent_blocks(64 * 2**30, 2**23, block_tokens=16)):
+        pool = KVPool(model, 1)
+        pool._min_extent_blocks = blocks
+        SequenceCache(model, 0, 1, pool).reserve(1000)
+        for _ in range(2):
+            caches = [SequenceCache(model, 0, 1, pool) for _ in range(8)]
+            found[blocks] = [_extents_of(caches, length) for length in range(64, 112)]
+            for cache in caches:
+                cache.truncate(0, "")
+    assert found[128].count(1) == 0
+    assert found[1024].count(1) == 48
+
+
+def _extents_of(caches: list[SequenceCache], length: int) -> int:
+    """Extents in which `caches` of `length` tokens lie; 0 if one is scattered."""
+    for cache in caches:
+        cache.reserve(length)
+        cache.length = length
+    slots = [cache.extent_slot() for cache in caches]
+    return 0 if None in slots else len({id(slot[0]) for slot in slots if slot})
