@@ -448,7 +448,7 @@ def run(names: list[str], outputs: Path, folder: Path, parts: Mapping[str, tuple
     commands += [["+policy=chosen", *TOY, f"outputs={outputs}"]] if "choose" in names else []
     (folder / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
     command = [sys.executable, str(RUNNER), str(folder / "commands.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     printed = re.split(r"^ended (\d+)$", done.stdout, flags=re.MULTILINE)
     assert printed[1::2] == ["0"] * len(commands), done.stderr
     for name, text in zip(names, printed[::2], strict=False):
