@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from native import loader
 from serving.core.keyed_random import key
 from serving.core.session import Session
 from serving.deployment.topology import Topology
@@ -193,6 +194,7 @@ def test_a_failing_chip_fails_at_most_one_request(node: str) -> None:
     run_scenario(scenario)
 
 
+@pytest.mark.skipif(loader.in_use, reason="a compiled node's methods cannot be replaced")
 def test_a_fault_in_the_device_fails_one_request(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(s: GatewayDevice) -> None:
         handle, heard = s.node.handle, 0
@@ -214,6 +216,7 @@ def test_a_fault_in_the_device_fails_one_request(caplog: pytest.LogCaptureFixtur
     assert "a fault" in caplog.text
 
 
+@pytest.mark.skipif(loader.in_use, reason="a compiled node's methods cannot be replaced")
 def test_a_device_that_cannot_cancel_ends_the_request_as_failed() -> None:
     async def scenario(s: GatewayDevice) -> None:
         handle = s.node.handle

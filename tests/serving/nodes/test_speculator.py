@@ -443,6 +443,7 @@ def test_a_scheduler_that_waits_forms_no_batch_while_drafts_run(window_s: float)
     assert turns.batches > 5
 
 
+@pytest.mark.skipif(loader.in_use, reason="a compiled node's methods cannot be replaced")
 def test_drafting_steps_do_not_ask_every_session_for_every_draft() -> None:
     """A step of n sessions notifies each once."""
     w = world(colocated(), devices=12)

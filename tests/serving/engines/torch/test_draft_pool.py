@@ -104,7 +104,7 @@ def test_the_next_load_is_the_one_that_comes(causal: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"early_exit": EarlyExitRule("confidence", 0.7, (0.5,))},
+        {"early_exit": EarlyExitRule("confidence", 0.7, 0.5)},
         {"branches": ((3,), (4, 5))},
         {"stop_rule": DraftStopRule(0)},
         {"input_tokens": ()},

@@ -14,7 +14,7 @@ from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.kv_pool import KVPool, gpu_extent_blocks
 from serving.engines.torch.model import decompose
 from serving.engines.torch.sequence_cache import SequenceCache
-from serving.messages import ForwardWork, SequenceSlice, Span
+from serving.messages import ForwardWork, Request, SequenceSlice, Span
 
 WHOLE = Span(0, 1, embedding=True, lm_head=True)
 CAPACITY = 100
@@ -65,7 +65,8 @@ class Chip:
         kinds = {asked[0]: asked[-1] for asked in asks}
         for session in [s for s, kind in kinds.items() if kind == "released"]:
             self.drop(self.ledger.evict_session(session))
-        items = [QueuedRequest(None, self.rows(*asked), WHOLE, 0.0, 0) for asked in asks if asked[-1] != "released"]
+        slices = [self.rows(*asked) for asked in asks if asked[-1] != "released"]
+        items = [QueuedRequest(Request(0, rows, (), 0, (), "device"), rows, WHOLE, 0.0, 0) for rows in slices]
         picked = [
             (i, i.slice.num_tokens)
             for i in items
