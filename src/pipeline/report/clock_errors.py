@@ -43,8 +43,8 @@ Modes = Mapping[tuple[str, str], frozenset[str]]
 
 
 def with_errors(timing: str, errors: Errors | None = None, modes: Modes | None = None) -> str:
-    """Adds to the line on a run's timing sources the error of each roofline whose evidence has none, and each power
-    mode in which no row was measured.
+    """The line on a run's timing sources with two additions: the error of each roofline whose evidence states none, and
+    a remark on each power mode without a measured row.
 
     errors    by default those of conf/hardware/measured/held_out.csv
     modes     by default those of conf/hardware/measured/speeds.csv

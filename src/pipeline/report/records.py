@@ -6,10 +6,8 @@ chunks.parquet     one row a draft          -> ChunkRecord
 meta.json          about the run            -> RunMetadata
 """
 
-import gc
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from math import inf
@@ -357,13 +355,12 @@ def _read_parquet(path: Path, kind: type[RecordT]) -> list[RecordT]:
         table = _open_parquet(path, kind).read(columns=names)
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, str(error)) from error
-    with _no_garbage_collection():
-        columns = [_values(table[name].combine_chunks()) for name in names]
-        return [kind(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+    columns = [_values(table[name].combine_chunks()) for name in names]
+    return [kind(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 
 
 def _open_parquet(path: Path, kind: type[Any]) -> Any:
-    """The file, whose columns are known and whose rows are not read."""
+    """Opens the file and checks that it has the columns of `kind`; reads no row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -393,18 +390,6 @@ def _values(column: Any) -> list[Any]:
     else:
         found = column.to_numpy(zero_copy_only=False).tolist()
     return found
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Half of the time in which a million records are made goes to a collector that finds nothing."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def read_metadata(artifact: Path) -> RunMetadata:

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_INDICES_AT_ONCE, _TESTS_AT_ONCE = 1 << 20, 64
-"""What is held in memory at once."""
+_INDICES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,8 @@ def paired_p_values(tests: Sequence[PairedSums], *, seed: int, permutations: int
     found = [1.0] * len(tests)
     for size in {len(test.ours) for test in tests}:
         places = [place for place, test in enumerate(tests) if len(test.ours) == size]
-        for place, p_value in zip(
-            places, _p_values([tests[place] for place in places], seed, permutations), strict=True
-        ):
+        together = _p_values([tests[place] for place in places], seed, permutations)
+        for place, p_value in zip(places, together, strict=True):
             found[place] = p_value
     return found
 
@@ -69,27 +67,24 @@ def _p_values(tests: Sequence[PairedSums], seed: int, permutations: int) -> list
     """Of tests on equally many prompts."""
     import numpy as np
 
-    halves = np.concatenate([(test.ours - test.baseline) / 2 for test in tests], axis=1)
-    ends = np.cumsum([test.ours.shape[1] for test in tests])[:-1]
-    rng, rows = np.random.default_rng(seed), max(1, _INDICES_AT_ONCE // len(halves))
-    extreme = [0] * len(tests)
+    rng, num_prompts = np.random.default_rng(seed), len(tests[0].ours)
+    rows, extreme = max(1, _INDICES_AT_ONCE // num_prompts), [0] * len(tests)
     for done in range(0, permutations, rows):
-        signs = 2.0 * rng.integers(2, size=(min(rows, permutations - done), len(halves)), dtype=np.int8) - 1.0
-        with np.errstate(all="ignore"):
-            shifts = np.split(signs @ halves, ends, axis=1)
-        for place, shift in enumerate(shifts):
-            extreme[place] += _num_extreme(tests[place], shift)
+        drawn = rng.integers(2, size=(min(rows, permutations - done), num_prompts), dtype=np.int8)
+        signs = 2 * drawn.astype(np.float64) - 1
+        extreme = [before + _num_extreme(test, signs) for before, test in zip(extreme, tests, strict=True)]
     return [(1 + one) / (1 + permutations) for one in extreme]
 
 
-def _num_extreme(test: PairedSums, shift: NDArray[np.float64]) -> int:
-    """How many permutations, which move totals by `shift` [permutations, k], differ at least as much as the jobs."""
+def _num_extreme(test: PairedSums, signs: NDArray[np.float64]) -> int:
+    """How many of the permutations `signs` [permutations, prompts] differ at least as much as the jobs do."""
     import numpy as np
 
-    middle = (test.ours + test.baseline).sum(axis=0) / 2
+    middle, half = (test.ours + test.baseline).sum(axis=0) / 2, (test.ours - test.baseline) / 2
     with np.errstate(all="ignore"):
         values = [test.combine(*sums.sum(axis=0)) for sums in (test.ours, test.baseline)]
         limit = abs(values[0] - values[1]) - 1e-12 * (abs(values[0]) + abs(values[1]))
+        shift = signs @ half
         found = np.abs(test.combine(*(middle + shift).T) - test.combine(*(middle - shift).T))
     return int(np.count_nonzero(~(found < limit)))
 

@@ -248,13 +248,8 @@ class Topology:
         return Estimator.of(self.cloud_latency(node), self.scale)
 
     def cloud_latency(self, node: str) -> LatencyModel:
-        return self._cloud_latencies[node]
-
-    @cached_property
-    def _cloud_latencies(self) -> dict[str, LatencyModel]:
-        timing = self.setup.pair.cloud.timed_architecture
-        by_fleet = {id(fleet): fleet.latency(timing) for fleet in self.cloud_fleets.values()}
-        return {name: by_fleet[id(fleet)] for name, fleet in self.cloud_fleets.items()}
+        fleet = self.cloud_fleets[node]
+        return self._latency(fleet, self.setup.pair.cloud.timed_architecture, fleet.mode_name)
 
     def device_latency(
         self, device: str, queries: "Sequence[Query]", architecture: Architecture

@@ -88,7 +88,7 @@ def test_tests_beside_each_other_have_the_p_values_that_they_have_alone():
     rng = np.random.default_rng(5)
     tests = [PairedSums(means(rng.normal(0.3, size=n)), means(rng.normal(size=n)), np.divide) for n in (40, 12, 40, 40)]
     alone = [paired_p_values([test], seed=0)[0] for test in tests]
-    assert paired_p_values(tests, seed=0) == pytest.approx(alone, abs=1e-12)
+    assert paired_p_values(tests, seed=0) == alone
     assert paired_p_values([], seed=0) == []
 
 

@@ -225,6 +225,19 @@ def test_a_run_has_its_metrics_latency_and_time_lines(sweep: Path, tmp_path: Pat
         assert "TTFT median" in {line["label metric"] for line in csv.DictReader(file)}
 
 
+def test_a_run_whose_time_lines_are_damaged_has_a_page_without_them(sweep: Path, tmp_path: Path) -> None:
+    folder, artifact = tmp_path / "run", tmp_path / "artifact"
+    shutil.copytree(read_finished(sweep).rows[2].result.artifact or "", artifact)
+    timeline = artifact / "timeline.parquet"
+    whole = timeline.read_bytes()
+    timeline.write_bytes(whole[:4] + bytes(len(whole) // 3) + whole[4 + len(whole) // 3 :])
+    finished(folder, artifact, None, "+policy=synera", "b=1")
+    report.main([str(folder), "export=html"])
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<details open><summary>synera" not in page
+    assert "TTFT" in page
+
+
 def test_folders_without_results_are_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FinishedError, match="there is no folder"):
         read_finished(tmp_path / "none")

@@ -139,7 +139,7 @@ def test_an_extent_on_a_gpu_holds_the_sessions_of_a_batch(free_nbytes: int, bloc
 
 
 def test_sessions_that_grow_together_lie_in_one_extent(causal) -> None:
-    """Beside one of 1,000 tokens: with 1 GiB for Llama-2-7B, 2,048 tokens, no pass of eight sessions was replayed."""
+    """Beside one of 1,000 tokens. In extents of 2,048 tokens no pass of the eight could be replayed."""
     model = decompose(causal("llama"))
     found = {}
     for blocks in (128, gpu_extent_blocks(64 * 2**30, 2**23, block_tokens=16)):
