@@ -426,7 +426,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_experiments_run_at_toy_size(part: int, outputs: Path, tmp_path: Path) -> None:
     """One of each distinct set of stages and runtime; every second one in one process."""
     assert set(NAMES) >= {*DISTINCT, *LONGER}
-    run(list(DISTINCT)[part::2], outputs, tmp_path, AT_EACH_CHANGE)
+    run(list(DISTINCT)[part::2], outputs, tmp_path, AT_EACH_CHANGE, "png")
 
 
 @pytest.mark.slow
@@ -442,12 +442,15 @@ def test_the_experiment_on_quantised_models_runs_at_toy_size(outputs: Path, tmp_
     run([QUANTISED], outputs, tmp_path)
 
 
-def run(names: list[str], outputs: Path, folder: Path, parts: Mapping[str, tuple[str, ...]] | None = None) -> None:
+def run(
+    names: list[str], outputs: Path, folder: Path, parts: Mapping[str, tuple[str, ...]] | None = None, *kinds: str
+) -> None:
+    """kinds: of files of figures; all if there is none."""
     smaller = {name: (*LESS.get(name, ()), *(parts or {}).get(name, ())) for name in names}
     commands = [[f"+experiment={name}", *TOY, *smaller[name], f"outputs={outputs}"] for name in names]
     commands += [["+policy=chosen", *TOY, f"outputs={outputs}"]] if "choose" in names else []
     (folder / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
-    command = [sys.executable, str(RUNNER), str(folder / "commands.json")]
+    command = [sys.executable, str(RUNNER), str(folder / "commands.json"), *kinds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     printed = re.split(r"^ended (\d+)$", done.stdout, flags=re.MULTILINE)
     assert printed[1::2] == ["0"] * len(commands), done.stderr

@@ -46,9 +46,12 @@ class PrefixReusingEngine:
             self._texts.pop(place, None)  # their caches change unseen
         return self._engine.execute(work)
 
-    def begin(self, work: DraftWork) -> "ReusingDraft | None":
+    def begin(self, work: DraftWork) -> DraftInProgress | None:
         if not isinstance(self._engine, DraftPoolingEngine):
             return None
+        if work.early_exit:
+            self._texts.pop((work.session, None), None)  # its cache changes unseen
+            return self._engine.begin(work)
         known, same = self._reused(work)
         begun = self._engine.begin(_without(work, same))
         if begun is None:

@@ -14,7 +14,7 @@ from serving.core.importance import NUM_PLANES
 from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import no_token_text
 from serving.engines.torch.attention import ImportanceCollector
-from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens, run_all_layers
+from serving.engines.torch.draft import EarlyExitDecoder, run_all_layers
 from serving.engines.torch.draft_heads import MedusaProposer
 from serving.engines.torch.draft_pool import DraftPool, DraftRun
 from serving.engines.torch.model import DecomposedModel
@@ -113,35 +113,17 @@ class TeacherForcedModel:
     ) -> list[Continuation]:
         """The greedy continuation of token_ids[:p], `max_draft_len` tokens long, for p = first..len(token_ids)."""
         rule, probes = DraftStopRule(max_draft_len), (*LOGIT_SCORES, *self._scorers)
-        if self._exit_rule:
-            return self._early_exits(token_ids, first, rule, stop_tokens, probes)
         found = list[Continuation]()
         for positions, caches in self._windows(token_ids, first):
             pool = DraftPool(self._runner, caches, self._tensor_store, frozenset(), self._scorers, no_token_text)
             drafts = list[tuple[DraftRun, ImportanceCollector]]()
             for p in positions:
-                run = pool.begin(DraftWork(str(p), p - 1, (token_ids[p - 1],), rule, stop_tokens, probes))
-                assert run  # a plain draft
+                feed = (token_ids[p - 1],)
+                run = pool.begin(DraftWork(str(p), p - 1, feed, rule, stop_tokens, probes, early_exit=self._exit_rule))
+                assert run  # neither branches nor a tree
                 run.importance = seen = self._collector()
                 drafts.append((run, seen))
             found += [self._continuation(run.finish()[0], seen) for run, seen in drafts]
-        return found
-
-    def _early_exits(
-        self,
-        token_ids: Sequence[int],
-        first: int,
-        rule: DraftStopRule,
-        stop_tokens: tuple[int, ...],
-        probes: tuple[str, ...],
-    ) -> list[Continuation]:
-        """One position after the other, since an exit ends a pass for all of its rows."""
-        cache, found = SequenceCache(self._model, 0, self._num_layers), list[Continuation]()
-        for at in range(first, len(token_ids) + 1):
-            cache.truncate(0 if at == first else at - 1, "recorded")
-            feed = tuple(token_ids[cache.length : at])
-            work = DraftWork("", cache.length, feed, rule, stop_tokens, probes, early_exit=self._exit_rule)
-            found.append(self._continue(work, cache))
         return found
 
     def _windows(self, token_ids: Sequence[int], first: int) -> Iterator[tuple[range, KVCacheManager]]:
@@ -205,12 +187,6 @@ class TeacherForcedModel:
         hidden = self._runner.run(self._runner.embed(path), [RunnerInput(cache, len(path))], 0, self._num_layers)
         cache.truncate(before, "recorded")
         return int(self._runner.logits(hidden[-1:]).argmax())
-
-    def _continue(self, work: DraftWork, cache: SequenceCache) -> Continuation:
-        """Drafts as `serving.engines.torch.draft` does, and keeps the attention of every pass."""
-        chunk, seen = DraftBuilder(work, self._tensor_store, self._scorers), self._collector()
-        draft_tokens(chunk, self._reading, self._runner, cache, seen)
-        return self._continuation(chunk.build(cache.length, None), seen)
 
     def _collector(self) -> ImportanceCollector:
         return self._reading.importance_collector(frozenset(range(self._num_layers)))

@@ -10,7 +10,7 @@ from serving.core.keyed_random import key, uniform
 from serving.core.scores import IMPORTANCE_SCORES, LOGIT_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, advance, no_token_text
 from serving.engines.torch.attention import ImportanceCollector
-from serving.engines.torch.early_exit_pass import EarlyExitPass
+from serving.engines.torch.early_exit_pass import EarlyExitPass, run_together
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sampling import (
     LogitStats,
@@ -153,6 +153,62 @@ class DraftBuilder:
         )  # fmt: skip
 
 
+@dataclass
+class LeavingTokens:
+    """Tokens of one pass that are read off after the first of `layers` at which all of them are confident enough.
+
+    The last of `layers` is the last of the model. Each check runs the head over all of them.
+    """
+
+    exit_pass: EarlyExitPass
+    indices: Sequence[int]
+    rule: EarlyExitRule | None
+    layers: tuple[int, ...]
+    failed_checks: int = -1
+    found: dict[int, StepOutput] = field(default_factory=dict)
+    loads: tuple[ForwardLoad, ...] = ()
+    """Of the whole pass, once it has ended."""
+
+    @property
+    def left(self) -> bool:
+        return bool(self.loads)
+
+    @property
+    def outputs(self) -> list[StepOutput]:
+        return [self.found[i] for i in range(len(self.indices))]
+
+    def hidden(self) -> torch.Tensor:
+        return self.exit_pass.hidden[list(self.indices)]
+
+    def check(self, logits: torch.Tensor, normed: torch.Tensor, layer: int) -> None:
+        """Reads off what is confident behind `layer`, and ends the pass with the last of them."""
+        self.failed_checks += 1
+        confident = self._confident(logits) if layer < self.layers[-1] else [True] * len(logits)
+        for i, enough in enumerate(confident):
+            if enough and i not in self.found:
+                self.found[i] = StepOutput(logits[i : i + 1], normed[i : i + 1], layer / self.layers[-1])
+        if len(self.found) == len(logits):
+            self.loads = with_head_loads(self.exit_pass.finish(), len(logits), self.failed_checks)
+
+    def _confident(self, logits: torch.Tensor) -> list[bool]:
+        assert self.rule
+        scores = compute_logit_stats(logits, (self.rule.score,)).scores[self.rule.score]
+        return [value > self.rule.threshold for value in scores]
+
+
+def decode_together(runner: ModelRunner, waiting: Sequence[LeavingTokens]) -> None:
+    """Runs their passes through the layers until all tokens have left."""
+    for layer in sorted({layer for each in waiting for layer in each.layers}):
+        waiting = [each for each in waiting if not each.left]
+        run_together([each.exit_pass for each in waiting], layer)
+        if asked := [each for each in waiting if layer in each.layers]:
+            normed = runner.apply_norm(torch.cat([each.hidden() for each in asked]))
+            sizes = [len(each.indices) for each in asked]
+            logits = runner.apply_lm_head(normed).split_with_sizes(sizes)
+            for each, own, behind in zip(asked, logits, normed.split_with_sizes(sizes), strict=True):
+                each.check(own, behind, layer)
+
+
 class EarlyExitDecoder:
     """Runs tokens through the layers until the next token is chosen: at the last layer, or at a confident exit."""
 
@@ -162,39 +218,26 @@ class EarlyExitDecoder:
         if rule:
             check_scores((rule.score,))
 
+    @property
+    def first_exit(self) -> int:
+        """After how many layers a token may leave."""
+        return (*self.exit_layers, self._num_layers)[0]
+
+    def leaving(self, exit_pass: EarlyExitPass, indices: Sequence[int]) -> LeavingTokens:
+        return LeavingTokens(exit_pass, indices, self._rule, (*self.exit_layers, self._num_layers))
+
     def decode(
         self, exit_pass: EarlyExitPass, indices: Sequence[int]
     ) -> tuple[list[StepOutput], tuple[ForwardLoad, ...]]:
-        """The output after each token of `indices`, and the loads.
-
-        The pass continues until all of them have left; each check runs the head over all of them.
-        """
-        found: dict[int, StepOutput] = {}
-        failed_checks = -1
-        for layer in (*self.exit_layers, self._num_layers):
-            failed_checks += 1
-            normed = self._runner.apply_norm(exit_pass.run_to(layer)[list(indices)])
-            logits = self._runner.apply_lm_head(normed)
-            confident = self._confident(logits) if layer < self._num_layers else [True] * len(indices)
-            for i in range(len(indices)):
-                if confident[i] and i not in found:
-                    found[i] = StepOutput(logits[i : i + 1], normed[i : i + 1], layer / self._num_layers)
-            if len(found) == len(indices):
-                break
-        return [found[i] for i in range(len(indices))], with_head_loads(exit_pass.finish(), len(indices), failed_checks)
+        """The output after each token of `indices`, and the loads."""
+        leaving = self.leaving(exit_pass, indices)
+        decode_together(self._runner, [leaving])
+        return leaving.outputs, leaving.loads
 
     def importance_collector(self, importance_layers: frozenset[int]) -> ImportanceCollector:
         """Uses the importance layers that always run, so that importance does not depend on exits."""
         always = range(self.exit_layers[0] if self.exit_layers else self._num_layers)
         return ImportanceCollector(importance_layers & frozenset(always) or frozenset(always[-1:]))
-
-    def _confident(self, logits: torch.Tensor) -> list[bool]:
-        rule = self._rule
-        return (
-            [value > rule.threshold for value in compute_logit_stats(logits, (rule.score,)).scores[rule.score]]
-            if rule
-            else []
-        )
 
 
 def generate(

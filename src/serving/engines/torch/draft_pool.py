@@ -9,7 +9,15 @@ from serving.core.importance import importance_scores
 from serving.core.scores import Scorers
 from serving.core.stop_strings import TokenText
 from serving.engines.torch.attention import ImportanceCollector
-from serving.engines.torch.draft import DraftBuilder, StepOutput, read_off, run_all_layers
+from serving.engines.torch.draft import (
+    DraftBuilder,
+    EarlyExitDecoder,
+    StepOutput,
+    decode_together,
+    read_off,
+    run_all_layers,
+)
+from serving.engines.torch.early_exit_pass import EarlyExitPass
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
@@ -26,6 +34,7 @@ class DraftRun:
     cache: SequenceCache
     builder: DraftBuilder
     importance: ImportanceCollector | None
+    decoder: EarlyExitDecoder
     inputs: TokenIds
     """Of the next forward; empty: the draft is done."""
     loads: list[ForwardLoad] = field(default_factory=list)
@@ -36,8 +45,8 @@ class DraftRun:
 
     @property
     def next_load(self) -> ForwardLoad:
-        """The load of the next forward, as if the session were alone."""
-        return batch_load(self.pool.num_layers, [(self.cache.length, len(self.inputs))], 1.0)
+        """The load of the next forward, as if the session were alone, and as if it left at the first exit."""
+        return batch_load(self.decoder.first_exit, [(self.cache.length, len(self.inputs))], 1.0)
 
     def advance(self) -> None:
         self.pool.step()
@@ -52,9 +61,9 @@ class DraftRun:
         if self.importance:
             self.importance.observe_last(1 if self.loads else max(1, self.work.num_adopted_drafts))
 
-    def add_token(self, step: StepOutput) -> None:
-        if self.importance:
-            self.importance.end_pass()
+    def add_token(self, step: StepOutput, loads: Sequence[ForwardLoad]) -> None:
+        """The output and the loads of a forward that has run."""
+        self.loads += loads
         more = self.builder.add_token(step, self.cache.length)
         more = more and len(self.builder.tokens) < self.work.stop_rule.max_tokens
         self.inputs = (self.builder.tokens[-1],) if more else ()
@@ -76,42 +85,51 @@ class DraftPool:
         self._importance_layers, self._scorers, self._token_text = importance_layers, scorers, token_text
         self._runs: list[DraftRun] = []
 
-    @property
-    def num_layers(self) -> int:
-        return len(self._runner.model.layers)
-
     def begin(self, work: DraftWork) -> DraftRun | None:
-        """The draft, of which no token is written yet; None for work that is no plain draft.
+        """The draft, of which no token is written yet; None for branches, a tree, and work without tokens or input.
 
         Raises ValueError for a second draft of a session, and for an unknown score.
         """
         stop = work.stop_rule
-        if work.early_exit or work.branches or stop.tree or not (stop.max_tokens and work.input_tokens):
+        if work.branches or stop.tree or not (stop.max_tokens and work.input_tokens):
             return None
         if any(run.work.session == work.session for run in self._runs):
             raise ValueError(
                 f"session {work.session!r} has begun a draft, and its cache can only grow by one at a time"
             )
         builder = DraftBuilder(work, self._tensor_store, self._scorers, self._token_text)
+        decoder = EarlyExitDecoder(self._runner, work.early_exit)
         wanted = importance_scores(work.requested_scores)
-        importance = ImportanceCollector(self._importance_layers) if wanted else None
-        cache = self._caches.open(work.session, None, self.num_layers, work.start)
-        self._runs.append(DraftRun(work, self, cache, builder, importance, work.input_tokens))
+        importance = decoder.importance_collector(self._importance_layers) if wanted else None
+        cache = self._caches.open(work.session, None, len(self._runner.model.layers), work.start)
+        self._runs.append(DraftRun(work, self, cache, builder, importance, decoder, work.input_tokens))
         return self._runs[-1]
 
     @torch.inference_mode()
     def step(self) -> None:
         """One forward, of all drafts that have begun and are not done."""
-        runs = self._runs
-        for run in runs:
+        for run in self._runs:
             run.observe()
-            run.loads.append(run.next_load)
-        for run, step in zip(runs, self._forward(runs), strict=True):
-            run.add_token(step)
-        self._runs = [run for run in runs if not run.done]
+        self._run_whole([run for run in self._runs if not run.work.early_exit])
+        self._run_early_exits([run for run in self._runs if run.work.early_exit])
+        self._runs = [run for run in self._runs if not run.done]
 
-    def _forward(self, runs: Sequence[DraftRun]) -> list[StepOutput]:
+    def _run_whole(self, runs: Sequence[DraftRun]) -> None:
+        if not runs:
+            return
+        loads = [run.next_load for run in runs]
         inputs = [RunnerInput(run.cache, len(run.inputs), importance=run.importance) for run in runs]
         hidden = run_all_layers(self._runner, inputs, [token for run in runs for token in run.inputs])
         last = torch.tensor([entry.num_tokens for entry in inputs], device=hidden.device).cumsum(0) - 1
-        return read_off(hidden[last], self._runner)
+        for run, load, step in zip(runs, loads, read_off(hidden[last], self._runner), strict=True):
+            if run.importance:
+                run.importance.end_pass()
+            run.add_token(step, [load])
+
+    def _run_early_exits(self, runs: Sequence[DraftRun]) -> None:
+        passes = [EarlyExitPass(self._runner, run.cache, run.inputs, importance=run.importance) for run in runs]
+        leaving = [run.decoder.leaving(own, [-1]) for run, own in zip(runs, passes, strict=True)]
+        decode_together(self._runner, leaving)
+        for run, each in zip(runs, leaving, strict=True):
+            (step,) = each.outputs
+            run.add_token(step, each.loads)

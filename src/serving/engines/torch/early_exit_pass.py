@@ -1,4 +1,4 @@
-"""One pass of a drafter whose tokens may leave before the last layer.
+"""A pass of a drafter whose tokens may leave before the last layer; passes of several sessions run together.
 
 A token that exits early keeps its hidden state. When a later token goes deeper, all tokens suspended at a layer enter
 it first. So every key and value is computed by all layers below it, in text order, and a token that runs all layers
@@ -42,17 +42,22 @@ class EarlyExitPass:
         self._hidden, self._num_new = runner.embed(tokens), len(tokens)
         self._num_cached, self._end, self._layers_run = cache.length, cache.length + len(tokens), 0
 
+    @property
+    def hidden(self) -> torch.Tensor:
+        """The new tokens' hidden states behind the layers that have run, (tokens, hidden)."""
+        return self._hidden[-self._num_new :]
+
     def run_to(self, layer: int) -> torch.Tensor:
         """Continues until `layer` layers have run. Returns the new tokens' hidden states, (tokens, hidden)."""
-        while self._layers_run < layer:
-            self._resume_suspended()
-            last = min(layer, self._exit_depths.next_merge(self._layers_run))
-            start = self._exit_depths.cached_at(self._layers_run)
-            parents = self._tree_parents(self._num_cached - start)
-            entry = RunnerInput(self._cache, self._end - start, parents, start, self._importance)
-            self._hidden = self._runner.run(self._hidden, [entry], self._layers_run, last)
-            self._layers_run = last
-        return self._hidden[-self._num_new :]
+        run_together([self], layer)
+        return self.hidden
+
+    def _input(self) -> RunnerInput:
+        """The tokens that enter the next layer, suspended ones first."""
+        self._resume_suspended()
+        start = self._exit_depths.cached_at(self._layers_run)
+        parents = self._tree_parents(self._num_cached - start)
+        return RunnerInput(self._cache, self._end - start, parents, start, self._importance)
 
     def _resume_suspended(self) -> None:
         """Prepends tokens suspended at this layer; they precede the current ones in text order."""
@@ -83,3 +88,14 @@ class EarlyExitPass:
         if self._importance is not None:
             self._importance.end_pass()
         return loads
+
+
+def run_together(passes: Sequence[EarlyExitPass], layer: int) -> None:
+    """Continues passes of one model, each of its own session, until `layer` layers have run. They have run as many."""
+    while passes and (begin := passes[0]._layers_run) < layer:
+        inputs = [each._input() for each in passes]
+        end = min(layer, *(each._exit_depths.next_merge(begin) for each in passes))
+        hidden = passes[0]._hidden if len(passes) == 1 else torch.cat([each._hidden for each in passes])
+        hidden = passes[0]._runner.run(hidden, inputs, begin, end)
+        for each, part in zip(passes, hidden.split_with_sizes([entry.num_tokens for entry in inputs]), strict=True):
+            each._hidden, each._layers_run = part, end

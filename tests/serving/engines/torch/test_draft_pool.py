@@ -28,6 +28,11 @@ WORKS = (
     DraftWork("d", 0, text(3, 13), DraftStopRule(5), (), (), SamplingParams(1.0, 0, 0.9, 7)),
     DraftWork("e", 0, text(4, 7), DraftStopRule(6), tuple(range(3, 40)), ("entropy",)),
 )
+RULES = (EarlyExitRule("confidence", 0.2, 0.75), EarlyExitRule("margin", 0.05, 0.5), None)
+EXITING = tuple(
+    replace(work, session=f"{work.session}{i}", early_exit=rule) for i, rule in enumerate(RULES) for work in WORKS
+)
+"""Drafts of two rules of early exit, and of none."""
 
 
 def new_engine(causal: Any) -> TorchEngine:
@@ -65,17 +70,71 @@ def test_drafts_that_are_written_together_are_those_written_alone(causal: Any, l
     assert {len(outcome.tokens) for outcome, _ in want} != {6}
 
 
+@pytest.mark.parametrize("late", [0, 4])
+def test_early_exits_together_are_those_alone(causal: Any, late: int) -> None:
+    want = alone(new_engine(causal), EXITING)
+    assert_alike(together(new_engine(causal), EXITING, late), want)
+    assert {depth for outcome, _ in want for depth in outcome.exit_depths} == {0.25, 0.5, 0.75, 1.0}
+
+
+def test_an_exit_check_runs_the_head_over_all_drafts(causal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, rows = new_engine(causal), list[int]()
+    head = engine._runner.apply_lm_head
+
+    def counting(normed: Any) -> Any:
+        rows.append(len(normed))
+        return head(normed)
+
+    monkeypatch.setattr(engine._runner, "apply_lm_head", counting)
+    never = EarlyExitRule("confidence", 1.0, 0.5)
+    found = together(engine, tuple(replace(work, early_exit=never) for work in WORKS[:2]))
+    assert rows == [*[2] * 3 * 3, *[1] * 3 * 3]  # two checks and the last layer, of each token
+    assert [len(outcome.tokens) for outcome, _ in found] == [6, 3]
+
+
+def test_the_next_load_is_the_least_that_comes(causal: Any) -> None:
+    """That of leaving at the first exit."""
+    for work in EXITING[:5]:
+        draft = new_engine(causal).begin(work)
+        assert draft
+        while not draft.done:
+            told, before = draft.next_load, len(draft.loads)
+            draft.advance()
+            came = draft.loads[before:]
+            assert told.layers <= sum(load.layers for load in came)
+            if sum(load.layers for load in came) == told.layers:
+                assert came[0] == told
+        assert draft.finish()[1] == tuple(draft.loads)
+
+
 def test_later_rounds_go_on_from_the_same_caches(causal: Any) -> None:
     engines = new_engine(causal), new_engine(causal)
     first = together(engines[0], WORKS), alone(engines[1], WORKS)
     assert_alike(*first)
-    works = tuple(
-        replace(work, start=len(work.input_tokens) + 1, input_tokens=(5, 8), num_adopted_drafts=0)
-        for work, (outcome, _) in zip(WORKS, first[1], strict=True)
-        if len(outcome.tokens) > 1
-    )
+    works = next_round(WORKS, first[1])
     assert len(works) > 2
     assert_alike(together(engines[0], works), alone(engines[1], works))
+
+
+def test_later_rounds_take_tokens_along_that_left_early(causal: Any) -> None:
+    engines = new_engine(causal), new_engine(causal)
+    first = together(engines[0], EXITING), alone(engines[1], EXITING)
+    works = tuple(
+        replace(work, early_exit=work.early_exit and replace(work.early_exit, threshold=1.0))
+        for work in next_round(EXITING, first[1])
+    )
+    want = alone(engines[1], works)
+    assert_alike(together(engines[0], works), want)
+    assert any(load.num_continued and load.num_tokens > 2 for _, loads in want for load in loads)
+
+
+def next_round(works: tuple[DraftWork, ...], found: list[Result]) -> tuple[DraftWork, ...]:
+    """The same sessions, which keep a draft's first token and go on with two others."""
+    return tuple(
+        replace(work, start=len(work.input_tokens) + 1, input_tokens=(5, 8), num_adopted_drafts=0)
+        for work, (outcome, _) in zip(works, found, strict=True)
+        if len(outcome.tokens) > 1
+    )
 
 
 def test_a_forward_adds_a_token_to_every_draft(causal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +163,11 @@ def test_the_next_load_is_the_one_that_comes(causal: Any) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"early_exit": EarlyExitRule("confidence", 0.7, 0.5)},
         {"branches": ((3,), (4, 5))},
         {"stop_rule": DraftStopRule(0)},
         {"input_tokens": ()},
     ],
-    ids=["early exit", "branches", "no token", "no input"],
+    ids=["branches", "no token", "no input"],
 )
 def test_what_is_no_plain_draft_is_executed_at_once(causal: Any, change: dict[str, Any]) -> None:
     assert new_engine(causal).begin(replace(WORKS[0], **change)) is None
