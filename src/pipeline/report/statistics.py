@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
+from statistics import variance
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +89,33 @@ def _num_extreme(test: PairedSums, signs: NDArray[np.float64]) -> int:
         shift = signs @ half
         found = np.abs(test.combine(*(middle + shift).T) - test.combine(*(middle - shift).T))
     return int(np.count_nonzero(~(found < limit)))
+
+
+def degrees_of_freedom(values: Sequence[float], standard_error: float) -> float:
+    """Those of the standard error of a mean over replicates with the same or other prompts; `values`: one a replicate.
+
+    What lies between R replicates has R - 1, what lies between prompts so many that they do not matter. Infinite for
+    one replicate, and for replicates that are equal. Source: Satterthwaite, An Approximate Distribution of Estimates of
+    Variance Components, 1946.
+    """
+    few = len(values) - 1
+    between = variance(values) / len(values) if few > 0 else 0.0
+    return max(few, few * (standard_error**2 / between) ** 2) if between else inf
+
+
+def student_cdf(t: float, freedom: float) -> float:
+    """The probability that Student's t is at most `t`; with infinite freedom that of the normal distribution."""
+    from scipy.special import ndtr, stdtr
+
+    return float(ndtr(t) if freedom == inf else stdtr(freedom, t))
+
+
+def student_interval(mean: float, standard_error: float, freedom: float, level: float = 0.95) -> ConfidenceInterval:
+    """Student's t times the standard error on both sides of the mean; `freedom` is finite."""
+    from scipy.special import stdtrit
+
+    half = standard_error * float(stdtrit(freedom, (1 + level) / 2))
+    return ConfidenceInterval(mean, mean - half, mean + half)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

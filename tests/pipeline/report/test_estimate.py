@@ -1,7 +1,11 @@
+from math import inf
+
+import numpy as np
 import pytest
 
 from pipeline.report import statistics
-from pipeline.report.estimate import Estimate, estimate_mean, pool
+from pipeline.report.estimate import Estimate, estimate_mean, estimate_seeds, pool
+from pipeline.report.statistics import degrees_of_freedom
 
 OURS = [float(i % 3 == 0) for i in range(90)]
 THEIRS = [float(i % 5 == 0) for i in range(90)]
@@ -42,6 +46,24 @@ def test_the_spread_between_two_seeds_is_widened_by_what_two_seeds_hide():
     """Two constants, 0 and 2: the mean of two draws has the variance 1/2, the unbiased one is 2 / 2 = 1."""
     two = pool([estimate_mean([value] * 40, str(value)) for value in (0.0, 2.0)])
     assert two.standard_error == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_an_interval_over_few_seeds_covers_the_mean_as_often_as_it_says(seeds):
+    """Seeds of one normal distribution with the mean 0, and nothing else that is uncertain."""
+    draws = np.random.default_rng(seeds).normal(size=(1000, seeds))
+    intervals = [
+        estimate_seeds({str(place): float(value) for place, value in enumerate(own)}).interval for own in draws
+    ]
+    covered = sum(interval.low < 0 < interval.high for interval in intervals)
+    assert 925 <= covered <= 970
+
+
+def test_prompts_count_many_and_seeds_few():
+    assert degrees_of_freedom([1.0], 0.5) == inf
+    assert degrees_of_freedom([1.0, 1.0], 0.5) == inf
+    assert degrees_of_freedom([0.0, 1.0, 2.0], (1 / 3) ** 0.5) == pytest.approx(2)  # nothing but the seeds
+    assert degrees_of_freedom([0.0, 1.0, 2.0], (3 / 3) ** 0.5) == pytest.approx(18)  # a third of the variance
 
 
 def test_a_difference_that_every_seed_shares_stays_sure_though_the_seeds_differ():

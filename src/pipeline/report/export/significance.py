@@ -1,7 +1,7 @@
 """What a table says of its rows: which is the best of its group, and which differ significantly from it or a baseline.
 
 Two cells of single runs are compared by the paired permutation test over their prompts. Cells of several seeds, and all
-cells of a table of more than `MAX_PERMUTED` comparisons, are compared by the normal p-value of the paired bootstrap's
+cells of a table of more than `MAX_PERMUTED` comparisons, are compared by Student's t of the paired bootstrap's
 standard error, which covers seeds and prompts, as claims are (`pipeline.report.results.verdicts`): the permutations
 cannot show the small p-values that Holm's correction asks for there. With n pairs no p-value is below 2 / 2^n. All
 p-values of a table are adjusted together by Holm's method.
@@ -10,13 +10,12 @@ The best row is chosen by the same numbers, so that a comparison with it counts 
 that were not tested take part with a p-value of 1, which can only raise the others.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.report.export.results import ResultCell, ResultTable
 from pipeline.report.job_summary import BOOTSTRAP_SEED
-from pipeline.report.statistics import holm, paired_p_values
+from pipeline.report.statistics import holm, paired_p_values, student_cdf
 
 SIGNIFICANCE = 0.05
 MAX_PERMUTED = 200
@@ -127,10 +126,12 @@ def _p_values(found: Sequence[_Comparison], *, permuted: bool) -> dict[Place, fl
         if permuted and one.own.sums and one.other.sums
     }
     known = dict(zip(tests, paired_p_values(list(tests.values()), seed=BOOTSTRAP_SEED), strict=True))
-    return {one.place: known[one.place] if one.place in known else _normal_p_value(one.own, one.other) for one in found}
+    return {
+        one.place: known[one.place] if one.place in known else _student_p_value(one.own, one.other) for one in found
+    }
 
 
-def _normal_p_value(own: ResultCell, other: ResultCell) -> float:
+def _student_p_value(own: ResultCell, other: ResultCell) -> float:
     assert own.estimate is not None
     assert other.estimate is not None
     difference = own.estimate.paired_difference(other.estimate)
@@ -138,8 +139,8 @@ def _normal_p_value(own: ResultCell, other: ResultCell) -> float:
         return 1.0
     pairs = sum(len(draws.prompts) for draws in difference.resamples.values())
     error = difference.standard_error
-    normal = math.erfc(abs(difference.value) / error / math.sqrt(2)) if error else 0.0
-    return min(1.0, max(normal, 2.0 ** (1 - min(pairs, 1000))))
+    tails = 2 * student_cdf(-abs(difference.value) / error, difference.degrees_of_freedom) if error else 0.0
+    return min(1.0, max(tails, 2.0 ** (1 - min(pairs, 1000))))
 
 
 def _is_rounding(difference: float, own: ResultCell, other: ResultCell) -> bool:

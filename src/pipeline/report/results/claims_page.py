@@ -45,15 +45,16 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 {number} claims: {counts}.
 
 - **ours**: the row's value minus its baseline's, with a sign; or its own value where the claim is about a number. In
-  the unit of its exhibit's column, which the docs page of the paper shows. With its 95 % interval: a percentile
-  bootstrap of 2,000 resamples, of seeds first, then of prompts; rows that served the same prompts are paired.
+  the unit of its exhibit's column, which the docs page of the paper shows. With its 95 % interval of 2,000 bootstrap
+  resamples, of seeds first, then of prompts; rows that served the same prompts are paired. Where there are several
+  seeds it is Student's t times the standard error: three seeds may lie together by luck.
 - **asked**: what ours must be to agree with the claim: `below`, `at most 0.2` beyond it, `within 0.1` of it. These
   margins were fixed before the run, in conf/experiment.
 - **verdict**: *holds* or *does not hold* (with the side on which ours lies, where a number is claimed; an effect that
   is larger than claimed does not hold either) at p < {significance} after Holm's correction over all tests of this
   page. *Depends*: it holds in some groups and not in others. *Holds in part*: it holds in some, the others are
   undecided. Without an interval (one value, or a percentile) the values alone decide.
-- ***undecided*** names its reason. *interval*: what is asked lies within the interval. *Holm*: it does not, but many
+- ***undecided*** names its reason. *interval*: p is 0.05 or more before any correction. *Holm*: it is less, but many
   tests were made. *within the margin*: there is no interval, and the value is at the margin. *clock*: the clock's error
   turns the verdict in more than 5 % of its draws. *clock not drawn*: the values decide, but they are times, loads,
   costs or joules by a chip model whose error was not drawn for this claim, be the difference as large as it may.

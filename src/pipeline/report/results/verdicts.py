@@ -1,19 +1,19 @@
 """Decides the papers' claims over all kept results together.
 
 Every claim in every group is one test: the distance of its difference from what is allowed, over the bootstrap's
-standard error. The p-values of a family of claims, those of the papers or ours on real text, are adjusted by Holm's
-method. The margins stand in the experiments' files.
+standard error, as Student's t: three seeds may lie together by luck. The p-values of a family of claims, those of the
+papers or ours on real text, are adjusted by Holm's method. The margins stand in the experiments' files.
 What rests on the clock of a chip model is decided only where the clock was drawn.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, get_args
 
 from pipeline.report.results.basis import Basis, Repeats
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.statistics import holm
+from pipeline.report.statistics import degrees_of_freedom, holm, student_cdf, student_interval
 
 Verdict = Literal["holds", "holds in part", "depends", "undecided", "does not hold", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -99,7 +99,7 @@ def decide(
     bases = {result.experiment: Basis.of(result) for result in results}
     claims = [(result, node) for result in results for node in result.exhibit.get("claims", ())]
     nodes = [(result, node) for result, node in claims if bool(node.get("reported")) != ours]
-    sides = [_sides(node) for _, node in nodes]
+    sides = [_sides(result, node) for result, node in nodes]
     tested = [place for place, own in enumerate(sides) if own is not None]
     adjusted = dict(zip(tested, holm([_two_sided(sides[place]) for place in tested]), strict=True))
     found: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], ClaimTest]]] = {}
@@ -138,15 +138,15 @@ class _Evidence:
 
 
 def _test(result: KeptResult, node: Mapping[str, Any], evidence: _Evidence, basis: Basis) -> ClaimTest:
-    difference, low, high = (node.get(key) for key in ("difference", "low", "high"))
+    low, high = _bounds(result, node)
     on_clock = basis.rests_on_clock(node)
     verdict, reason = _verdict(node, evidence, on_clock=on_clock)
     if verdict != "not run" and basis.lacks_batches(node):
         verdict, reason = "undecided", "batches unmeasured"
     share = evidence.share if on_clock else None
     return ClaimTest(
-        node.get("group", ""), verdict, difference, low, high, evidence.p_value, _num_seeds(result, node), share,
-        reason, basis.declared.repeats,
+        node.get("group", ""), verdict, node.get("difference"), low, high, evidence.p_value, _num_seeds(result, node),
+        share, reason, basis.declared.repeats,
     )  # fmt: skip
 
 
@@ -176,14 +176,42 @@ def _is_sure(verdict: Verdict, share: float) -> bool:
 
 
 def _num_seeds(result: KeptResult, node: Mapping[str, Any]) -> int:
-    for row in result.exhibit["rows"]:
-        if row.get("group", "") == node.get("group", "") and row["row"] == node["row"]:
-            cells = [column.get("measured") for column in row["columns"].values()]
-            return max((len(cell.get("by_replicate", ())) for cell in cells if isinstance(cell, dict)), default=1)
-    return 1
+    cells = [column.get("measured") for column in _columns(result, node, node["row"]).values()]
+    return max((len(cell.get("by_replicate", ())) for cell in cells if isinstance(cell, dict)), default=1)
 
 
-def _sides(node: Mapping[str, Any]) -> _Sides | None:
+def _columns(result: KeptResult, node: Mapping[str, Any], row: str | None) -> Mapping[str, Any]:
+    """The columns of a row of the claim's group; none if there is no such row."""
+    rows = result.exhibit["rows"]
+    found = (each for each in rows if each.get("group", "") == node.get("group", "") and each["row"] == row)
+    return next((each["columns"] for each in found), {})
+
+
+def _by_seed(result: KeptResult, node: Mapping[str, Any], row: str | None) -> Mapping[str, float]:
+    """The claim's metric in each seed of a row; empty where it is no column, or has one number."""
+    cell = _columns(result, node, row).get(node["metric"], {}).get("measured")
+    return cell.get("by_replicate", {}) if isinstance(cell, dict) else {}
+
+
+def _freedom(result: KeptResult, node: Mapping[str, Any], error: float) -> float:
+    """The degrees of freedom of the standard error of the claim's difference."""
+    own = _by_seed(result, node, node["row"])
+    if node.get("baseline") is None:
+        return degrees_of_freedom(list(own.values()), error)
+    other = _by_seed(result, node, node["baseline"])
+    return degrees_of_freedom([value - other[seed] for seed, value in own.items() if seed in other], error)
+
+
+def _bounds(result: KeptResult, node: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """The 95 % interval of the difference; of several seeds by Student's t."""
+    difference, error = node.get("difference"), node.get("standard_error")
+    if difference is None or error is None or (freedom := _freedom(result, node, error)) == inf:
+        return node.get("low"), node.get("high")
+    interval = student_interval(difference, error, freedom)
+    return interval.low, interval.high
+
+
+def _sides(result: KeptResult, node: Mapping[str, Any]) -> _Sides | None:
     """None without a standard error."""
     difference, error = node.get("difference"), node.get("standard_error")
     if difference is None or error is None:
@@ -191,7 +219,9 @@ def _sides(node: Mapping[str, Any]) -> _Sides | None:
     if error == 0:
         return {"holds": _Sides(0.0, 1.0), "does not hold": _Sides(1.0, 0.0)}.get(node["status"], _Sides(0.5, 0.5))
     margin = node.get("margin", 0.0)
-    above = {bound: _above(difference, bound, error) for bound in (margin, -margin)}
+    freedom = _freedom(result, node, error)
+    above = {bound: student_cdf((difference - bound) / error, freedom) for bound in (margin, -margin)}
+    """The probability that the true difference is above the bound."""
     relation = node["relation"]
     if relation == "equal":  # two one-sided tests
         return _Sides(max(1 - above[-margin], above[margin]), min(above[-margin], 1 - above[margin]))
@@ -199,11 +229,6 @@ def _sides(node: Mapping[str, Any]) -> _Sides | None:
     if relation in ("above", "at_least"):
         return _Sides(1 - above[bound], above[bound])
     return _Sides(above[bound], 1 - above[bound])
-
-
-def _above(difference: float, bound: float, error: float) -> float:
-    """The normal probability that the true difference is above the bound."""
-    return 0.5 * math.erfc((bound - difference) / error / math.sqrt(2))
 
 
 def count_not_drawn(claims: Sequence[PaperClaim]) -> tuple[int, int]:

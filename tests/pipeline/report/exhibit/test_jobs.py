@@ -52,7 +52,7 @@ def test_a_stages_number_that_has_a_value_for_each_answer_has_an_interval(tmp_pa
     (line,) = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
     found = line.measured[hits.metric_name]
     assert found.value == pytest.approx(0.6)
-    assert 0.3 < found.interval.low < 0.55 < 0.65 < found.interval.high < 0.9
+    assert found.interval.low < 0.5 < 0.7 < found.interval.high  # by two seeds little is known
 
 
 def test_the_rows_of_the_jobs_tables_are_pooled_over_their_seeds(tmp_path):
@@ -65,7 +65,7 @@ def test_the_rows_of_the_jobs_tables_are_pooled_over_their_seeds(tmp_path):
     found = line.measured["top_1"]
     assert found.value == pytest.approx(0.6)
     assert found.seed_range == pytest.approx((0.5, 0.7))
-    assert 0.3 < found.interval.low < 0.55 < 0.65 < found.interval.high < 0.9
+    assert found.interval.low < 0.5 < 0.7 < found.interval.high  # by two seeds little is known
     assert (line.measured["count"].value, line.measured["how"]) == (5, "by hand")
 
 

@@ -60,6 +60,29 @@ def test_many_tests_need_more_of_each():
     assert {one.verdict for one in many} == {"undecided"}
 
 
+def test_three_seeds_that_differ_are_less_sure_than_their_standard_error():
+    """Their mean is 3 standard errors above 0: p = 0.0027 of a normal, 0.095 of Student's t with two degrees."""
+    seeds = {"0": 2.0, "3": 3.0, "4": 4.0}
+    error = (1 / 3) ** 0.5
+    known = decide([by_seed(seeds, claim(3 * error, error))], {})[0].tests[0]
+    alone = decide([by_seed({"0": 3.0}, claim(3 * error, error))], {})[0].tests[0]
+    assert (known.verdict, known.reason, alone.verdict) == ("undecided", "interval", "holds")
+    assert known.p_value == pytest.approx(0.0955, abs=1e-3)
+    assert known.low == pytest.approx(3 * error - 4.303 * error, abs=1e-3)
+    assert alone.low == pytest.approx(error)
+
+
+def test_seeds_that_differ_as_their_baselines_do_are_as_sure():
+    known = by_seed({"0": 2.0, "3": 3.0, "4": 4.0}, claim(1.0, 0.3), {"0": 1.0, "3": 2.0, "4": 3.0})
+    assert decide([known], {})[0].tests[0].p_value == pytest.approx(0.00086, abs=1e-4)
+
+
+def by_seed(own, node, baseline=None):
+    cells = {"a": own, "b": baseline or dict.fromkeys(own, 0.0)}
+    rows = [{"row": row, "columns": {"m": {"measured": {"by_replicate": cell}}}} for row, cell in cells.items()]
+    return KeptResult("synera/x", {"title": "t", "rows": rows, "claims": [node]}, {}, "", (), "2026-11-26", 3)
+
+
 def test_a_claim_of_ours_is_no_claim_of_the_paper():
     found = result(claim(reported=""), claim(statement="reported"))
     assert [one.statement for one in decide([found], {})] == ["reported"]
