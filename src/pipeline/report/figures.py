@@ -158,6 +158,7 @@ def label_points(axes: "Axes", placed: Sequence[tuple[float, PlotPoint, str]], l
 
 LANES = {
     "draft": ("device drafts", "#3366cc"),
+    "device_layers": ("device runs layers", "#2a9db0"),
     "uplink": ("uplink", "#c79a1b"),
     "queue": ("cloud queue", "#c5ccd3"),
     "prefill": ("cloud prefill", "#8b5cc7"),

@@ -40,6 +40,24 @@ def mean_interval(
     return ConfidenceInterval(float(sample.mean()), float(low), float(high))
 
 
+def clustered_interval(clusters: Sequence[Sequence[float]], *, seed: int, resamples: int = 2000) -> ConfidenceInterval:
+    """The mean of all values with its 95 % percentile interval, whole clusters drawn: answers to a prompt go together.
+
+    Raises ValueError without a value.
+    """
+    import numpy as np
+
+    if not any(clusters):
+        raise ValueError("a mean needs one value at least")
+    totals = np.array([(sum(own), len(own)) for own in clusters if own], dtype=np.float64)
+    n = len(totals)
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    sums = counts @ totals
+    low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
+    whole = totals.sum(axis=0)
+    return ConfidenceInterval(float(whole[0] / whole[1]), float(low), float(high))
+
+
 @dataclass(frozen=True)
 class PairedSums:
     """Two jobs on the same prompts: sums [prompts, k] of each; `combine` of their totals is the metric."""

@@ -52,8 +52,10 @@ class ClockErrors:
 
 
 def drawn_fleet(fleet: Fleet, errors: ClockErrors, draw: int) -> Fleet:
-    """The fleet on the clock of one draw. Fitted and profiled coefficients are measurements, and stay."""
-    if fleet.timing != "roofline":
+    """The fleet on the clock of one draw. Fitted and profiled coefficients are measurements, and stay; a model that has
+    none of its own there is on the roofline, which is drawn.
+    """
+    if not fleet.chip.software:
         return fleet
     software = fleet.chip.software_name(fleet.software)
     source = fleet.chip.software[software].sources.get("all", "")

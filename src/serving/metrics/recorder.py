@@ -34,7 +34,7 @@ from serving.messages import (
 
 TimelineInterval = tuple[str, float, float, int]
 """(lane, begin_s, end_s, tokens or bytes): one interval of a session's time line."""
-_LANES = ("draft", "cloud_draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
+_LANES = ("draft", "device_layers", "cloud_draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
 _LANE_INDEX = {lane: index for index, lane in enumerate(_LANES)}
 _INTERVAL = Struct("<bddq")
 """Lane, begin, end, amount."""
@@ -246,7 +246,7 @@ class Recorder:
                 record.cloud_forward_tokens += n
             if detail:
                 lane = "verify" if seq.num_drafts else "decode" if n == 1 else "prefill"
-                record.timeline.add(lane, begin_s, end_s, n)
+                record.timeline.add("device_layers" if on_device else lane, begin_s, end_s, n)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
         record = self.records.get(session_of(message))
@@ -276,6 +276,10 @@ class Recorder:
                     self._wait_ended(self._workers[node], draft.session, now, draft.num_inputs)
             return
         if node in self._devices:
+            for seq in work.slices:
+                record = self.records[seq.session]
+                if record.started_s is None:
+                    record.started_s = now
             return
         worker = self._workers[node]
         worker.running = work.slices

@@ -122,9 +122,31 @@ def covered_s(spans: Iterable[tuple[float, float | None]]) -> float:
     return total_s
 
 
+def idle_times(records: Sequence[SessionRecord]) -> dict[str, float]:
+    """The seconds for which the chip of one device waits, by session, from each one's start to its end.
+
+    Seconds in which several sessions are open are counted once, and shared out by what each would wait alone.
+    """
+    spans = {one.session: _open_span(one) for one in records}
+    alone = {
+        one.session: max(0.0, spans[one.session][1] - spans[one.session][0] - one.device_busy_s) for one in records
+    }
+    together_s = covered_s(spans.values())
+    if together_s >= sum(end_s - begin_s for begin_s, end_s in spans.values()) * (1 - 1e-9):
+        return alone
+    idle_s, total_s = together_s - sum(one.device_busy_s for one in records), sum(alone.values())
+    share = min(1.0, max(0.0, idle_s) / total_s) if total_s else 0.0
+    return {session: share * own_s for session, own_s in alone.items()}
+
+
+def _open_span(record: SessionRecord) -> tuple[float, float]:
+    begin_s = record.arrived_s if record.started_s is None else record.started_s
+    return begin_s, max(begin_s, record.arrived_s if record.ended_s is None else record.ended_s)
+
+
 TimeSpan = tuple[float, float]
 
-_LINK_LANES, _DEVICE_LANES = ("uplink", "downlink"), ("draft",)
+_LINK_LANES, _DEVICE_LANES = ("uplink", "downlink"), ("draft", "device_layers")
 _CLOUD_LANES = ("queue", "prefill", "cloud_draft", "verify", "decode")
 
 
@@ -138,7 +160,7 @@ class StallTimes(NamedTuple):
 
 def stall_times(timeline: Iterable[TimelineInterval], ended_s: float = INF) -> StallTimes:
     """Stalls in a session's time line: a message is in transit or the cloud has the request, and the device does not
-    draft.
+    compute.
 
     Where a message overlaps with work in the cloud, as with a chunked prompt, the stall is the cloud's. Time after
     `ended_s` does not count: only the session's release is sent then.

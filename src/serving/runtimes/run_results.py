@@ -22,7 +22,7 @@ from serving.metrics import batch_timing
 from serving.metrics.batch_timing import BatchTiming
 from serving.metrics.radio_energy import radio_energies_j
 from serving.metrics.recorder import SessionRecord
-from serving.metrics.utilisation import UtilisationObserver, stall_times
+from serving.metrics.utilisation import UtilisationObserver, idle_times, stall_times
 from serving.policy.by_condition import PlacedPolicy
 from serving.policy.slots.placement import DEVICE_TIER, TieredPlacement
 from serving.runtimes.runtime import RunResult, Runtime
@@ -50,11 +50,12 @@ def write_results(
         for name, own in topology.queries_by_device(queries).items()
         for session, mode in topology.power_modes(name, own).items()
     }
-    radio_j = _radio_energies_j(topology, served)
+    radio_j, idle_s = _radio_energies_j(topology, served), _idle_times(topology, served)
     rows = []
     for query in queries:
         record = records[query.request.session]
-        row = _request_row(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
+        fleet, mode = fleets[query.device], modes[record.session]
+        row = _request_row(setup, query, record, fleet, mode, idle_s[record.session], tokenizer)
         row |= {"radio_energy_j": radio_j[record.session]}
         row |= _cloud_spending([(topology.cloud_fleets[node], busy_s) for node, busy_s in record.node_busy_s.items()])
         rows.append(row | (_UNKNOWN_ENERGY if served.local_timing else {}) | ({} if served.is_text else _NO_QUALITY))
@@ -94,8 +95,9 @@ def _partition(setup: Setup) -> dict[str, float]:
 
 
 def _request_row(
-    setup: Setup, query: Query, record: SessionRecord, fleet: Fleet, mode: str, tokenizer: Tokenizer
+    setup: Setup, query: Query, record: SessionRecord, fleet: Fleet, mode: str, idle_s: float, tokenizer: Tokenizer
 ) -> ResultRow:
+    """`idle_s`: for which the device's chip waits and the request pays."""
     prompt, seen = query.prompt, record.token_times_s
     text = tokenizer.decode(record.tokens)
     answer, metrics = prompt.extract_answer(text), setup.workload.dataset.metrics
@@ -129,9 +131,7 @@ def _request_row(
         "chunks": record.num_decisions,
         "chunks_offloaded": record.num_offloaded,
         "chunks_verified": record.num_verified,
-        "device_energy_j": fleet.joules(
-            record.device_busy_s, max(0.0, ended_s - started_s - record.device_busy_s), mode
-        ),
+        "device_energy_j": fleet.joules(record.device_busy_s, idle_s, mode),
         "quality": metrics[0].score(answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
         **{name: getattr(record, name) for name in _RECORD_COLUMNS},
@@ -140,14 +140,26 @@ def _request_row(
 
 def _radio_energies_j(topology: Topology, served: RunResult) -> dict[str, float | None]:
     """The energy of each session's messages on its device's radio; unknown where links or chips took other times."""
-    by_device: dict[str, list[SessionRecord]] = {name: [] for name in topology.devices}
-    for record in served.records.values():
-        by_device[record.device].append(record)
     known = served.links_timed and not served.local_timing
     found: dict[str, float | None] = {}
-    for device, records in by_device.items():
+    for device, records in _by_device(topology, served).items():
         link = topology.device_link(device)
         found |= radio_energies_j(records, link if known else replace(link, radio=None))
+    return found
+
+
+def _idle_times(topology: Topology, served: RunResult) -> dict[str, float]:
+    return {
+        session: idle_s
+        for records in _by_device(topology, served).values()
+        for session, idle_s in idle_times(records).items()
+    }
+
+
+def _by_device(topology: Topology, served: RunResult) -> dict[str, list[SessionRecord]]:
+    found: dict[str, list[SessionRecord]] = {name: [] for name in topology.devices}
+    for record in served.records.values():
+        found[record.device].append(record)
     return found
 
 

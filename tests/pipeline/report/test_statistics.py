@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from pipeline.report.statistics import (
+    clustered_interval,
     PairedSums,
     Percentiles,
     holm,
@@ -31,6 +32,18 @@ def test_the_coverage_of_intervals_is_near_their_level():
     intervals = [mean_interval(sample.tolist(), seed=0, level=0.9, resamples=400) for sample in samples]
     covered = np.mean([interval.low <= 0.6 <= interval.high for interval in intervals])
     assert 0.84 <= covered <= 0.96
+
+
+def test_values_of_one_prompt_go_together():
+    """Twenty prompts, each asked twenty times with the same answer, say as much as twenty values."""
+    one_each = [float(i % 5 != 0) for i in range(20)]
+    often = clustered_interval([[value] * 20 for value in one_each], seed=0)
+    alone = mean_interval(one_each, seed=0)
+    assert often.mean == alone.mean == 0.8
+    assert (often.low, often.high) == (pytest.approx(alone.low, abs=0.051), pytest.approx(alone.high, abs=0.051))
+    assert clustered_interval([[1.0], [], [0.0, 0.5]], seed=0).mean == 0.5
+    with pytest.raises(ValueError, match="one value"):
+        clustered_interval([[]], seed=0)
 
 
 def test_chunks_do_not_change_the_result(monkeypatch):

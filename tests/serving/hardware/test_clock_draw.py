@@ -38,8 +38,12 @@ def test_a_chip_that_was_not_measured_is_off_by_more():
 
 
 def test_fitted_coefficients_are_measurements_and_stay():
-    fitted = Fleet(chip("a100_80gb"), timing=next(iter(chip("a100_80gb").fitted)))
-    assert drawn_testbed(testbed.Testbed(cloud=fitted, device=UNMEASURED), ERRORS, 0).cloud == fitted
+    coefficients = chip("a100_80gb").fitted
+    fitted = Fleet(chip("a100_80gb"), timing=next(iter(coefficients)))
+    known = architecture(next(iter(coefficients[fitted.timing].latencies)))
+    drawn = drawn_testbed(testbed.Testbed(cloud=fitted, device=UNMEASURED), ERRORS, 0).cloud
+    assert drawn.latency(known) == fitted.latency(known)
+    assert drawn.latency(MODEL).seconds(DECODE) > 1.3 * fitted.latency(MODEL).seconds(DECODE)  # has no coefficients
 
 
 def test_a_draw_has_the_same_chips_in_every_testbed_and_draws_differ():

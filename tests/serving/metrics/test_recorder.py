@@ -21,6 +21,7 @@ from serving.messages import (
     StartWork,
 )
 from serving.metrics.recorder import Recorder, SessionRecord, Timeline
+from serving.metrics.utilisation import stall_times
 from serving.policy.slots.draft import InitialDraft, WindowDraft
 from serving.policy.slots.lookahead import NoLookahead
 from serving.policy.slots.placement import UShapedPlacement
@@ -164,6 +165,23 @@ def test_every_timeline_entry_has_a_lane_and_ordered_times() -> None:
     pieces = [piece for r in records.values() for piece in r.timeline]
     assert {lane for lane, *_ in pieces} == {"draft", "uplink", "downlink", "queue", "verify"}
     assert all(begin <= end for _, begin, end, _ in pieces)
+
+
+@pytest.mark.parametrize("name", ["u_shape", "hat"])
+def test_a_request_starts_with_the_devices_own_layers(name: str) -> None:
+    """These layers are the device's in the time line, too: no stall, and no time in the cloud."""
+    w, records = recorded(name, limit=12)
+    first: dict[str, float] = {}
+    for node, _, now, commands in w.log.entries:
+        for command in commands:
+            if node != "cloud" and isinstance(command, StartWork) and isinstance(command.work, ForwardWork):
+                first.setdefault(command.work.slices[0].session, now)
+    assert {session: record.started_s for session, record in records.items()} == first
+    for record in records.values():
+        layers = [piece for piece in record.timeline if piece[0] == "device_layers"]
+        assert layers[0][1] == record.started_s
+        assert sum(end - begin for _, begin, end, _ in layers) <= record.device_busy_s + 1e-9
+        assert stall_times([*layers]) == (0, 0, 0)
 
 
 def test_a_request_cancelled_in_the_queue_never_started() -> None:

@@ -23,7 +23,7 @@ from serving.messages import (
     Span,
 )
 from serving.metrics.recorder import SessionRecord
-from serving.metrics.utilisation import StallTimes, UtilisationObserver, covered_s, stall_times
+from serving.metrics.utilisation import StallTimes, UtilisationObserver, covered_s, idle_times, stall_times
 from serving.policy.partition.baselines import GPipeSplit
 from serving.policy.partition.division import ModelPartition
 from serving.policy.slots.dispatch import HypSched
@@ -134,8 +134,31 @@ ROUND: Line = [
     ("draft", 11, 13, 2),
 ]
 """A vanilla round: the device waits from 4 to 11."""
-OWN, CLOUD, LINK = {"draft"}, {"queue", "prefill", "verify", "decode"}, {"uplink", "downlink"}
+OWN, CLOUD, LINK = {"draft", "device_layers"}, {"queue", "prefill", "verify", "decode"}, {"uplink", "downlink"}
 LANES = sorted(OWN | CLOUD | LINK)
+
+
+def session(name: str, began_s: float, ended_s: float, busy_s: float) -> SessionRecord:
+    made = SessionRecord(name, "device-0", 1, 0.0)
+    made.started_s, made.ended_s, made.device_busy_s = began_s, ended_s, busy_s
+    return made
+
+
+def test_one_session_after_the_other_waits_for_what_it_is_not_busy() -> None:
+    assert idle_times([session("a", 1, 11, 4), session("b", 11, 16, 5)]) == {"a": 6, "b": 0}
+
+
+def test_sessions_at_the_same_time_share_the_seconds_in_which_the_chip_waits() -> None:
+    """Two of ten seconds, of which the chip is busy for five and then for eight: it waits two seconds, not seven."""
+    found = idle_times([session("a", 0, 10, 5), session("b", 0, 10, 3)])
+    assert sum(found.values()) == pytest.approx(2)
+    assert found["a"] / found["b"] == pytest.approx(5 / 7)
+    assert idle_times([session("a", 0, 10, 5), session("b", 0, 10, 5)]) == {"a": 0, "b": 0}
+
+
+def test_a_session_that_never_began_waits_for_nothing() -> None:
+    made = SessionRecord("a", "device-0", 1, 3.0)
+    assert idle_times([made]) == {"a": 0}
 
 
 def test_an_empty_timeline_has_no_stalls() -> None:

@@ -164,7 +164,7 @@ def _shares(exhibit: Exhibit, series: Mapping[tuple[str, str], Series]) -> Itera
 def _node(claim: Claim, group: str) -> dict[str, Any]:
     return {
         "group": group, "statement": claim.statement, "row": claim.row, "baseline": claim.baseline,
-        "metric": claim.metric,
+        "metric": claim.metric, "relation": claim.relation, "margin": claim.margin, "value": claim.value,
     }  # fmt: skip
 
 
@@ -180,7 +180,9 @@ def _differences(exhibit: Exhibit, claim: Claim, group: str, series: Mapping[tup
 
 
 def _values(column: ExhibitColumn, group: str, row: str, series: Mapping[tuple[str, str], Series]) -> list[float]:
-    """The column's value of a row in every draw, in its unit and relative where the column is."""
+    """The column's value of a row in every draw, in its unit and relative where the column is; empty where it cannot
+    be in one.
+    """
     own = series.get((group, row), {}).get(column.metric_name, ())
     if column.relative is None:
         return [column.scale * value for value in own]
@@ -188,5 +190,5 @@ def _values(column: ExhibitColumn, group: str, row: str, series: Mapping[tuple[s
     if len(own) != len(other):
         return []
     if column.relative.comparison == "ratio":
-        return [column.scale * mine / its for mine, its in zip(own, other, strict=True) if its]
+        return [column.scale * mine / its for mine, its in zip(own, other, strict=True)] if all(other) else []
     return [column.scale * (mine - its) for mine, its in zip(own, other, strict=True)]

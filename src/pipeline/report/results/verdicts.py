@@ -115,8 +115,9 @@ def decide(
 
 
 def claim_key(node: Mapping[str, Any]) -> str:
-    """The name of a claim in its group, within its exhibit."""
-    return " / ".join(str(node.get(key) or "") for key in ("group", "statement", "row", "baseline", "metric"))
+    """The name of a claim in its group, within its exhibit, and what it asks: another margin is another claim."""
+    names = [str(node.get(key) or "") for key in ("group", "statement", "row", "baseline", "metric", "relation")]
+    return " / ".join([*names, *(f"{node.get(key) or 0:.4g}" for key in ("margin", "value"))])
 
 
 def _rows(node: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.results.draws import DRAWS_FILE, current_shares, keep_draws, read_draws, summarise_tables
 from pipeline.report.results.kept import KeptResultError, drawn_exhibit
+from pipeline.report.results.verdicts import claim_key
 
 EXHIBIT = Exhibit(
     "t",
@@ -50,6 +51,21 @@ def test_a_claim_s_share_is_of_draws_over_the_mean_of_its_seeds(tmp_path):
     shares = current_shares(tmp_path / "results")["synera/x"]
     assert {key.split(" / ")[1]: share for key, share in shares.items()} == {"a is faster": 0.75, "a takes half": 0.5}
     assert json.loads(path.read_text())["draws"] == 4
+
+
+def test_another_margin_is_another_claim_which_was_not_drawn(tmp_path):
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", sweep(tmp_path, {("a", 0): [1.0], ("b", 0): [2.0]}), tmp_path)
+    known = current_shares(tmp_path)["synera/x"]
+    asked = {"statement": "a takes half", "row": "a", "metric": "of b", "relation": "equal", "value": 0.5}
+    assert claim_key({**asked, "margin": 0.1}) in known
+    assert claim_key({**asked, "margin": 0.2}) not in known
+    assert claim_key({**asked, "margin": 0.1, "relation": "above"}) not in known
+
+
+def test_a_ratio_to_nothing_is_not_drawn(tmp_path):
+    folder = sweep(tmp_path, {("a", 0): [1.0, 1.0], ("b", 0): [2.0, 0.0]})
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path)
+    assert [key.split(" / ")[1] for key in current_shares(tmp_path)["synera/x"]] == ["a is faster"]
 
 
 def test_draws_of_a_configuration_that_changed_decide_nothing_and_are_named(tmp_path):
