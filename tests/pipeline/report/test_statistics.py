@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from pipeline.report.statistics import (
-    clustered_interval,
     PairedSums,
     Percentiles,
+    clustered_interval,
     holm,
     mean_interval,
     paired_p_values,
