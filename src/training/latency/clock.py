@@ -56,11 +56,21 @@ def hold_out(
     found: list[HeldOut] = []
     for done, (split, rows) in enumerate(folds, 1):
         held = [speeds[i] for i in sorted(rows)]
-        fit = whole.refitted([speed for i, speed in enumerate(speeds) if i not in rows], {s.software for s in held})
-        known = [speed for speed in held if fit.knows_software(speed.software)]
-        found += [HeldOut(*pair) for pair in zip(known, [split] * len(known), fit.predict_s(known), strict=True)]
+        unseen = {_origin(speed, split) for speed in held}
+        known = [s for i, s in enumerate(speeds) if i not in rows and _origin(s, split) not in unseen]
+        fit = whole.refitted(known, {s.software for s in held})
+        fitted = [speed for speed in held if fit.knows_software(speed.software)]
+        found += [HeldOut(*pair) for pair in zip(fitted, [split] * len(fitted), fit.predict_s(fitted), strict=True)]
         progress(done, len(folds))
     return found
+
+
+def _origin(speed: PublishedSpeed, split: Split) -> tuple[str, ...]:
+    """What a row that is held out shares with rows of other modes and boards, which a fit must not have seen either:
+    its processor and software in its source, and there its model.
+    """
+    own = (speed.silicon, speed.software, speed.source)
+    return (speed.silicon,) if split == "processor" else own if split == "source" else (*own, speed.architecture.name)
 
 
 def _folds(speeds: Sequence[PublishedSpeed], split: Split) -> Iterator[frozenset[int]]:

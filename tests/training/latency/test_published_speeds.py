@@ -136,6 +136,39 @@ def test_every_power_mode_of_a_chip_that_has_several_is_scored_apart():
     assert sum(row["rows"] for row in found.values()) == sum(len(one.speed.chip.modes) > 1 for one in near)
 
 
+class SeenRows:
+    """A fit that remembers which rows it was fitted to, and which it was asked for."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[list[PublishedSpeed], list[PublishedSpeed]]] = []
+
+    def refitted(self, rows: list[PublishedSpeed], _software: set[str]) -> "SeenRows":
+        self.rows = rows
+        return self
+
+    def knows_software(self, _software: str) -> bool:
+        return True
+
+    def predict_s(self, rows: list[PublishedSpeed]) -> list[float]:
+        self.pairs.append((self.rows, rows))
+        return [row.seconds for row in rows]
+
+
+def test_a_fit_has_seen_no_row_of_what_is_held_out_in_another_mode_or_board():
+    """A source's rows of a processor and software stand or fall together; within a source those of a model."""
+    seen = SeenRows()
+    splits = iter(clock.hold_out(seen, speeds(), lambda done, total: None))
+    origins = {
+        "source": lambda one: (one.silicon, one.software, one.source),
+        "model": lambda one: (one.silicon, one.software, one.source, one.architecture.name),
+        "processor": lambda one: one.silicon,
+    }
+    for fitted, held in seen.pairs:
+        (split,) = {next(splits).split for _ in held}
+        assert {origins[split](one) for one in fitted}.isdisjoint({origins[split](one) for one in held})
+    assert len(seen.pairs) == 3 + 4 + 6
+
+
 def test_a_file_for_reports_has_the_errors_of_whole_processors_held_out():
     """That of conf is what `+experiment=clock` writes today."""
     chips = [CHIPS[name] for name in yaml.safe_load(EXPERIMENT.read_text())["stages"]["clock_scores"]["chips"]]
