@@ -12,14 +12,14 @@ from serving.hardware.hosted_api import HostedApi
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.outcomes.outcomes import OutcomeSource
 from serving.studies.buying.api_calls import ApiCall, ApiCallObserver
-from serving.studies.capacity.load_test import LoadRun, LoadTest, simulate_load
+from serving.studies.capacity.load_test import LoadTest, in_each_class, simulate_load
 from serving.studies.capacity.spending import device_j, over_tokens, radio_j_by_session
 from serving.workload.slo import SloClass
 
 
 @dataclass(frozen=True)
 class ApiService:
-    """Means over the answers of a lone device, whose time with the API replaces its time with a cloud.
+    """Means over the answers of a lone device of each SLO class, whose time with the API replaces its time with a cloud.
 
     An API carries any number of devices: limits of rate are not known.
     """
@@ -61,6 +61,13 @@ class _Answer:
     record: SessionRecord
     calls: Sequence[ApiCall]
     api: HostedApi
+    topology: Topology
+    radio_j: float | None
+
+    @property
+    def device_j(self) -> float | None:
+        """Joules of the device's chip."""
+        return device_j(self.record, self.topology, self.delay_s)
 
     @property
     def delay_s(self) -> float:
@@ -86,10 +93,15 @@ class _Answer:
 
 
 def measure_api(setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api: HostedApi, seed: int) -> ApiService:
-    """How the setup's policy serves one device of each SLO class with `api`; `hosting.api_refusal` allows it.
+    """How the setup's policy serves a lone device of each SLO class with `api`; `hosting.api_refusal` allows it.
 
-    Raises ValueError without a complete answer.
+    Raises ValueError for a class without a complete answer.
     """
+    return _summary([one for own in in_each_class(setup) for one in _answers(own, outcomes, load_test, api, seed)])
+
+
+def _answers(setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api: HostedApi, seed: int) -> list[_Answer]:
+    """The complete answers of a lone device."""
     recorders, observers = list[Recorder](), list[ApiCallObserver]()
 
     def observe(topology: Topology, begin_s: float, end_s: float) -> Sequence[Observer]:  # noqa: ARG001
@@ -97,24 +109,24 @@ def measure_api(setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api:
         observers.append(ApiCallObserver(frozenset(topology.workers)))
         return [*recorders, *observers]
 
-    devices = len(setup.workload.slo)
-    run = simulate_load(setup, outcomes, load_test, devices, seed, observe=observe)
+    run = simulate_load(setup, outcomes, load_test, 1, seed, observe=observe)
     records, calls = recorders[0].records, observers[0].calls
+    radio_j = radio_j_by_session(list(records.values()), run.topology)
     answers = [
-        _Answer(run.evaluator.slo_class(session), record, calls.get(session, ()), api)
+        _Answer(
+            run.evaluator.slo_class(session), record, calls.get(session, ()), api, run.topology, radio_j[session]
+        )
         for session, record in records.items()
         if session in run.observer.answers and record.ending == "complete"
     ]
     if not answers:
         raise ValueError("no answer was completed; set search.window_s higher, or search.answers")
-    return _summary(answers, run, list(records.values()))
+    return answers
 
 
-def _summary(answers: Sequence[_Answer], run: LoadRun, records: Sequence[SessionRecord]) -> ApiService:
+def _summary(answers: Sequence[_Answer]) -> ApiService:
     every = [call for answer in answers for call in answer.calls]
     tokens, number = sum(len(answer.record.tokens) for answer in answers), len(answers)
-    device_js = [device_j(answer.record, run.topology, answer.delay_s) for answer in answers]
-    radio_j = radio_j_by_session(records, run.topology)
     return ApiService(
         answers=number,
         tokens=tokens / number,
@@ -124,8 +136,8 @@ def _summary(answers: Sequence[_Answer], run: LoadRun, records: Sequence[Session
         ttft_s=fmean(answer.ttft_s for answer in answers),
         tokens_per_s=fmean(answer.tokens_per_s for answer in answers),
         violations=_late_shares(answers),
-        device_j_per_token=over_tokens(device_js, tokens),
-        radio_j_per_token=over_tokens([radio_j[answer.record.session] for answer in answers], tokens),
+        device_j_per_token=over_tokens([answer.device_j for answer in answers], tokens),
+        radio_j_per_token=over_tokens([answer.radio_j for answer in answers], tokens),
     )
 
 

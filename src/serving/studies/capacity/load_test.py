@@ -1,6 +1,6 @@
 """A load test: a simulated steady state of a number of devices, measured in a window of time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite
 from statistics import fmean, median
@@ -132,6 +132,22 @@ class LoadRun:
     window_s: float
 
 
+def in_each_class(setup: Setup) -> Iterator[Setup]:
+    """The setup once for each of its SLO classes, with all devices in that class.
+
+    Raises ValueError without classes.
+    """
+    check_has_slo(setup)
+    for one in setup.workload.slo:
+        yield replace(setup, workload=replace(setup.workload, slo=(replace(one, share=1.0),)))
+
+
+def check_has_slo(setup: Setup) -> None:
+    """Raises ValueError for a workload without SLO classes."""
+    if not setup.workload.slo:
+        raise ValueError("no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
+
+
 def run_load_test(
     setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, num_devices: int, seed: int, max_late_share: float = 1.0
 ) -> LoadTestResult:
@@ -174,8 +190,7 @@ def simulate_load(
 
     Raises ValueError for a workload without SLO classes, or one that is no closed loop.
     """
-    if not setup.workload.slo:
-        raise ValueError("no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
+    check_has_slo(setup)
     setup = replace(setup, seed=seed, workload=replace(setup.workload, devices=num_devices))
     slowest_s = max(setup.workload.max_new_tokens / one.tokens_per_s for one in setup.workload.slo)
     warmup_s, window_s = max(load_test.warmup_s, slowest_s), load_test.window_for(num_devices, slowest_s)

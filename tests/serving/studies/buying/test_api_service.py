@@ -72,7 +72,10 @@ def test_answers_through_an_api_are_late_by_speed_or_by_their_first_token() -> N
     assert [late(15.0, None), late(10.0, 0.4), late(10.0, 0.6)] == [1, 1, 0]
 
 
-def test_an_api_is_measured_for_every_class() -> None:
-    classes = tuple(SloClass(name=name, tokens_per_s=rate, share=0.5) for name, rate in (("a", 5.0), ("b", 15.0)))
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_an_api_is_measured_for_every_class(share: float) -> None:
+    """A device that wants 15 tokens/s is late, however few there are of its class."""
+    shares = (("a", 5.0, 1 - share), ("b", 15.0, share))
+    classes = tuple(SloClass(name=name, tokens_per_s=rate, share=part) for name, rate, part in shares)
     found = measure_api(setup(slo=classes, chosen=policy("cloud_centric")), ALWAYS, replace(TEST, answers=8), API, 0)
     assert found.violations == {"a": 0, "b": 1}

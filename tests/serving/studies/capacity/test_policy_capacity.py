@@ -87,6 +87,16 @@ def test_a_policy_without_a_cloud_carries_any_number_or_none() -> None:
     assert "a lone device" in none.why_none(promised(60.0))
 
 
+def test_a_policy_without_a_cloud_keeps_the_promise_of_every_class() -> None:
+    """A device writes some 50 tokens/s: one that wants 500 is late, however few there are of its class."""
+    classes = tuple(SloClass(name=f"at_{n}", tokens_per_s=n, share=0.25) for n in (2, 4, 6, 500))
+    for seed in range(3):
+        search = replace(SEARCH, seeds=(seed,))
+        found = find_policy_capacity(setup(slo=classes, chosen=policy("edge_centric")), ALWAYS, search)
+        assert found.devices == 0
+        assert found.by_seed[seed].violations == {"at_2": 0, "at_4": 0, "at_6": 0, "at_500": 1}
+
+
 def test_a_capacity_survives_json() -> None:
     found = find_policy_capacity(setup(slo=promised(20.0)), ALWAYS, replace(SEARCH, seeds=(3,)))
     assert PolicyCapacity.from_dict(json.loads(json.dumps(found.to_dict()))) == found
