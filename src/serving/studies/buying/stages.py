@@ -183,9 +183,10 @@ def _why_late(found: Sequence[ApiService], epsilon: float, slo: str) -> str:
 
 
 def _chips_interval(usage: Usage, users: int, found: PolicyCapacity, chips: int) -> str | None:
-    """The chips at both ends of the capacity's interval; the capacity is at least as large where the search ended."""
+    """The chips at both ends of the capacity's interval; a capacity at the search's limit is known from below only."""
     if found.bounded and found.devices:
-        return f"{usage.clouds(users, found.devices) * chips} or fewer"
+        low = found.devices if found.all_bounded else found.low
+        return f"{usage.clouds(users, low) * chips} or fewer" if low and low >= 1 else None
     if found.low is None or found.high is None:
         return None
     least = usage.clouds(users, found.high) * chips

@@ -35,7 +35,7 @@ class PolicyCapacity:
     """The capacity of one cloud under one policy.
 
     low, high   95 % interval over the seeds; None with one seed, and where any number is carried
-    bounded     True if the search stopped at its most devices
+    bounded     True if the search stopped at its most devices under one seed at least
     """
 
     by_seed: Mapping[int, SeedCapacity]
@@ -49,6 +49,11 @@ class PolicyCapacity:
         """The mean over the seeds; None: any number."""
         known = [one.capacity for one in self.by_seed.values() if one.capacity is not None]
         return fmean(known) if known else None
+
+    @property
+    def all_bounded(self) -> bool:
+        """True if the search stopped at its most devices under every seed."""
+        return self.bounded and len({one.capacity for one in self.by_seed.values()}) == 1
 
     def why_none(self, slo: Sequence[SloClass]) -> str:
         """What a lone device lacks, for a capacity below 1; else empty."""

@@ -81,6 +81,19 @@ def test_a_search_that_ended_at_its_limit_says_so(tmp_path: Path) -> None:
     assert rows["1,000 users"]["cloud_centric, a100_80gb"]["chips, 95 %"] == "9 or fewer"
 
 
+@pytest.mark.parametrize(("low", "chips"), [(10.0, "10 or fewer"), (0.4, None)])
+def test_a_search_that_ended_at_its_limit_under_one_seed_counts_chips_at_the_low_end(
+    tmp_path: Path, low: float, chips: str | None
+) -> None:
+    """Of 1,000 users 100 ask at once. Where a chip may carry no device, no number of chips is enough for certain."""
+    one = capacity(16.0).by_seed[0]
+    seeds = {seed: replace(one, capacity=most) for seed, most in enumerate((16.0, 16.0, 10.0))}
+    bounded = PolicyCapacity(seeds, low, 18.0, True, 0.05)
+    rows = table(tmp_path, offers(apis=()), {"a100_80gb": bounded})
+    found = rows["1,000 users"]["cloud_centric, a100_80gb"]
+    assert (found["chips"], found["chips, 95 %"]) == (8, chips)
+
+
 def test_a_price_of_the_offer_replaces_the_chip_s(tmp_path: Path) -> None:
     prices = {"a100_80gb": Price(1.0, "datasheet: another list", "2026-11")}
     rows = table(tmp_path, offers(apis=(), prices=prices), {"a100_80gb": capacity(12.0)})
