@@ -21,8 +21,8 @@ from pipeline.answers.ranking import is_measured, promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.rows import Row, serve_rows
 from pipeline.answers.sampler import CandidateSampler
-from pipeline.answers.words import joined, without
-from pipeline.errors import UserError
+from pipeline.answers.words import joined, key_of, without
+from pipeline.errors import ConfigError, UserError
 from serving.metrics import definitions
 
 RUNTIME = ("runtime", "runtime/outcomes")
@@ -82,6 +82,17 @@ class Question:
                 raise ValueError(
                     f"choose.objective has {name!r}; name metrics that are better when lower, as `python -m pipeline "
                     "show metrics` lists them"
+                )
+
+    def check_devices(self, words: Sequence[str]) -> None:
+        """Raises ConfigError if one of the words, or of `own_words`, asks for fewer devices than must be served."""
+        least = self.require.devices_min
+        for word in (*words, *(word for own in self.own_words.values() for word in own)):
+            count = word.partition("=")[2]
+            if least and key_of(word) == "workload.devices" and not (count.isdigit() and int(count) >= least):
+                raise ConfigError(
+                    f"{word} contradicts require.devices_min={least}: cells would be served with other devices than the "
+                    f"answer promises. Leave workload.devices out, or give {least} or more."
                 )
 
     def words(self, candidate: Candidate, *parts: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.answers import choose_report
 from pipeline.answers.asked import Asked
-from pipeline.answers.candidates import CandidateSpace
+from pipeline.answers.candidates import Candidate, CandidateSpace
 from pipeline.answers.cell import composed_cell
 from pipeline.answers.choose import Answer, Effort, Question, Search
 from pipeline.answers.chosen_policy import check_name, policy_text, write_policy
@@ -69,11 +69,12 @@ class Choosing:
     def _search(self, asked: Asked) -> Search:
         """The search that the command asks for: its policies, its networks, and the same profiling for all cells."""
         question, effort = self.question, self.efforts[self.effort]
+        question.check_devices(asked.words)
         if asked.policies:
             question = replace(question, policies={name: question.policies.get(name) for name in asked.policies})
         most = f"workload.num_prompts={effort.requests[2]}"
-        first = f"policy={next(iter(question.policies), '')}"
-        with composed_cell(joined(question.base, asked.words, [most, first]), asked.evaluator.config_dir) as cfg:
+        first = question.words(Candidate(next(iter(question.policies), "")), asked.words, [most])
+        with composed_cell(first, asked.evaluator.config_dir) as cfg:
             check_chosen_on_open_prompts(cfg, "choose")
             mixed, own_links = self._mixed_networks(cfg), bool(self.networks) or _all_have_links(cfg)
             profiling = f"workload.profiling.skip={cfg.workload.profiling.skip}"  # else by each rung's requests
@@ -92,7 +93,7 @@ class Choosing:
         device = cfg.hardware.get("device")
         if device is None:
             raise ConfigError("choose.networks splits the devices of hardware.device, and this testbed has none.")
-        devices = self.question.require.devices_min or cfg.workload.devices or device.count
+        devices = cfg.workload.devices or device.count
         try:
             return mixed_networks(self.networks, {str(key): value for key, value in device.items()}, int(devices))
         except ValueError as problem:

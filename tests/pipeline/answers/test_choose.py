@@ -14,6 +14,7 @@ from pipeline.answers.front import pareto_front
 from pipeline.answers.ranking import broken, excess, promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.rows import Row
+from pipeline.errors import ConfigError
 
 COST, SERVICE, TTFT = "cost/usd_per_million_tokens", "latency/service_s_per_token/mean", "latency/ttft_s/p90"
 EFFORT = Effort(24, (4, 8, 16), (6, 3), (0, 1), batch=4)
@@ -241,6 +242,19 @@ def test_a_space_keeps_fixed_options_and_knows_policies_that_it_does_not_list() 
 def test_requirements_that_nothing_can_keep_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Requirements(**options)
+
+
+@pytest.mark.parametrize("word", ["workload.devices=8", "workload.devices=null"])
+def test_fewer_devices_than_are_required_are_refused(word: str) -> None:
+    """A cell would be served with the devices of the command, and the answer would promise the others."""
+    asked = question(devices_min=16)
+    asked.check_devices(("workload.devices=16", "seed=0"))
+    asked.check_devices(("+workload.devices=64",))
+    question().check_devices((word,))
+    with pytest.raises(ConfigError, match=rf"{word} contradicts require\.devices_min=16"):
+        asked.check_devices((word,))
+    with pytest.raises(ConfigError, match=r"Leave workload\.devices out"):
+        replace(asked, own_words={"drafts": (word,)}).check_devices(())
 
 
 def test_draws_go_on_until_as_many_candidates_are_new() -> None:
