@@ -59,8 +59,23 @@ class Question(Protocol):
     KEYS: ClassVar[tuple[str, ...]]
     """Top-level keys of the command that are the question's own, and no words of its cells."""
 
+    FOR_ONE_POLICY: ClassVar[str]
+    """The word that gives an option to the candidates of one policy, over {policy}, {key} and {value}."""
+
     def answer(self, asked: Asked) -> None:
         """Serves cells, prints the answer and writes its files. Raises UserError for what a user can mend."""
+
+
+def check_no_option(arguments: Sequence[str], policies: Sequence[str], for_one_policy: str) -> None:
+    """Raises ConfigError for an option of the command's policy: each candidate has a policy of its own."""
+    for word in arguments:
+        key, _, value = word.partition("=")
+        if key.lstrip("+~").startswith("policy."):
+            instead = for_one_policy.format(policy=next(iter(policies), "sled"), key=key, value=value)
+            raise ConfigError(
+                f"{word} is an option of one policy, and a question compares candidates, each with a policy of its "
+                f"own. Say whose option it is: {instead}."
+            )
 
 
 def ask(
@@ -78,6 +93,7 @@ def ask(
     evaluator = Evaluator(create_workers(dict(workers)), str(config_dir) if config_dir else None)
     words = without(arguments, (*NOT_OF_CELLS, *asked.KEYS))
     policies = choices_given(arguments, "policy")
+    check_no_option(arguments, policies, asked.FOR_ONE_POLICY)
     given = tuple(f"+{word}" if word.startswith(("policy=", "experiment=")) else word for word in arguments)
     shown = without(given, ("tracking", "report", "force", "hydra"))
     asked.answer(

@@ -21,7 +21,7 @@ from pipeline.answers.ranking import is_measured, promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.rows import Row, serve_rows
 from pipeline.answers.sampler import CandidateSampler
-from pipeline.answers.words import joined, key_of, without
+from pipeline.answers.words import joined, kept_by_none, key_of, without
 from pipeline.errors import ConfigError, UserError
 from serving.metrics import definitions
 
@@ -100,6 +100,13 @@ class Question:
         load = [f"workload.devices={self.require.devices_min}"] if self.require.devices_min else []
         return joined(self.base, load, self.own_words.get(candidate.policy, ()), *parts, candidate.words)
 
+    def words_beside(self, candidate: Candidate, words: Sequence[str]) -> list[str]:
+        """The words that serve a candidate's policy file as its cells were served, under any runtime: `words` of the
+        command, those of the load, and the policy's own that its file does not keep.
+        """
+        found = self.words(candidate, words)
+        return without([one for one in found if one not in candidate.words], (*RUNTIME, "workload.profiling"))
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -159,6 +166,18 @@ class Search:
             self.question, tuple(rows), tuple(tried), rows[0], tuple(held_out), self._vary(rows, tried),
             dict(self.left_out), dict(self.failed), self.not_varied,
         )  # fmt: skip
+
+    def unused_words(self) -> list[str]:
+        """The command's words that no cell keeps: each cell sets these keys itself."""
+        number = (f"workload.num_prompts={self.effort.requests[2]}",)
+        seeds = [f"seed={seed}" for seed in (0, *self.effort.seeds)]
+        cells = [
+            self._cell(Candidate(policy), number, [seed], part)
+            for policy in self.question.policies
+            for part in (self.question.search, self.question.held_out)
+            for seed in seeds
+        ]
+        return kept_by_none(self.words, cells)
 
     def input_cells(self, space: CandidateSpace) -> dict[tuple[str, ...], Candidate]:
         """Cells that together need what the search needs: each policy as it is, on the requests of the search and on

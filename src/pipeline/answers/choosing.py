@@ -16,7 +16,7 @@ from pipeline.answers.chosen_policy import check_name, policy_text, write_policy
 from pipeline.answers.front import front_figure
 from pipeline.answers.ranking import excess, is_measured
 from pipeline.answers.rows import COST, SERVICE
-from pipeline.answers.words import joined, mixed_networks, sets_any, without
+from pipeline.answers.words import joined, mixed_networks, sets_any, unused_note
 from pipeline.artifacts import fingerprint
 from pipeline.config.arguments import chosen_folder
 from pipeline.config.preflight import check_chosen_on_open_prompts
@@ -40,6 +40,7 @@ class Choosing:
     """
 
     KEYS: ClassVar[tuple[str, ...]] = ("choose", "require")
+    FOR_ONE_POLICY: ClassVar[str] = """"++choose.policies.{policy}={{{key}:'{value}'}}\""""
 
     question: Question
     efforts: Mapping[str, Effort]
@@ -57,6 +58,10 @@ class Choosing:
         for note in self.question.require.unusual():
             print(f"note: {note}", file=asked.out, flush=True)
         search = self._search(asked)
+        if unused := search.unused_words():
+            where = "choose.efforts, choose.search, choose.held_out"
+            print(f"note: {unused_note(unused, where)}", file=asked.out, flush=True)
+            search.words = tuple(word for word in search.words if word not in unused)
         if asked.plan_only:
             cells = list(search.input_cells(CandidateSpace.parse(search.question.policies)))
             stages = asked.evaluator.planned_stages(cells, search.question.require.lossless)
@@ -100,7 +105,7 @@ class Choosing:
             raise ConfigError(f"choose.{problem}.") from problem
 
     def _write(self, asked: Asked, words: tuple[str, ...], found: Answer) -> None:
-        shown = without(words, ["runtime", "workload.profiling"])
+        shown = found.question.words_beside(found.claimed.candidate, words)
         report = choose_report.answer_report(found, shown, self.name)
         print_parts(report.parts, asked.out)
         folder = chosen_folder(asked.outputs) / self.name

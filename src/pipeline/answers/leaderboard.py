@@ -10,7 +10,7 @@ from pipeline.answers.asked import Asked
 from pipeline.answers.candidates import Candidate
 from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts, notes, page_text
 from pipeline.answers.rows import COST, SERVICE, Row, serve_rows
-from pipeline.answers.words import joined
+from pipeline.answers.words import joined, kept_by_none, unused_note
 from pipeline.artifacts import fingerprint
 from pipeline.errors import ConfigError
 from pipeline.report.export.write import write_tables
@@ -28,6 +28,7 @@ class Leaderboard:
     """
 
     KEYS: ClassVar[tuple[str, ...]] = ("leaderboard",)
+    FOR_ONE_POLICY: ClassVar[str] = """"+leaderboard.own_words.{policy}=['{key}={value}']\""""
 
     policies: tuple[str, ...]
     settings: Mapping[str, Setting]
@@ -61,6 +62,9 @@ class Leaderboard:
                 "(+policy=a,b), settings or seeds."
             )
         first = [self._cell(asked, name, policy, self.seeds[0]) for name, policy in pairs]
+        if unused := kept_by_none(asked.words, first):
+            where = "leaderboard.requests, leaderboard.seeds, leaderboard.settings"
+            print(f"note: {unused_note(unused, where)}", file=asked.out, flush=True)
         if asked.plan_only:
             stages = asked.evaluator.planned_stages(first)
             cells = f"then {len(pairs) * len(self.seeds)} cells of {self.requests} requests"

@@ -29,6 +29,17 @@ def sets_any(word: str, keys: Sequence[str]) -> bool:
     return any(key_of(word) == key or key_of(word).startswith(f"{key}.") for key in keys)
 
 
+def kept_by_none(words: Iterable[str], cells: Iterable[Iterable[str]]) -> list[str]:
+    """The words that stand in none of the cells, because each cell sets the same keys itself."""
+    kept = {word.lstrip("+") for cell in cells for word in cell}
+    return [word for word in words if word.lstrip("+") not in kept]
+
+
+def unused_note(words: Sequence[str], where: str) -> str:
+    """What is said of words that no cell keeps; `where` names the options that decide in their place."""
+    return f"{', '.join(words)}: of no effect here, since every cell sets the same itself; see {where}"
+
+
 def mixed_networks(networks: Mapping[str, float], fleet: Mapping[str, object], devices: int) -> tuple[str, ...]:
     """The words of a testbed that deals `devices` devices, all of one `fleet`, to networks by their shares.
 

@@ -116,6 +116,14 @@ def test_words_of_one_policy_are_said_and_reach_its_cells_in_that_setting_alone(
     assert "sled there" in out.getvalue()
 
 
+def test_words_that_every_setting_replaces_are_noted(tmp_path: Path) -> None:
+    out = StringIO()
+    given = ("network=lan", "seed=9", "workload.devices=3")
+    board().answer(Asked(WrittenEvaluator(tmp_path), given, (), tmp_path, Tracking("none"), out=out))
+    assert "note: network=lan, seed=9: of no effect here, since every cell sets the same itself" in out.getvalue()
+    assert "note" not in ask(board(), tmp_path)
+
+
 def stars(text: str, policy: str, setting: str) -> int:
     """Stars in the row of a policy below the title of a setting."""
     rows = text[text.index(f"{setting} (") :].splitlines()

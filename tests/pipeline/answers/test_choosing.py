@@ -1,0 +1,89 @@
+"""A search as a command asks for it: notes, refusals, and the line that runs what was chosen."""
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import api
+from pipeline.answers.asked import Asked, check_no_option
+from pipeline.answers.candidates import Candidate
+from pipeline.answers.choose import Effort, Question, Search
+from pipeline.answers.choosing import Choosing
+from pipeline.answers.leaderboard import Leaderboard
+from pipeline.answers.requirements import Requirements
+from pipeline.errors import ConfigError
+from pipeline.report.mlflow_store import Tracking
+from tests.pipeline.answers.test_choose import COST, EFFORT, SERVICE, FormulaEvaluator, formula
+
+
+def question(**require: Any) -> Question:
+    return Question(
+        Requirements(**require), {"sled": {"policy.draft.k": "range(1,9)"}}, (COST, SERVICE),
+        base=("runtime=simulated", "runtime/outcomes=fitted"), search=("workload.seed=0",),
+        held_out=("workload.seed=1000",), own_words={"sled": ("policy.draft.threshold=0.5", "policy/kv_cache=reuse")},
+    )  # fmt: skip
+
+
+def search(words: tuple[str, ...]) -> Search:
+    return Search(question(), EFFORT, FormulaEvaluator(workers=None), words)  # type: ignore[arg-type]
+
+
+def test_the_line_that_runs_the_choice_has_its_load_and_its_own_words_and_composes(tmp_path: Path) -> None:
+    words = ("network=wifi", "runtime/outcomes=fitted_spec_bench", "runtime.detail=false", "workload.profiling.skip=9")
+    chosen = Candidate("sled", (("policy.draft.k", "5"), ("policy/kv_cache", "none")))
+    found = question(devices_min=16).words_beside(chosen, words)
+    assert set(found) == {"network=wifi", "workload.devices=16", "policy.draft.threshold=0.5"}
+    with api.composed(*chosen.words, *found, f"outputs={tmp_path}") as cfg:
+        assert (cfg.workload.devices, cfg.policy.draft.k) == (16, 5)
+
+
+def test_words_that_every_cell_sets_itself_are_noted_and_not_said_to_be_asked(tmp_path: Path) -> None:
+    given = ("seed=7", "workload.seed=9", "+workload.num_prompts=1000", "network=wifi", "workload.devices=4")
+    assert search(given).unused_words() == ["seed=7", "workload.seed=9", "+workload.num_prompts=1000"]
+    assert search(("+seed=0", "workload.seed=1000", "workload.num_prompts=16")).unused_words() == []
+    out = StringIO()
+    served = FormulaEvaluator(workers=None, formula=lambda words: formula(_as_drafts(words)))  # type: ignore[arg-type]
+    Choosing(question(), {"first": Effort(4, (4, 8, 16), (6, 3))}).answer(
+        Asked(served, given, (), tmp_path, Tracking("none"), out=out)
+    )
+    printed = out.getvalue()
+    assert "note: seed=7, workload.seed=9, +workload.num_prompts=1000: of no effect here" in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("run it:")]
+    assert "network=wifi" in line
+    assert "workload.devices=4" in line
+    assert not any(word in line for word in ("seed=", "num_prompts", "runtime"))
+
+
+def _as_drafts(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("policy=drafts" if word == "policy=sled" else word for word in words)
+
+
+@pytest.mark.parametrize(
+    ("asks", "instead"),
+    [
+        (Choosing, "\"++choose.policies.wisp={policy.draft.k:'5'}\""),
+        (Leaderboard, "\"+leaderboard.own_words.wisp=['policy.draft.k=5']\""),
+    ],
+)
+def test_an_option_of_the_command_s_policy_is_refused_with_the_word_that_says_whose_it_is(
+    asks: type[Choosing | Leaderboard], instead: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.draft\.k=5 is an option of one policy") as refused:
+        check_no_option(["+policy=wisp", "policy.draft.k=5"], ["wisp"], asks.FOR_ONE_POLICY)
+    assert str(refused.value).endswith(f"{instead}.")
+    check_no_option(["+policy=wisp", "policy/draft=path", "network=wifi"], ["wisp"], asks.FOR_ONE_POLICY)
+
+
+def test_a_command_may_ask_for_more_devices_than_are_required(tmp_path: Path) -> None:
+    asked = Asked(FormulaEvaluator(workers=None), ("workload.devices=8",), (), tmp_path, Tracking("none"))  # type: ignore[arg-type]
+    one = Choosing(question(devices_min=16), {"first": EFFORT})
+    with pytest.raises(ConfigError, match="contradicts"):
+        one.answer(asked)
+    networks = Choosing(question(devices_min=16), {"first": EFFORT}, networks={"wifi": 3, "lte": 1})
+    words = networks._search(replace(asked, words=("workload.devices=32",))).words
+    (fleets,) = [word for word in words if word.startswith("+hardware.fleets")]
+    assert "count:24,network:wifi" in fleets
+    assert "count:8,network:lte" in fleets
