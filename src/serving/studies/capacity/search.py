@@ -131,7 +131,7 @@ class _BracketSearch:
             middle = (low + high) // 2
             low, high = (middle, high) if self._meets_slo(middle) else (low, middle)
         xs = [0, *sorted(self.results)]
-        most = CLEAR_FACTOR * self._search.epsilon  # a run that ended early knows no higher rate
+        most = CLEAR_FACTOR * self._search.epsilon or 1.0  # a run that ended early knows no higher rate
         rates = [0.0, *(min(most, self.results[n].violation_rate) for n in xs[1:])]
         weights = [1.0, *(float(sum(self.results[n].answers.values())) for n in xs[1:])]
         return isotonic_crossing(xs, rates, weights, self._search.epsilon)

@@ -45,6 +45,12 @@ def test_differing_seeds_give_an_interval() -> None:
     assert search_capacity(Cloud(50), CapacitySearch(seeds=(4,)), 4.0).interval is None
 
 
+def test_where_no_answer_may_be_late_the_capacity_is_the_most_devices_without_one() -> None:
+    found = search_capacity(Cloud(50), CapacitySearch(epsilon=0.0, resolution=0.0), 4.0)
+    assert found.capacity == 50
+    assert not found.hit_max_devices
+
+
 def test_a_cloud_that_meets_no_slo_has_capacity_0() -> None:
     found = search_capacity(Cloud(-30), CapacitySearch(), 4.0)
     assert found.capacity == 0
