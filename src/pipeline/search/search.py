@@ -31,12 +31,17 @@ class SearchRunner:
     max_failure_rate: float = 0.0
 
     def run(self) -> None:
-        """Runs the remaining trials; those that were killed come first, with the values that they had."""
-        for points in self._batches():
+        """Runs the remaining trials; those that were killed come first, with the values that they had. Failures of
+        earlier commands count as trials, and do not end this one.
+        """
+        interrupted = self.study.interrupted_points()
+        known_ended, known_failed = self.study.num_ended, len(self.study.trials("FAIL"))
+        for points in self._batches(interrupted):
             self._run(points)
-            if len(self.study.trials("FAIL")) > self.max_failure_rate * self.num_trials:
+            failed = len(self.study.trials("FAIL")) - known_failed
+            if failed > self.max_failure_rate * self.num_trials:
                 print(
-                    f"the search ends: {len(self.study.trials('FAIL'))} of {self.study.num_ended} trials failed, and "
+                    f"the search ends: {failed} of {self.study.num_ended - known_ended} trials failed, and "
                     f"hydra.sweeper.max_failure_rate is {self.max_failure_rate}. The same command goes on with others."
                 )
                 break
@@ -44,8 +49,8 @@ class SearchRunner:
         if len(self.study.objective.metrics) == 1 and best:
             self._launch([TrialPoint(len(self.study.optuna_study.trials), best[0].params, "best")])
 
-    def _batches(self) -> Iterator[list[TrialPoint]]:
-        yield from ([point] for point in self.study.interrupted_points())
+    def _batches(self, interrupted: Sequence[TrialPoint]) -> Iterator[list[TrialPoint]]:
+        yield from ([point] for point in interrupted)
         while (left := self.num_trials - self.study.num_ended) > 0:
             yield [self.study.ask() for _ in range(min(left, self.max_parallel))]
 

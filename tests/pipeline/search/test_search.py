@@ -136,6 +136,15 @@ def test_failures_beyond_max_failure_rate_end_a_search(tmp_path: Path, capsys: p
     assert len(search(tmp_path / "b", 3, ["no memory", 1.0, 2.0], rate=0.5)) == 3
 
 
+def test_failures_of_an_earlier_command_do_not_end_a_search_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(search(tmp_path, 4, ["no memory", 1.0])) == 1
+    assert len(search(tmp_path, 4, [1.0, "no memory", 2.0])) == 2
+    assert "the search ends: 1 of 2 trials failed" in capsys.readouterr().out
+    assert len(search(tmp_path, 4, [3.0])) == 1
+
+
 def test_a_longer_search_continues_with_new_points(tmp_path: Path) -> None:
     first = search(tmp_path, 2, [1.0, 0.0], at_once=2)
     assert not search(tmp_path, 2, [])
