@@ -218,17 +218,22 @@ def _wire_simulator(simulator: Simulator, topology: Topology, engines: OutcomeEn
 
 
 def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> dict[str, float]:
-    """Rates over the window; `wasted_tokens_per_s` are unaccepted drafts per device (WISP, Eq. 7)."""
+    """Rates over the window; `wasted_tokens_per_s` are unaccepted drafts per device (WISP, Eq. 7), left out where
+    candidates come from heads of the cloud's model and no draft model writes any.
+    """
     w = observer.counts
     found = {
         "goodput_tokens_per_s": w.emitted / window_s,
         "device_tokens_per_s": w.emitted / window_s / devices,
         "verifications_per_s": w.verifications / window_s,
     }
-    if w.verifications:
+    if w.drafted and w.verifications:
         found |= {
             "wasted_tokens_per_s": (w.drafted - w.drafts_accepted) / window_s / devices,
             "wasted_share": 1 - w.drafts_accepted / w.drafted,
+        }
+    if w.verifications:
+        found |= {
             "acceptance_rate": w.drafts_accepted / w.drafts_verified,
             "drafts_per_verification": w.drafts_verified / w.verifications,
         }

@@ -6,8 +6,9 @@ import pytest
 
 from serving.messages import RequestArrived
 from serving.policy.slots.scheduler import ContinuousBatch
-from serving.studies.capacity.load_test import LoadTest, LoadTestResult, run_load_test
+from serving.studies.capacity.load_test import LoadTest, LoadTestResult, _window_metrics, run_load_test
 from serving.studies.capacity.offered_load import ClosedLoopClients, OutOfQueriesError, make_load
+from serving.studies.capacity.slo_evaluation import LoadObserver, WindowCounts
 from serving.workload.arrivals import Poisson
 from serving.workload.slo import SloClass
 from tests.serving.studies.capacity.steady_setup import ALWAYS, SOMETIMES, setup, wisp_like
@@ -96,3 +97,11 @@ def test_a_load_test_without_slo_classes_is_refused() -> None:
         run_load_test(setup(arrivals=Poisson()), ALWAYS, SHORT, 1, 0)
     with pytest.raises(ValueError, match="stagger_s"):
         LoadTest(warmup_s=1, stagger_s=2)
+
+
+def test_a_load_of_heads_without_a_draft_model_says_nothing_of_wasted_drafts() -> None:
+    """U-Medusa's candidates come from the cloud's model: some are verified, and no device drafts any."""
+    observer = LoadObserver(0.0, 10.0, WindowCounts(emitted=60, drafts_verified=80, drafts_accepted=40, verifications=20))
+    figures = _window_metrics(observer, 10.0, 2)
+    assert (figures["acceptance_rate"], figures["drafts_per_verification"]) == (0.5, 4)
+    assert not [name for name in figures if name.startswith("wasted")]
