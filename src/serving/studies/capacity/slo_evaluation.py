@@ -126,7 +126,9 @@ class SloEvaluator:
         return sum(self._is_late(answer, now) for answer in answers) > max_late_share * len(answers)
 
     def counts(self, observer: LoadObserver) -> SloCounts:
-        """An answer that has not ended is late: the run lasts as long as the slowest class's answers may."""
+        """An answer that has not ended is late: the run lasts as long as the slowest class's answers may, counted from
+        their requests. So with `first_token` an answer that began late is late, though it may be fast from there on.
+        """
         asked: dict[str, int] = defaultdict(int)
         violated: dict[str, int] = defaultdict(int)
         reached: dict[str, list[float]] = defaultdict(list)
