@@ -120,7 +120,7 @@ def _answers(setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api: Ho
         if session in run.observer.answers and record.ending == "complete"
     ]
     if not answers:
-        raise ValueError("no answer was completed; set search.window_s higher, or search.answers")
+        raise ValueError("no answer was completed; set capacity_search.window_s higher, or capacity_search.answers")
     return answers
 
 

@@ -44,6 +44,12 @@ STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantiles for 1 to 9 degrees of freedom."""
 
 
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raises ValueError for none, for one that is there twice, and for more than `STUDENT_T` has quantiles for."""
+    if not 1 <= len(set(seeds)) == len(seeds) <= len(STUDENT_T) + 1:
+        raise ValueError(f"seeds are {seeds}; give 1 to {len(STUDENT_T) + 1} different ones")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CapacitySearch(LoadTest):
     """A search for the capacity, for each seed separately, as in a repeated experiment.
@@ -71,8 +77,7 @@ class CapacitySearch(LoadTest):
             )
         if not 0 <= self.resolution < 1:
             raise ValueError(f"resolution is {self.resolution}; it is a share of the capacity: 0 to below 1")
-        if not 1 <= len(set(self.seeds)) == len(self.seeds) <= len(STUDENT_T) + 1:
-            raise ValueError(f"seeds are {self.seeds}; give 1 to {len(STUDENT_T) + 1} different ones")
+        check_seeds(self.seeds)
 
 
 @dataclass

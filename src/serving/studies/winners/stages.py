@@ -13,6 +13,7 @@ from serving.outcomes.fitted import FittedAcceptance
 from serving.policy.policy import Policy
 from serving.progress import Progress
 from serving.runtimes.simulated import Simulated
+from serving.studies.capacity.search import check_seeds
 from serving.studies.winners.border_finder import AGREES, COMPARED, DIFFERS, BorderFinder, Window
 from serving.studies.winners.contest import Contest, Simulation, States, check_contenders, to_json
 from serving.studies.winners.known_states import KnownStates, run_all
@@ -40,9 +41,12 @@ class WinnerRule:
 
 def check_map_winners(
     *, setup: Setup, runtime: Simulated, contenders: dict[str, Policy], drafters: dict[str, Architecture] | None = None,
-    promised_tokens_per_s: tuple[float, ...] = (), **_: object,
+    promised_tokens_per_s: tuple[float, ...] = (), seeds: tuple[int, ...] = (0, 1, 2), **_: object,
 ) -> None:  # fmt: skip
-    """Raises ValueError for contenders that change the text, and for a runtime or workload that is not simulated so."""
+    """Raises ValueError for contenders that change the text, for a runtime or workload that is not simulated so, and
+    for seeds that give no interval.
+    """
+    check_seeds(seeds)
     check_contenders(contenders, drafters or {})
     if setup.hardware.cloud is None or setup.hardware.cloud.count > 1:
         raise ValueError("the contest has one chip of one cloud; choose a testbed with a cloud, hardware.cloud.count=1")
@@ -176,10 +180,10 @@ def write_json(out: Path, **parts: Any) -> None:
 
 def check_find_borders(
     *, setup: Setup, runtime: Simulated, contenders: dict[str, Policy], drafters: dict[str, Architecture] | None = None,
-    **_: object,
+    seeds: tuple[int, ...] = (0, 1, 2), **_: object,
 ) -> None:  # fmt: skip
     """As `check_map_winners`; and raises ValueError without the contenders that closed forms compare."""
-    check_map_winners(setup=setup, runtime=runtime, contenders=contenders, drafters=drafters)
+    check_map_winners(setup=setup, runtime=runtime, contenders=contenders, drafters=drafters, seeds=seeds)
     if missing := [name for name in COMPARED if name not in contenders]:
         raise ValueError(f"contenders: the closed forms compare {', '.join(COMPARED)}; {missing[0]} is missing")
 

@@ -89,6 +89,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         check_map_winners(**{**CONTEST, "contenders": {**CONTENDERS, "lossy": policy("synera")}})
     with pytest.raises(ValueError, match=r"promised_tokens_per_s is \[0.0\]"):
         check_map_winners(**CONTEST, promised_tokens_per_s=(0.0,))
+    for check in (check_map_winners, check_find_borders):
+        with pytest.raises(ValueError, match="give 1 to 10 different ones"):
+            check(**{**CONTEST, "seeds": tuple(range(11))})
     two = {name: CONTENDERS[name] for name in ("cloud_decoding", "device_drafts")}
     with pytest.raises(ValueError, match="cloud_window is missing"):
         check_find_borders(**{**CONTEST, "contenders": two})
