@@ -81,7 +81,7 @@ def list_offers(out: Path, *, offers: Offers, capacity: Path, services: Path, ep
 
 def cloud_cells(offers: Offers, cloud: str, found: PolicyCapacity, users: int) -> Cells:
     """The row of chips of one's own, rented for the whole month; of a policy without a cloud, that of the devices."""
-    usage, spent = offers.usage, [one.spending for one in found.by_seed.values()]
+    usage, spent = offers.usage, found.spending
     common = {"users": users, "text": _writer(offers), **_service_cells(spent), **_device_cells(offers, spent, users)}
     if found.devices is None:
         return common | _cost_cells(usage, users, 0.0) | {"chips": 0, "cloud, kWh a month": 0.0}
@@ -166,8 +166,9 @@ def _why_not_bought(offers: Offers, found: PolicyCapacity) -> str:
     """Why chips cannot be counted: a lone device is late, or the usage contradicts the speed that users get."""
     if found.devices is None:
         return ""
-    speed = fmean(one.spending.tokens_per_s for one in found.by_seed.values())
-    return found.why_none(offers.setup.workload.slo) or offers.usage.contradiction(speed)
+    if why := found.why_none(offers.setup.workload.slo):
+        return why
+    return offers.usage.contradiction(fmean(one.tokens_per_s for one in found.spending))
 
 
 def _why_late(found: Sequence[ApiService], epsilon: float, slo: str) -> str:

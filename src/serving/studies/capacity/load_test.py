@@ -17,7 +17,7 @@ from serving.hardware.estimator import Estimator
 from serving.outcomes.outcomes import OutcomeEngines, OutcomeSource
 from serving.policy.slots.scheduler import ScheduledBatch, Scheduler
 from serving.studies.capacity.busy_time import BusyTimeObserver
-from serving.studies.capacity.offered_load import ClosedLoopClients, OfferedLoad, make_load
+from serving.studies.capacity.offered_load import ClosedLoopClients, OfferedLoad, closed_loop, make_load
 from serving.studies.capacity.slo_evaluation import (
     LoadObserver,
     SloEvaluator,
@@ -62,8 +62,8 @@ class LoadTest:
     """The measurement of a steady state, in simulated seconds.
 
     Requests that arrive in the window count. The window is long enough for about `answers` requests if all answers just
-    meet their SLO. Warm-up and window last at least as long as an answer may take, so that slow devices count, too. The
-    run ends when every counted answer is known to be in time or late.
+    meet their SLO. Warm-up and window last at least as long as an answer may take and its user thinks, so that slow
+    devices count, too. The run ends when every counted answer is known to be in time or late.
     """
 
     warmup_s: float = 20.0
@@ -72,7 +72,7 @@ class LoadTest:
     """The minimum."""
     answers: int = 120
     stagger_s: float = 5.0
-    """The devices start within this time."""
+    """The devices start within this time, or within the think time if that is longer."""
     speed_from: SpeedFrom = "asked"
     """Tokens per second count from the arrival of the request, queueing and verification included (WISP, section 5.3),
     or from the first token."""
@@ -91,9 +91,9 @@ class LoadTest:
         if self.stagger_s > self.warmup_s:
             raise ValueError(f"stagger_s={self.stagger_s:g} is longer than warmup_s={self.warmup_s:g}; set it lower")
 
-    def window_for(self, devices: int, answer_s: float) -> float:
-        """Seconds of the window if an answer may take `answer_s`."""
-        return max(self.window_s, answer_s, self.answers * answer_s / devices)
+    def window_for(self, devices: int, turn_s: float) -> float:
+        """Seconds of the window if a device sends a request every `turn_s` at the latest."""
+        return max(self.window_s, turn_s, self.answers * turn_s / devices)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,8 @@ def simulate_load(
     check_has_slo(setup)
     setup = replace(setup, seed=seed, workload=replace(setup.workload, devices=num_devices))
     slowest_s = max(setup.workload.max_new_tokens / one.tokens_per_s for one in setup.workload.slo)
-    warmup_s, window_s = max(load_test.warmup_s, slowest_s), load_test.window_for(num_devices, slowest_s)
+    turn_s = slowest_s + closed_loop(setup).think_s
+    warmup_s, window_s = max(load_test.warmup_s, turn_s), load_test.window_for(num_devices, turn_s)
     ends_s = warmup_s + window_s
     load = make_load(setup, outcomes, num_devices, ends_s + slowest_s, load_test.stagger_s)
     engines = outcomes.open(load.queries, setup.policy, seed)

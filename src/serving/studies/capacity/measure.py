@@ -79,17 +79,17 @@ def capacity_cells(found: PolicyCapacity, setup: Setup) -> JsonObject:
     """The cells of one cloud's row: a value for each seed, or a text."""
     usd_per_hour = cloud_usd_per_hour(setup)
     goodput_usd = (
-        (lambda one: usd_per_hour / 3600 / one.goodput_tokens_per_s * MILLION)
+        (lambda one: usd_per_hour / 3600 / one.goodput_tokens_per_s * MILLION if one.goodput_tokens_per_s else None)
         if usd_per_hour and found.devices
         else (lambda _: None)
     )
     by_seed: Mapping[str, Callable[[SeedCapacity], float | None]] = {
         "goodput, tokens/s": lambda one: one.goodput_tokens_per_s,
-        "TTFT, s": lambda one: one.spending.ttft_s,
-        "tokens/s a device": lambda one: one.spending.tokens_per_s,
+        "TTFT, s": lambda one: one.spending and one.spending.ttft_s,
+        "tokens/s a device": lambda one: one.spending and one.spending.tokens_per_s,
         "USD/M tokens": goodput_usd,
-        "device J/token": lambda one: one.spending.device_j_per_token,
-        "radio J/token": lambda one: one.spending.radio_j_per_token,
+        "device J/token": lambda one: one.spending and one.spending.device_j_per_token,
+        "radio J/token": lambda one: one.spending and one.spending.radio_j_per_token,
     }
     return {
         "devices": _devices_cell(found),

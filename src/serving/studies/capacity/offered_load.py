@@ -35,21 +35,28 @@ class OfferedLoad:
     start_times_s: Sequence[float]
 
 
-def make_load(
-    setup: Setup, outcomes: OutcomeSource, num_devices: int, duration_s: float, stagger_s: float
-) -> OfferedLoad:
-    """The load of a run of `duration_s`.
-
-    Every device has one SLO class, drawn with the setup's seed. Devices start within the first `stagger_s`, and the
-    first answer of each has a random part of the length, so that devices are out of step.
-    """
-    arrivals, limit = setup.workload.arrivals, setup.workload.max_new_tokens
-    check_unshared(setup.policy)
+def closed_loop(setup: Setup) -> ClosedLoop:
+    """The arrivals of the setup. Raises ValueError for others than a closed loop."""
+    arrivals = setup.workload.arrivals
     if not isinstance(arrivals, ClosedLoop):
         raise ValueError(  # noqa: TRY004 - what a person wrote
             f"capacity is measured with closed loops; workload.arrivals is "
             f"{type(arrivals).__name__}, choose workload/arrivals=closed_loop"
         )
+    return arrivals
+
+
+def make_load(
+    setup: Setup, outcomes: OutcomeSource, num_devices: int, duration_s: float, stagger_s: float
+) -> OfferedLoad:
+    """The load of a run of `duration_s`.
+
+    Every device has one SLO class, drawn with the setup's seed. Devices start within the first `stagger_s`, or
+    within the think time if that is longer, and the first answer of each has a random part of the length, so that
+    devices are out of step.
+    """
+    think_s, limit = closed_loop(setup).think_s, setup.workload.max_new_tokens
+    check_unshared(setup.policy)
     classes, stream = slo.assign_classes(setup.workload.slo, num_devices, setup.seed), key(setup.seed, "steady state")
     prompt = setup.workload.dataset.prompts()[0]
 
@@ -61,7 +68,7 @@ def make_load(
                 device,
                 turn,
                 None,
-                arrivals.think_s,
+                think_s,
                 setup.workload.max_prompt_tokens,
                 limit if turn else 1 + int(uniform(stream, device, "first answer") * limit),
                 classes[device],
@@ -74,7 +81,7 @@ def make_load(
     usual = fmean(
         query.request.max_new_tokens for query in queries(range(1, 2 + ceil(MIN_SAMPLED_ANSWERS / num_devices)))
     )
-    first_s = [uniform(stream, device, "begin") * stagger_s for device in range(num_devices)]
+    first_s = [uniform(stream, device, "begin") * max(stagger_s, think_s) for device in range(num_devices)]
     return OfferedLoad(queries(range(2 + ceil(MAX_TOKENS_PER_S * duration_s / usual))), first_s)
 
 

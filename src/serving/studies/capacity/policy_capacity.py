@@ -27,7 +27,8 @@ class SeedCapacity:
     """The share of late answers of each SLO class."""
     goodput_tokens_per_s: float
     """Tokens that all devices get."""
-    spending: AnswerSpending
+    spending: AnswerSpending | None
+    """None: no answer was completed, so that all of them are late."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,23 @@ class PolicyCapacity:
         """True if the search stopped at its most devices under every seed."""
         return self.bounded and len({one.capacity for one in self.by_seed.values()}) == 1
 
+    @property
+    def spending(self) -> list[AnswerSpending]:
+        """What answers take, of the seeds under which one was completed."""
+        return [one.spending for one in self.by_seed.values() if one.spending]
+
     def why_none(self, slo: Sequence[SloClass]) -> str:
         """What a lone device lacks, for a capacity below 1; else empty."""
         if self.devices is None or self.devices >= 1:
             return ""
-        alone = list(self.by_seed.values())
-        late = fmean(max(one.violations.values()) for one in alone)
-        spent = [one.spending for one in alone]
+        late, spent = fmean(max(one.violations.values()) for one in self.by_seed.values()), self.spending
+        reached = "none of them ended in the time that the promise gives it" if not spent else (
+            f"they reach {fmean(one.tokens_per_s for one in spent):.3g} tokens/s, the first token after "
+            f"{fmean(one.ttft_s for one in spent):.3g} s"
+        )  # fmt: skip
         return (
-            f"a lone device: {late:.0%} of its answers are late, {self.epsilon:.0%} may be; they reach "
-            f"{fmean(one.tokens_per_s for one in spent):.3g} tokens/s, the first token after "
-            f"{fmean(one.ttft_s for one in spent):.3g} s; promised: {describe_slo(slo)}"
+            f"a lone device: {late:.0%} of its answers are late, {self.epsilon:.0%} may be; {reached}; "
+            f"promised: {describe_slo(slo)}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +82,7 @@ class PolicyCapacity:
     def from_dict(cls, found: Mapping[str, Any]) -> "PolicyCapacity":
         """From what `to_dict` made, after JSON."""
         seeds = {
-            int(seed): SeedCapacity(**one | {"spending": AnswerSpending(**one["spending"])})
+            int(seed): SeedCapacity(**one | {"spending": one["spending"] and AnswerSpending(**one["spending"])})
             for seed, one in found["by_seed"].items()
         }
         return cls(**{**found, "by_seed": seeds})
@@ -140,11 +147,12 @@ def _measure(
 
     run = simulate_load(setup, outcomes, search, devices, seed, observe=observe)
     answers, violated, _ = run.evaluator.counts(run.observer)
+    late = {name: violated[name] / asked for name, asked in answers.items()}
     window = run.observer.begin_s, run.observer.end_s
     return SeedCapacity(
         capacity=capacity,
         devices=devices,
-        violations={name: violated[name] / asked for name, asked in answers.items()},
+        violations=late or {one.name: 1.0 for one in setup.workload.slo},  # none was asked: the one before never ended
         goodput_tokens_per_s=run.observer.counts.emitted / run.window_s,
         spending=spending_of(list(recorders[0].records.values()), run.topology, *window),
     )

@@ -138,7 +138,7 @@ class _BracketSearch:
         xs = [0, *sorted(self.results)]
         most = CLEAR_FACTOR * self._search.epsilon or 1.0  # a run that ended early knows no higher rate
         rates = [0.0, *(min(most, self.results[n].violation_rate) for n in xs[1:])]
-        weights = [1.0, *(float(sum(self.results[n].answers.values())) for n in xs[1:])]
+        weights = [1.0, *(float(max(1, sum(self.results[n].answers.values()))) for n in xs[1:])]
         return isotonic_crossing(xs, rates, weights, self._search.epsilon)
 
     def _bracket(self, start: int, factor: float) -> tuple[int, int]:

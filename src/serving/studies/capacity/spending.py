@@ -36,15 +36,17 @@ class AnswerSpending:
         return self.device_j_per_token + self.radio_j_per_token
 
 
-def spending_of(records: Sequence[SessionRecord], topology: Topology, begin_s: float, end_s: float) -> AnswerSpending:
-    """What the complete answers among `records` took whose requests arrived from `begin_s` to `end_s`.
+def spending_of(
+    records: Sequence[SessionRecord], topology: Topology, begin_s: float, end_s: float
+) -> AnswerSpending | None:
+    """What the complete answers among `records` took whose requests arrived from `begin_s` to `end_s`; None without
+    a complete answer.
 
-    `records` are all sessions of the run with their time lines: the requests of a device share its radio. Raises
-    ValueError without a complete answer.
+    `records` are all sessions of the run with their time lines: the requests of a device share its radio.
     """
     counted = [one for one in records if begin_s <= one.arrived_s < end_s and one.ending == "complete"]
     if not counted:
-        raise ValueError("no answer was completed; set search.window_s higher, or search.answers")
+        return None
     tokens = sum(len(one.tokens) for one in counted)
     radio_j = radio_j_by_session(records, topology)
     return AnswerSpending(

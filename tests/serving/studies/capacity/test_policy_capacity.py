@@ -11,10 +11,11 @@ from serving.policy.slots.scheduler import ContinuousBatch
 from serving.progress import silent
 from serving.runtimes.simulated import Simulated
 from serving.studies.capacity.load_test import run_load_test
-from serving.studies.capacity.measure import CAPACITY_FILE, measure_capacity, read_capacities
+from serving.studies.capacity.measure import CAPACITY_FILE, capacity_cells, measure_capacity, read_capacities
 from serving.studies.capacity.offered_clouds import NO_CLOUD, OfferedClouds
 from serving.studies.capacity.policy_capacity import PolicyCapacity, describe_slo, find_policy_capacity
 from serving.studies.capacity.search import CapacitySearch
+from serving.workload.arrivals import ClosedLoop
 from serving.workload.slo import SloClass
 from tests.serving.studies.capacity.steady_setup import ALWAYS, SOMETIMES, setup
 from tests.support.conf_files import bed, chip
@@ -76,6 +77,32 @@ def test_where_a_lone_device_is_late_the_answer_is_none_and_why() -> None:
     why = found.why_none(slo)
     assert "a lone device: 100% of its answers are late, 5% may be" in why
     assert "promised: 60 tokens/s" in why
+
+
+@pytest.mark.parametrize("name", ["cloud_centric", "edge_centric"])
+def test_where_no_answer_ends_in_time_the_capacity_is_none_and_the_row_says_why(name: str) -> None:
+    """An answer of 18,000 tokens at 1,000 a second may take 18 s, and takes longer than warm-up and window."""
+    slo = promised(1000.0)
+    hopeless = setup(slo=slo, chosen=policy(name), max_new_tokens=18_000)
+    found = find_policy_capacity(hopeless, ALWAYS, replace(SEARCH, answers=1, seeds=(0,)))
+    assert (found.devices, found.by_seed[0].spending) == (0, None)
+    assert "100% of its answers are late, 5% may be; none of them ended in the time" in found.why_none(slo)
+    assert PolicyCapacity.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    cells = capacity_cells(found, hopeless)
+    assert (cells["TTFT, s"], cells["device J/token"]) == (None, None)
+
+
+def test_devices_whose_users_think_for_long_are_carried_in_larger_numbers() -> None:
+    """A turn of 6 s, of which the cloud has less than one: without arrivals in a window of 4 s nothing was counted."""
+    slo, decodes = promised(45.0), policy("cloud_centric", scheduler=ContinuousBatch(256))
+    search = replace(SEARCH, max_devices=256, seeds=(0,))
+    busy, idle = (
+        find_policy_capacity(setup(slo=slo, chosen=decodes, arrivals=ClosedLoop(think_s=s)), ALWAYS, search).devices
+        for s in (0.0, 6.0)
+    )
+    assert busy is not None
+    assert idle is not None
+    assert idle > 3 * busy
 
 
 def test_a_policy_without_a_cloud_carries_any_number_or_none() -> None:

@@ -32,6 +32,13 @@ def test_the_capacity_is_found_from_any_start(knee: int) -> None:
     assert not found.hit_max_devices
 
 
+def test_runs_without_answers_are_late_and_have_some_weight() -> None:
+    def stuck(devices: int, seed: int) -> LoadTestResult:
+        return LoadTestResult(devices, seed, {}, {}, {}, {})
+
+    assert search_capacity(stuck, CapacitySearch(seeds=(0,)), 4.0).capacity == 0
+
+
 def test_a_search_takes_few_runs() -> None:
     cloud = Cloud(100)
     search_capacity(cloud, CapacitySearch(), 4.0)
