@@ -105,8 +105,8 @@ def _answers(setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api: Ho
     recorders, observers = list[Recorder](), list[ApiCallObserver]()
 
     def observe(topology: Topology, begin_s: float, end_s: float) -> Sequence[Observer]:  # noqa: ARG001
-        recorders.append(Recorder(topology.devices))
-        observers.append(ApiCallObserver(frozenset(topology.workers)))
+        recorders[:] = [Recorder(topology.devices)]
+        observers[:] = [ApiCallObserver(frozenset(topology.workers))]
         return [*recorders, *observers]
 
     run = simulate_load(setup, outcomes, load_test, 1, seed, observe=observe)

@@ -1,6 +1,7 @@
 """A load test: a simulated steady state of a number of devices, measured in a window of time."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite
 from statistics import fmean, median
@@ -17,7 +18,14 @@ from serving.hardware.estimator import Estimator
 from serving.outcomes.outcomes import OutcomeEngines, OutcomeSource
 from serving.policy.slots.scheduler import ScheduledBatch, Scheduler
 from serving.studies.capacity.busy_time import BusyTimeObserver
-from serving.studies.capacity.offered_load import ClosedLoopClients, OfferedLoad, closed_loop, make_load
+from serving.studies.capacity.offered_load import (
+    MAX_TOKENS_PER_S,
+    ClosedLoopClients,
+    OfferedLoad,
+    OutOfQueriesError,
+    closed_loop,
+    make_load,
+)
 from serving.studies.capacity.slo_evaluation import (
     LoadObserver,
     SloEvaluator,
@@ -119,7 +127,9 @@ class LoadTestResult:
 
 
 Observe = Callable[[Topology, float, float], Sequence[Observer]]
-"""(topology, begin_s, end_s) -> further observers of a load test whose window is that time."""
+"""(topology, begin_s, end_s) -> further observers of a load test whose window is that time. Called for each try of a
+run: the last one counts.
+"""
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,7 @@ def run_load_test(
     parts: list[VerificationObserver | BusyTimeObserver] = []
 
     def observe(topology: Topology, begin_s: float, end_s: float) -> Sequence[Observer]:
+        parts.clear()
         if load_test.attribution:
             parts.append(VerificationObserver(topology.workers, begin_s, end_s))
         if load_test.busy_time:
@@ -188,7 +199,8 @@ def simulate_load(
 ) -> LoadRun:
     """Simulates `num_devices` devices until each answer of the window is known to be in time or late.
 
-    Raises ValueError for a workload without SLO classes, or one that is no closed loop.
+    Raises ValueError for a workload without SLO classes, one that is no closed loop, and devices that are answered
+    faster than any load is prepared for.
     """
     check_has_slo(setup)
     setup = replace(setup, seed=seed, workload=replace(setup.workload, devices=num_devices))
@@ -196,19 +208,28 @@ def simulate_load(
     turn_s = slowest_s + closed_loop(setup).think_s
     warmup_s, window_s = max(load_test.warmup_s, turn_s), load_test.window_for(num_devices, turn_s)
     ends_s = warmup_s + window_s
-    load = make_load(setup, outcomes, num_devices, ends_s + slowest_s, load_test.stagger_s)
-    engines = outcomes.open(load.queries, setup.policy, seed)
-    topology = Topology(setup, engines.cloud_layers, tokenizer=engines.tokenizer)
-    observer = LoadObserver(warmup_s, ends_s)
-    simulator = Simulator([observer, *observe(topology, warmup_s, ends_s)])
-    _wire_simulator(simulator, topology, engines, load)
-    evaluator = SloEvaluator(load, load_test.speed_from)
-    simulator.run(until=ends_s)
-    for second in range(1, ceil(slowest_s) + 1):
-        if evaluator.is_decided(observer, simulator.now, max_late_share):
-            break
-        simulator.run(until=ends_s + min(second, slowest_s))
-    return LoadRun(topology, observer, evaluator, window_s)
+
+    def run(max_tokens_per_s: float) -> LoadRun:
+        stagger_s = load_test.stagger_s
+        load = make_load(setup, outcomes, num_devices, ends_s + slowest_s, stagger_s, max_tokens_per_s)
+        engines = outcomes.open(load.queries, setup.policy, seed)
+        topology = Topology(setup, engines.cloud_layers, tokenizer=engines.tokenizer)
+        observer = LoadObserver(warmup_s, ends_s)
+        simulator = Simulator([observer, *observe(topology, warmup_s, ends_s)])
+        _wire_simulator(simulator, topology, engines, load)
+        evaluator = SloEvaluator(load, load_test.speed_from)
+        simulator.run(until=ends_s)
+        for second in range(1, ceil(slowest_s) + 1):
+            if evaluator.is_decided(observer, simulator.now, max_late_share):
+                break
+            simulator.run(until=ends_s + min(second, slowest_s))
+        return LoadRun(topology, observer, evaluator, window_s)
+
+    *bounds, highest = MAX_TOKENS_PER_S
+    for bound in bounds:
+        with suppress(OutOfQueriesError):
+            return run(bound)
+    return run(highest)
 
 
 def _wire_simulator(simulator: Simulator, topology: Topology, engines: OutcomeEngines, load: OfferedLoad) -> None:

@@ -17,22 +17,27 @@ from serving.workload import slo
 from serving.workload.arrivals import ClosedLoop
 from serving.workload.workload import WorkloadRequest
 
-MAX_TOKENS_PER_S = 100.0
-"""A bound on a device's tokens per second; it gives the number of requests to prepare."""
+MAX_TOKENS_PER_S = (100.0, 400.0, 1600.0, 6400.0)
+"""Bounds on a device's tokens per second, which give the number of requests to prepare; a next one is tried where a
+device is faster.
+"""
 MIN_SAMPLED_ANSWERS = 100
 """The fewest answers from which the mean length is estimated."""
 
 
-class OutOfQueriesError(RuntimeError):
+class OutOfQueriesError(ValueError):
     """A device ran out of prepared requests."""
 
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """`queries` of all devices, in order for each; `start_times_s` are the start times of the devices."""
+    """`queries` of all devices, in order for each; `start_times_s` are the start times of the devices, each of which
+    gets at most `max_tokens_per_s`.
+    """
 
     queries: Sequence[Query]
     start_times_s: Sequence[float]
+    max_tokens_per_s: float
 
 
 def closed_loop(setup: Setup) -> ClosedLoop:
@@ -47,9 +52,10 @@ def closed_loop(setup: Setup) -> ClosedLoop:
 
 
 def make_load(
-    setup: Setup, outcomes: OutcomeSource, num_devices: int, duration_s: float, stagger_s: float
-) -> OfferedLoad:
-    """The load of a run of `duration_s`.
+    setup: Setup, outcomes: OutcomeSource, num_devices: int, duration_s: float, stagger_s: float,
+    max_tokens_per_s: float = MAX_TOKENS_PER_S[0],
+) -> OfferedLoad:  # fmt: skip
+    """The load of a run of `duration_s`, enough for devices that get at most `max_tokens_per_s`.
 
     Every device has one SLO class, drawn with the setup's seed. Devices start within the first `stagger_s`, or
     within the think time if that is longer, and the first answer of each has a random part of the length, so that
@@ -82,14 +88,15 @@ def make_load(
         query.request.max_new_tokens for query in queries(range(1, 2 + ceil(MIN_SAMPLED_ANSWERS / num_devices)))
     )
     first_s = [uniform(stream, device, "begin") * max(stagger_s, think_s) for device in range(num_devices)]
-    return OfferedLoad(queries(range(2 + ceil(MAX_TOKENS_PER_S * duration_s / usual))), first_s)
+    turns = range(2 + ceil(max_tokens_per_s * duration_s / usual))
+    return OfferedLoad(queries(turns), first_s, max_tokens_per_s)
 
 
 class ClosedLoopClients:
     """Sends the requests of a load, the next of a device when its session ends."""
 
     def __init__(self, load: OfferedLoad, device_names: Sequence[str], post: PostRequest) -> None:
-        self._device_names, self._post = device_names, post
+        self._device_names, self._post, self._max_tokens_per_s = device_names, post, load.max_tokens_per_s
         self._device_of: dict[str, int] = {}
         self._pending: list[deque[Query]] = [deque() for _ in device_names]
         for query in load.queries:
@@ -102,7 +109,8 @@ class ClosedLoopClients:
         device = self._device_of.pop(session)
         if not self._pending[device]:
             raise OutOfQueriesError(
-                f"{self._device_names[device]} was answered faster than {MAX_TOKENS_PER_S:g} tokens/s"
+                f"{self._device_names[device]} was answered faster than {self._max_tokens_per_s:g} tokens/s, more than "
+                "a load is prepared for; choose a slower chip or a larger model (hardware, model.device, model.cloud)"
             )
         self._send_next(device, now + self._pending[device][0].think_s)
 

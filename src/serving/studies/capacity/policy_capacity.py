@@ -142,7 +142,7 @@ def _measure(
     devices, recorders = max(1, int(capacity or 1)), list[Recorder]()
 
     def observe(topology: Topology, begin_s: float, end_s: float) -> Sequence[Observer]:  # noqa: ARG001
-        recorders.append(Recorder(topology.devices))
+        recorders[:] = [Recorder(topology.devices)]
         return recorders
 
     run = simulate_load(setup, outcomes, search, devices, seed, observe=observe)

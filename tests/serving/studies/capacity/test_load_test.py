@@ -6,6 +6,7 @@ import pytest
 
 from serving.messages import RequestArrived
 from serving.policy.slots.scheduler import ContinuousBatch
+from serving.studies.capacity import load_test
 from serving.studies.capacity.load_test import LoadTest, LoadTestResult, _window_metrics, run_load_test
 from serving.studies.capacity.offered_load import ClosedLoopClients, OutOfQueriesError, make_load
 from serving.studies.capacity.slo_evaluation import LoadObserver, WindowCounts
@@ -76,6 +77,24 @@ def test_a_device_without_prompts_left_is_an_error() -> None:
     with pytest.raises(OutOfQueriesError, match="faster than"):
         loop.on_session_end(posted[-1], 1.0)
     assert RequestArrived(load.queries[0].request).request.session == posted[0]
+
+
+@pytest.mark.parametrize("bounds", [(30.0, 120.0), (400.0,)])
+def test_a_device_that_is_faster_than_was_prepared_for_gets_more_requests(
+    bounds: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes some 44 tokens/s."""
+    once = run_load_test(setup(), ALWAYS, replace(SHORT, attribution=True), 1, 0)
+    monkeypatch.setattr(load_test, "MAX_TOKENS_PER_S", bounds)
+    again = run_load_test(setup(), ALWAYS, replace(SHORT, attribution=True), 1, 0)
+    assert (again.answers, again.violations, again.speeds) == (once.answers, once.violations, once.speeds)
+    assert again.metrics["events"] == once.metrics["events"]
+
+
+def test_a_device_that_is_faster_than_any_load_is_the_user_s_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_test, "MAX_TOKENS_PER_S", (10.0, 30.0))
+    with pytest.raises(ValueError, match=r"faster than 30 tokens/s, .* choose a slower chip or a larger model"):
+        run_load_test(setup(), ALWAYS, SHORT, 1, 0)
 
 
 def test_the_load_test_times_decisions() -> None:
