@@ -58,10 +58,16 @@ class SettingResult:
     def judgement(self) -> Judgement:
         return judge(self.table)
 
+    def has_rivals(self, place: int) -> bool:
+        """True if there is another row of its kind: without one a row wins nothing."""
+        return sum(row.lossless == self.rows[place].lossless for row in self.rows) > 1
+
     def is_best(self, place: int, metric: str) -> bool:
         """True if the row is the best of its kind in the metric, alone or with the same figure as it, or not
-        significantly different from the best.
+        significantly different from the best; False for the only row of its kind.
         """
+        if not self.has_rivals(place):
+            return False
         at = next((at for at, column in enumerate(self.table.columns) if column.metric == metric), None)
         own = self.table.rows[place]
         if at is None or own.cells[at].value is None:
@@ -105,7 +111,7 @@ def overall_table(board: Board) -> Table:
     for policy, own in places.items():
         lossless = "yes" if all(result.rows[place].lossless for result, place in own) else "no"
         counts = (
-            sum(result.on_front[place] for result, place in own),
+            sum(result.on_front[place] and result.has_rivals(place) for result, place in own),
             *(sum(result.is_best(place, key) for result, place in own) for key in (SERVICE, COST)),
         )
         ratios = (_relative(SERVICE, own), _relative(COST, own))
@@ -137,6 +143,7 @@ def notes(board: Board, command: str, requests: int, seeds: int) -> Iterator[tup
     tested = "or not significantly different from it (paired tests, Holm's correction)"
     yield "*", f"the best of its kind there, {tested}; none where a kind has one row, or all rows are alike"
     yield "front", "no policy of its kind there is both faster (service a token) and cheaper"
+    yield "on the front, fastest, cheapest", "settings where the policy is so; where a kind has one row, it is not counted"
     if not any(row.candidate.policy == BASELINE for result in board.results for row in result.rows):
         yield "of decoding's", f"needs {BASELINE} on the board"
     yield "kinds", f"{LOSSLESS}, and {LOSSY}: its quality is not measured here"

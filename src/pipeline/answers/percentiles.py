@@ -1,6 +1,7 @@
 """Intervals of percentiles of requests, which no sums over prompts give."""
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Any
 
 from pipeline.report.job_summary import BOOTSTRAP_SEED
@@ -22,7 +23,8 @@ def is_percentile(metric: str) -> bool:
 
 def percentile_interval(metric: str, by_seed: Sequence[RequestsByPrompt]) -> tuple[float, float] | None:
     """95 % of a bootstrap of the mean over seeds (percentile interval). It draws seeds, then prompts; the requests of a
-    prompt stay together.
+    prompt stay together. The part of a draw that comes from the seeds drawn is widened by sqrt(R / (R - 1)), as in
+    `pipeline.report.estimate`: R drawn seeds vary less than R new ones.
 
     None where a seed has no request with a value, or its records are gone.
     """
@@ -37,6 +39,7 @@ def percentile_interval(metric: str, by_seed: Sequence[RequestsByPrompt]) -> tup
     prompts = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for own in by_seed for p in own))}
     draw = np.random.default_rng(BOOTSTRAP_SEED).multinomial
     counts = draw(len(prompts), [1 / len(prompts)] * len(prompts), _RESAMPLES)
+    counts = np.vstack([np.ones_like(counts[:1]), counts])  # the first row is the sample itself
     by_draw = []
     for own in by_seed:
         pairs = [(value, prompts[p]) for p, requests in own.items() for r in requests for value in _items(r, attribute)]
@@ -46,8 +49,12 @@ def percentile_interval(metric: str, by_seed: Sequence[RequestsByPrompt]) -> tup
         order = np.argsort(values)
         weights = np.cumsum(counts[:, places[order]], axis=1)
         by_draw.append(values[order][(weights >= share * weights[:, -1:]).argmax(axis=1)])
-    seeds = draw(len(by_seed), [1 / len(by_seed)] * len(by_seed), _RESAMPLES) / len(by_seed)
-    low, high = np.quantile((np.stack(by_draw, axis=1) * seeds).sum(axis=1), [0.025, 0.975])
+    number = len(by_seed)
+    shares = draw(number, [1 / number] * number, _RESAMPLES) / number
+    sample, *drawn = np.stack(by_draw, axis=1)
+    within = (shares * (np.stack(drawn) - sample)).sum(axis=1)
+    between = (shares @ sample - sample.mean()) * (sqrt(number / (number - 1)) if number > 1 else 1)
+    low, high = np.quantile(sample.mean() + within + between, [0.025, 0.975])
     return float(low), float(high)
 
 

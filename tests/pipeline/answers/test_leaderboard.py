@@ -7,6 +7,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
+from statistics import stdev
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from pipeline.answers.candidates import Candidate
 from pipeline.answers.cell import CellResult
 from pipeline.answers.evaluation import Evaluator
 from pipeline.answers.leaderboard import Leaderboard
-from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts, notes
+from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts, notes, overall_table
 from pipeline.answers.percentiles import percentile_interval
 from pipeline.answers.rows import COLUMNS, SERVICE, Row, rows_table
 from pipeline.errors import ConfigError
@@ -238,18 +240,34 @@ def test_the_page_shows_counts_as_they_are_and_sorts_by_their_numbers(tmp_path: 
     assert re.search(r'<td data-sort="1\.0">1\.00 \(1\.00 to 1\.00\)</td>', text)
 
 
-def test_rows_that_are_alike_or_alone_are_all_the_best(tmp_path: Path) -> None:
+def test_rows_that_are_alike_are_all_the_best_and_a_row_without_rivals_wins_nothing(tmp_path: Path) -> None:
+    """A lone row counted as on the front, fastest and cheapest, which no comparison says."""
     question = replace(board(), policies=("cloud_centric", "sled"))
     alike = SettingResult("near", question.settings["near"], tuple(rows(tmp_path, ("cloud_centric", "sled"))))
     alone = SettingResult("near", question.settings["near"], tuple(rows(tmp_path, ("wisp",))))
     assert [alike.is_best(place, SERVICE) for place in (0, 1)] == [True, True]
-    assert alone.is_best(0, SERVICE)
+    assert not alone.is_best(0, SERVICE)
+    rivals, lone = (overall_table(Board((result,), {})).rows for result in (alike, alone))
+    assert [row[3:6] for row in rivals] == [("1", "1", "1"), ("1", "1", "1")]
+    assert [row[3:6] for row in lone] == [("0", "0", "0")]
 
 
 def rows(folder: Path, policies: Sequence[str]) -> Iterator[Row]:
     evaluator = WrittenEvaluator(folder)
     for policy in policies:
         yield Row(Candidate(policy), tuple(evaluator.evaluate("", [(f"policy={policy}", "seed=0")])))
+
+
+def test_the_interval_of_a_percentile_has_the_whole_variance_between_seeds() -> None:
+    """Seeds whose requests are all alike: only the seeds vary, and the variance of their mean is that of `stdev`."""
+    values = [1.0, 2.0, 4.0, 7.0, 11.0, 16.0]
+    by_seed: list[Any] = [{"p": [SimpleNamespace(ttft_s=value)]} for value in values]
+    bounds = percentile_interval("latency/ttft_s/p90", by_seed)
+    assert bounds is not None
+    half = 1.96 * stdev(values) / len(values) ** 0.5
+    assert (bounds[1] - bounds[0]) / 2 == pytest.approx(half, rel=0.06)
+    one = percentile_interval("latency/ttft_s/p90", by_seed[:1])
+    assert one == (1.0, 1.0)
 
 
 def test_a_percentile_without_records_has_no_interval() -> None:
