@@ -5,7 +5,7 @@ configuration that it was composed of. `python -m pipeline results keep FOLDER` 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,13 +19,16 @@ from pipeline.errors import UserError
 from pipeline.report import job_result
 from pipeline.report.choices import split_override
 from pipeline.report.comparison import ComparisonRow
-from pipeline.report.exhibit.sweep import SweepExhibit, build_exhibit, prepare_exhibit
+from pipeline.report.exhibit.rows import parse_override
+from pipeline.report.exhibit.sweep import SweepExhibit, build_exhibit, job_overrides, prepare_exhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import changes_result
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+Choices = frozenset[tuple[str, str]]
+"""What a job chooses of what its experiment sweeps: keys and values."""
 FORMAT = 1
 EXPERIMENT = "experiment"
 TRIAL = "trial"
@@ -166,18 +169,41 @@ def experiment_of(folder: Path, jobs: Sequence[JobResult]) -> str:
 
 
 def _check_overrides(folder: Path, experiment: str, jobs: Sequence[JobResult]) -> None:
+    """Raises KeptResultError unless the jobs are those of the experiment as it is written."""
+    written, swept = _written_jobs(experiment)
     chosen = {key for one in jobs for key, _ in map(split_override, one.overrides) if changes_result(key)}
-    foreign = sorted(chosen - _swept_keys(experiment) - {EXPERIMENT, TRIAL})
+    foreign = sorted(chosen - swept - {EXPERIMENT, TRIAL})
     if foreign:
         raise KeptResultError(
             f"{folder} differs from +experiment={experiment} by {', '.join(foreign)}. A kept result is of the "
             "experiment as it is written: run it without these overrides, or write them into conf/experiment."
         )
+    if written:
+        _check_choices(folder, experiment, written, {_choices(one.overrides, swept): one.number for one in jobs})
 
 
-def _swept_keys(experiment: str) -> set[str]:
+def _check_choices(folder: Path, experiment: str, written: Set[Choices], done: Mapping[Choices, int | None]) -> None:
+    """`done` has the number of the job with these choices. Raises KeptResultError for other or missing ones."""
+    for choices, number in done.items():
+        if choices not in written:
+            values = ", ".join(f"{key}={value}" for key, value in sorted(choices)) or "nothing of what is swept"
+            raise KeptResultError(
+                f"{folder}: job {number} chooses {values}, and no job of +experiment={experiment} as it is written does. "
+                "Run it without overrides, or write these values into conf/experiment."
+            )
+    if len(done) < len(written):
+        raise KeptResultError(f"{folder} has {len(done)} of the {len(written)} jobs of +experiment={experiment}.")
+
+
+def _written_jobs(experiment: str) -> tuple[set[Choices], set[str]]:
+    """The choices of each job of the experiment, none for a search, and the keys that it sweeps."""
     with _composed(experiment) as config:
-        return {str(key).lstrip("+") for key in config.hydra.sweeper.get("params") or {}}
+        swept = {str(key).lstrip("+") for key in config.hydra.sweeper.get("params") or {}}
+        return {_choices(one, swept) for one in job_overrides(config, [])}, swept
+
+
+def _choices(overrides: Sequence[str], keys: Set[str]) -> Choices:
+    return frozenset((key, value) for key, value in map(parse_override, overrides) if key in keys)
 
 
 def unchanged_files(folder: Path, jobs: Sequence[JobResult], words: str) -> dict[str, str]:
@@ -199,8 +225,6 @@ def unchanged_files(folder: Path, jobs: Sequence[JobResult], words: str) -> dict
 
 def _sweep_exhibit(folder: Path, experiment: str, jobs: Sequence[JobResult]) -> Mapping[str, Any]:
     exhibit = prepared_exhibit(experiment)
-    if len(jobs) < exhibit.num_jobs:
-        raise KeptResultError(f"{folder} has {len(jobs)} of the {exhibit.num_jobs} jobs of +experiment={experiment}.")
     exhibit.write([ComparisonRow(one, {}) for one in jobs], folder)
     return _read_exhibit(folder)
 

@@ -98,6 +98,20 @@ def test_what_is_not_the_experiment_is_not_kept(sweep, job, tmp_path, change, pr
     assert not list(tmp_path.iterdir())
 
 
+def test_other_values_of_what_the_experiment_sweeps_are_refused(sweep, job, tmp_path):
+    """Fifteen jobs of fifteen, and one with a seed that the experiment does not name."""
+    words = ["training.seed=7" if one == "training.seed=0" else one for one in job.overrides]
+    replace(job, overrides=tuple(words)).write(sweep / "0")
+    with pytest.raises(
+        KeptResultError, match=r"job 0 chooses training\.seed=7, variant/synera/method=edge_centric, and no"
+    ):
+        keep(sweep, tmp_path)
+    replace(job, overrides=read_result(sweep / "1").overrides).write(sweep / "0")
+    with pytest.raises(KeptResultError, match="has 14 of the 15 jobs"):
+        keep(sweep, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_number_of_a_trial_is_not_an_override(sweep, job, tmp_path):
     replace(job, overrides=(*job.overrides, "+trial=3")).write(sweep / "0")
     assert keep(sweep, tmp_path).is_file()
