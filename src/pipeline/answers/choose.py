@@ -91,7 +91,7 @@ class Question:
             count = word.partition("=")[2]
             if least and key_of(word) == "workload.devices" and not (count.isdigit() and int(count) >= least):
                 raise ConfigError(
-                    f"{word} contradicts require.devices_min={least}: cells would be served with other devices than the "
+                    f"{word} contradicts require.devices_min={least}: cells would have other devices than the "
                     f"answer promises. Leave workload.devices out, or give {least} or more."
                 )
 

@@ -143,7 +143,10 @@ def notes(board: Board, command: str, requests: int, seeds: int) -> Iterator[tup
     tested = "or not significantly different from it (paired tests, Holm's correction)"
     yield "*", f"the best of its kind there, {tested}; none where a kind has one row, or all rows are alike"
     yield "front", "no policy of its kind there is both faster (service a token) and cheaper"
-    yield "on the front, fastest, cheapest", "settings where the policy is so; where a kind has one row, it is not counted"
+    yield (
+        "on the front, fastest, cheapest",
+        "settings where the policy is so; where a kind has one row, it is not counted",
+    )
     if not any(row.candidate.policy == BASELINE for result in board.results for row in result.rows):
         yield "of decoding's", f"needs {BASELINE} on the board"
     yield "kinds", f"{LOSSLESS}, and {LOSSY}: its quality is not measured here"

@@ -188,8 +188,8 @@ def _check_choices(folder: Path, experiment: str, written: Set[Choices], done: M
         if choices not in written:
             values = ", ".join(f"{key}={value}" for key, value in sorted(choices)) or "nothing of what is swept"
             raise KeptResultError(
-                f"{folder}: job {number} chooses {values}, and no job of +experiment={experiment} as it is written does. "
-                "Run it without overrides, or write these values into conf/experiment."
+                f"{folder}: job {number} chooses {values}, and no job of +experiment={experiment} does as it is "
+                "written. Run it without overrides, or write these values into conf/experiment."
             )
     if len(done) < len(written):
         raise KeptResultError(f"{folder} has {len(done)} of the {len(written)} jobs of +experiment={experiment}.")

@@ -19,7 +19,7 @@ from serving.workload.slo import SloClass
 
 @dataclass(frozen=True)
 class ApiService:
-    """Means over the answers of a lone device of each SLO class, whose time with the API replaces its time with a cloud.
+    """Means over the answers of a lone device of each SLO class; its time with the API replaces its time with a cloud.
 
     An API carries any number of devices: limits of rate are not known.
     """
@@ -113,9 +113,7 @@ def _answers(setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, api: Ho
     records, calls = recorders[0].records, observers[0].calls
     radio_j = radio_j_by_session(list(records.values()), run.topology)
     answers = [
-        _Answer(
-            run.evaluator.slo_class(session), record, calls.get(session, ()), api, run.topology, radio_j[session]
-        )
+        _Answer(run.evaluator.slo_class(session), record, calls.get(session, ()), api, run.topology, radio_j[session])
         for session, record in records.items()
         if session in run.observer.answers and record.ending == "complete"
     ]

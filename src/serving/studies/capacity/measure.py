@@ -85,11 +85,11 @@ def capacity_cells(found: PolicyCapacity, setup: Setup) -> JsonObject:
     )
     by_seed: Mapping[str, Callable[[SeedCapacity], float | None]] = {
         "goodput, tokens/s": lambda one: one.goodput_tokens_per_s,
-        "TTFT, s": lambda one: one.spending and one.spending.ttft_s,
-        "tokens/s a device": lambda one: one.spending and one.spending.tokens_per_s,
+        "TTFT, s": lambda one: one.spending.ttft_s if one.spending else None,
+        "tokens/s a device": lambda one: one.spending.tokens_per_s if one.spending else None,
         "USD/M tokens": goodput_usd,
-        "device J/token": lambda one: one.spending and one.spending.device_j_per_token,
-        "radio J/token": lambda one: one.spending and one.spending.radio_j_per_token,
+        "device J/token": lambda one: one.spending.device_j_per_token if one.spending else None,
+        "radio J/token": lambda one: one.spending.radio_j_per_token if one.spending else None,
     }
     return {
         "devices": _devices_cell(found),

@@ -120,7 +120,9 @@ def test_a_load_test_without_slo_classes_is_refused() -> None:
 
 def test_a_load_of_heads_without_a_draft_model_says_nothing_of_wasted_drafts() -> None:
     """U-Medusa's candidates come from the cloud's model: some are verified, and no device drafts any."""
-    observer = LoadObserver(0.0, 10.0, WindowCounts(emitted=60, drafts_verified=80, drafts_accepted=40, verifications=20))
+    observer = LoadObserver(
+        0.0, 10.0, WindowCounts(emitted=60, drafts_verified=80, drafts_accepted=40, verifications=20)
+    )
     figures = _window_metrics(observer, 10.0, 2)
     assert (figures["acceptance_rate"], figures["drafts_per_verification"]) == (0.5, 4)
     assert not [name for name in figures if name.startswith("wasted")]
