@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from serving.deployment.setup import Setup, context_tokens
+from serving.deployment.setup import Setup, context_tokens, session_tokens
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, connect_nodes
 from serving.drivers.clock import WallClock
@@ -70,12 +70,13 @@ async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
     from serving.frontend.health import HealthServer
 
     stop = stop_signal()
-    limits = replace(service.limits, max_tokens=context_tokens(setup, service.context_tokens))
+    context_len = context_tokens(setup, service.context_tokens)
+    limits = replace(service.limits, max_tokens=session_tokens(setup, context_len))
     tensors = TensorStore()
     topology = Topology(setup, num_layers(setup.pair.cloud))
     names, addresses = service.local_nodes(topology), service.addresses(topology)
     tier = topology.tier_of[names[0]] if setup.hardware.tiers else None
-    models = load_side(setup, "cloud", tensors, accelerator, limits.max_tokens, tier)
+    models = load_side(setup, "cloud", tensors, accelerator, context_len, tier)
     chips = ChipFactory(topology, models, ())
     nodes = [node for node in map(topology.create_node, names) if isinstance(node, Worker | Speculator)]
     stats = CloudStats(*(node.worker if isinstance(node, Speculator) else node for node in nodes))

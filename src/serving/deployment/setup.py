@@ -304,6 +304,11 @@ def context_tokens(setup: Setup, requested: int | None = None) -> int:
     return found
 
 
+def session_tokens(setup: Setup, context_len: int) -> int:
+    """The most tokens of one session in the cloud: a whole context, and the draft tree behind it."""
+    return context_len + max_tree_nodes(setup.policy.draft)
+
+
 def _context_limits(setup: Setup) -> dict[str, int]:
     found = {}
     if setup.policy.draft.source == "model":
@@ -318,7 +323,7 @@ def _context_limits(setup: Setup) -> dict[str, int]:
         cache = min(setup.cloud_cache_tokens, setup.cloud_cache_tokens if own is None else own)
         if cache < float("inf"):
             block = setup.policy.kv_cache.block_tokens
-            found["the cloud's cache"] = int(cache // block) * block
+            found["the cloud's cache"] = int(cache // block) * block - max_tree_nodes(setup.policy.draft)
     if not found:
         raise ValueError(
             "nothing says how long a conversation may be; set model.cloud.server.context_tokens to what the server "

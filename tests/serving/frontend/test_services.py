@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from serving.cloud import CloudConfig
-from serving.deployment.setup import context_tokens
+from serving.deployment.setup import context_tokens, session_tokens
 from serving.deployment.topology import Topology
 from serving.device import DeviceConfig
 from serving.drivers.clock import WallClock
@@ -31,12 +31,14 @@ from serving.frontend.service_options import HealthOptions, ServiceOptions, depl
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.messages import ForwardWork, MessageReceived, Release, Request, SequenceSlice, Span
 from serving.nodes.worker import Worker
+from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.verify import TreeVerify
 from serving.runtimes.host import NodeHost
 from serving.transport.security import Security
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import setup
-from tests.support.grpc_hosts import LIMITS, run
+from tests.support.grpc_hosts import LIMITS, generation_request, host_group, run
 from tests.support.simulated_tiers import tiered_setup, tiers
 from tests.support.tiny_models import save_checkpoints
 
@@ -285,6 +287,28 @@ def test_context_tokens_are_what_models_and_cache_allow(real: ModelPair) -> None
         context_tokens(setup("cloud_centric", pair=real, override={"kv_cache": PrefixCaching(capacity_tokens=90)}))
         == 80
     )  # whole blocks
+
+
+TREES: dict[str, Any] = {"draft": TreeDraft(nodes=32, depth=4, branching=16), "verify": TreeVerify()}
+
+
+def test_the_cache_leaves_room_for_a_tree_behind_a_whole_context(real: ModelPair) -> None:
+    made = setup("sled", pair=real, override=TREES | {"kv_cache": PrefixCaching(capacity_tokens=160)})
+    assert (context_tokens(made), session_tokens(made, context_tokens(made))) == (128, 160)
+
+
+def test_a_cloud_takes_trees_at_the_end_of_the_context() -> None:
+    async def play() -> None:
+        made = setup("sled", override=TREES)
+        limits = replace(LIMITS, max_tokens=session_tokens(made, 12 + 24))
+        async with host_group(base=made, limits=limits) as hosts:
+            cloud = await hosts.cloud()
+            device = await hosts.device(0, cloud.address)
+            device.submit(generation_request("s", 24))
+            delivered = await device.wait_for_end("s")
+            assert (sum(len(each.tokens) for each in delivered), delivered[-1].ending) == (24, "complete")
+
+    run(play)
 
 
 def test_more_context_tokens_than_a_model_takes_are_refused(real: ModelPair) -> None:
