@@ -6,10 +6,11 @@ Give it the same arguments as its devices: they refuse each other if their confi
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup, context_tokens, session_tokens
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, connect_nodes
@@ -24,6 +25,7 @@ from serving.nodes.worker import Worker
 from serving.runtimes.host import NodeHost
 
 if TYPE_CHECKING:
+    from serving.engines.torch.tensor_store import TensorStore
     from serving.frontend.health import HealthServer
 
 log = logging.getLogger(__name__)
@@ -58,30 +60,33 @@ def run(config: CloudConfig, accelerator: str = "cpu") -> None:
     """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, a node of an earlier tier that refuses
     this one, and an engine that fails for good.
     """
+    from serving.deployment.model_loading import load_side, num_layers
+    from serving.engines.torch.tensor_store import TensorStore
+
+    setup, service, tensors = config.setup, config.service, TensorStore()
+    context_len = context_tokens(setup, service.context_tokens)
+    topology = Topology(setup, num_layers(setup.pair.cloud))
+    tier = topology.tier_of[service.local_nodes(topology)[0]] if setup.hardware.tiers else None
+    limits = replace(service.limits, max_tokens=session_tokens(setup, context_len))
     try:
-        asyncio.run(_run(config.setup, config.service, accelerator))
+        # Before the event loop runs: it would hold signals back until the models are loaded.
+        with closing(load_side(setup, "cloud", tensors, accelerator, context_len, tier)) as models:
+            asyncio.run(_serve(topology, replace(service, limits=limits), models, tensors))
     except FatalWorkError as broken:
         raise ValueError(str(broken)) from broken
 
 
-async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
-    from serving.deployment.model_loading import load_side, num_layers
-    from serving.engines.torch.tensor_store import TensorStore
+async def _serve(topology: Topology, service: ServiceOptions, models: LoadedModels, tensors: "TensorStore") -> None:
     from serving.frontend.health import HealthServer
 
-    stop = stop_signal()
-    context_len = context_tokens(setup, service.context_tokens)
-    limits = replace(service.limits, max_tokens=session_tokens(setup, context_len))
-    tensors = TensorStore()
-    topology = Topology(setup, num_layers(setup.pair.cloud))
+    stop, setup = stop_signal(), topology.setup
     names, addresses = service.local_nodes(topology), service.addresses(topology)
     tier = topology.tier_of[names[0]] if setup.hardware.tiers else None
-    models = load_side(setup, "cloud", tensors, accelerator, context_len, tier)
     chips = ChipFactory(topology, models, ())
     nodes = [node for node in map(topology.create_node, names) if isinstance(node, Worker | Speculator)]
     stats = CloudStats(*(node.worker if isinstance(node, Speculator) else node for node in nodes))
     host = NodeHost(
-        topology, names, tensors, service.security, limits, deployment_digest(topology), len(models.tokenizer)
+        topology, names, tensors, service.security, service.limits, deployment_digest(topology), len(models.tokenizer)
     )
     driver = RealTimeDriver(WallClock(), [stats], service.pace, _error_handler(stats))
     for node in nodes:
@@ -89,7 +94,6 @@ async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
     if service.shaped:
         connect_nodes(driver, topology)
     async with AsyncExitStack() as stack:
-        stack.callback(models.close)
         stack.callback(driver.close)
         stack.push_async_callback(host.close, service.grace_s)
         address = await _listen(host, addresses[names[0]], f"nodes.{names[0]}" if tier else "cloud")

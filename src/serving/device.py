@@ -8,6 +8,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup, context_tokens
@@ -20,6 +21,9 @@ from serving.frontend.service_options import ServiceOptions, deployment_digest
 from serving.frontend.shutdown import FaultBarrier, run_until_stopped, stop_signal
 from serving.nodes.device import Device
 from serving.runtimes.host import NodeHost
+
+if TYPE_CHECKING:
+    from serving.engines.torch.tensor_store import TensorStore
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +53,24 @@ class DeviceConfig:
 
 def run(config: DeviceConfig, accelerator: str = "cpu") -> None:
     """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, or a cloud that refuses this device."""
-    asyncio.run(_run(config.setup, config.service, accelerator))
-
-
-async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
     from serving.deployment.model_loading import load_side
     from serving.engines.torch.tensor_store import TensorStore
+
+    setup, service, tensors = config.setup, config.service, TensorStore()
+    context_len = context_tokens(setup, service.context_tokens)
+    # Before the event loop runs: it would hold signals back until the models are loaded.
+    models = load_side(setup, "device", tensors, accelerator)
+    topology = Topology(setup, models.cloud_layers, service.timeout_s)
+    asyncio.run(_serve(topology, service, models, tensors, context_len))
+
+
+async def _serve(
+    topology: Topology, service: ServiceOptions, models: LoadedModels, tensors: "TensorStore", context_len: int
+) -> None:
     from serving.frontend.openai.server import serve
     from serving.frontend.routing_api.handler import routing_routes
 
-    stop = stop_signal()
-    context_len, tensors = context_tokens(setup, service.context_tokens), TensorStore()
-    models = load_side(setup, "device", tensors, accelerator)
-    topology = Topology(setup, models.cloud_layers, service.timeout_s)
-    name = topology.devices[service.device]
+    stop, setup, name = stop_signal(), topology.setup, topology.devices[service.device]
     digest, vocabulary = deployment_digest(topology), len(models.tokenizer)
     host = NodeHost(topology, (name,), tensors, service.security, service.limits, digest, vocabulary)
     gateway = DeviceGateway(

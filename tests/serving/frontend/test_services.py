@@ -18,7 +18,9 @@ from typing import Any
 import openai
 import pytest
 
+from serving import cloud, device
 from serving.cloud import CloudConfig
+from serving.deployment import model_loading
 from serving.deployment.setup import context_tokens, session_tokens
 from serving.deployment.topology import Topology
 from serving.device import DeviceConfig
@@ -29,6 +31,8 @@ from serving.frontend.health import CloudStats, HealthServer
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.service_options import HealthOptions, ServiceOptions, deployment_digest
 from serving.frontend.shutdown import run_until_stopped, stop_signal
+from serving.frontend.ui import server as page
+from serving.frontend.ui.config import UiConfig
 from serving.messages import ForwardWork, MessageReceived, Release, Request, SequenceSlice, Span
 from serving.nodes.worker import Worker
 from serving.policy.slots.draft import TreeDraft
@@ -390,6 +394,29 @@ def test_health_pages_show_the_cloud_stats() -> None:
 
 
 # Coming to an end.
+
+
+SERVICES: dict[str, tuple[Any, Any]] = {
+    "cloud": (cloud.run, CloudConfig),
+    "device": (device.run, DeviceConfig),
+    "page": (page.run, UiConfig),
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_signals_end_a_service_that_loads_its_models(
+    name: str, real: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("SIGINT was held back")
+
+    for function in ("load_side", "load_models"):
+        monkeypatch.setattr(model_loading, function, load)
+    serve, config = SERVICES[name]
+    with pytest.raises(KeyboardInterrupt):
+        serve(config(setup("sled", pair=real), ServiceOptions()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
+from serving.deployment.queries import LoadedModels
 from serving.deployment.topology import Topology
 from serving.frontend.openai.admission import RunningRequests
 from serving.frontend.openai.http import HttpServer
@@ -13,6 +16,9 @@ from serving.frontend.ui.app import build_app
 from serving.frontend.ui.config import UiConfig
 from serving.frontend.ui.ui_deployment import UiDeployment, open_device_models, open_shared_models
 from serving.runtimes.host import NodeHost
+
+if TYPE_CHECKING:
+    from serving.engines.torch.tensor_store import TensorStore
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +49,25 @@ class UiServer:
 
 def run(config: UiConfig, accelerator: str = "cpu") -> None:
     """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, or a cloud that refuses its devices."""
-    asyncio.run(_run(config, accelerator))
+    from serving.engines.torch.tensor_store import TensorStore
+
+    tensors = TensorStore() if config.service.page.remote_cloud else None
+    # Before the event loop runs: it would hold signals back until the models are loaded.
+    if tensors is not None:
+        models = open_device_models(config.setups, tensors, accelerator)
+    else:
+        models = open_shared_models(config.setups, accelerator, config.context_lens)
+    asyncio.run(_serve(config, models, tensors))
 
 
-async def _run(config: UiConfig, accelerator: str) -> None:
+async def _serve(config: UiConfig, models: Mapping[str, LoadedModels], tensors: "TensorStore | None") -> None:
+    """With `tensors`, the first policy's cloud is another process."""
     stop, service = stop_signal(), config.service
     async with AsyncExitStack() as stack:
-        if service.page.remote_cloud:
-            deployment = await _with_remote_cloud(config, accelerator, stack)
+        if tensors is not None:
+            deployment = await _with_remote_cloud(config, models, tensors, stack)
         else:
-            deployment = UiDeployment(config, open_shared_models(config.setups, accelerator, config.context_lens))
+            deployment = UiDeployment(config, models)
         stack.callback(deployment.close)
         server = UiServer(deployment)
         await server.start()
@@ -60,12 +75,11 @@ async def _run(config: UiConfig, accelerator: str) -> None:
         await run_until_stopped(deployment.driver, stop, lambda: server.stop(service.grace_s))
 
 
-async def _with_remote_cloud(config: UiConfig, accelerator: str, stack: AsyncExitStack) -> UiDeployment:
+async def _with_remote_cloud(
+    config: UiConfig, models: Mapping[str, LoadedModels], tensors: "TensorStore", stack: AsyncExitStack
+) -> UiDeployment:
     """Connects to the first policy's cloud, and repeats that until the cloud listens."""
-    from serving.engines.torch.tensor_store import TensorStore
-
-    tensors, service, first = TensorStore(), config.service, config.setup.policy.name
-    models = open_device_models(config.setups, tensors, accelerator)
+    service, first = config.service, config.setup.policy.name
     topology = Topology(config.setup, models[first].cloud_layers, service.timeout_s)
     names, vocabulary = topology.devices[: config.num_devices], len(models[first].tokenizer)
     host = NodeHost(topology, names, tensors, service.security, service.limits, deployment_digest(topology), vocabulary)
