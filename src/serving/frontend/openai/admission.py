@@ -1,11 +1,11 @@
-"""Admission and cancellation: the queue before the device, running requests, clients that disconnect or stall."""
+"""Admission and cancellation: the queue before the device, running requests, clients that disconnect."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive
 
 from serving.frontend.openai.errors import ApiError
 
@@ -91,10 +91,6 @@ async def _pump(source: AsyncGenerator[T, None], items: "asyncio.Queue[T | Excep
         items.put_nowait(error)
 
 
-class ClientStalledError(Exception):
-    """A client does not read its response."""
-
-
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work` to its end, or cancels it when the client disconnects. The request's body must have been read."""
     task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
@@ -106,19 +102,6 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, None]
         await asyncio.wait({task, disconnect})
     if not task.cancelled():
         task.result()
-
-
-def with_send_timeout(send: Send, timeout_s: float) -> Send:
-    """`send` that raises ClientStalledError after `timeout_s` of full buffers."""
-
-    async def send_in_time(message: Message) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await send(message)
-        except TimeoutError:
-            raise ClientStalledError from None
-
-    return send_in_time
 
 
 async def _disconnected(receive: Receive) -> None:

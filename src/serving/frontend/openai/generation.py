@@ -11,7 +11,6 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.openai.admission import ClientStalledError
 from serving.frontend.openai.metrics import RequestStats
 from serving.frontend.openai.request_handlers import Choice, ParsedRequest, RequestHandler
 from serving.frontend.openai.service import EndpointService, TextDelta, as_api_error
@@ -44,8 +43,6 @@ class GenerationEndpoint:
                 async for delta in deltas:
                     await client.send_delta(delta, response)
                 await client.finish(response)
-            except ClientStalledError:
-                raise
             except Exception as error:
                 await client.abort(error)
 

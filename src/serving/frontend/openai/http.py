@@ -22,26 +22,44 @@ from serving.frontend.openai.options import ServerOptions
 # The server.
 
 FIRST_REQUEST_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 30.0
 
 
 class HttpProtocol(H11Protocol):
-    """Sends tokens without delay, and closes connections that send no request.
-
-    A connection without a complete request header after `first_request_timeout_s` would use up the connection limit.
+    """Sends tokens without delay, and closes connections that would use up the connection limit: those without a
+    complete request header after `first_request_timeout_s`, and those whose client leaves sent data unread for
+    `stall_timeout_s`.
     """
 
     first_request_timeout_s = FIRST_REQUEST_TIMEOUT_S
+    stall_timeout_s = STALL_TIMEOUT_S
+    _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # asyncio sets this only for sockets with an explicit protocol number. Without it, Nagle's algorithm delays a
         # token until the client acknowledges the previous one, up to 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of any byte that the client leaves unread
         self._first_request_timer = self.loop.call_later(self.first_request_timeout_s, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._first_request_timer.cancel()
+        self._cancel_stall_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Not `close`, which waits until the client has read everything.
+        self._stall_timer = self.loop.call_later(self.stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_stall_timer()
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer:
+            self._stall_timer.cancel()
 
     def _close_if_silent(self) -> None:
         if self.cycle is None:
@@ -55,7 +73,15 @@ FLUSH_TIMEOUT_S = 2
 class HttpServer:
     """Listens at `port`. `section` is the configuration section that the ValueError for an address in use names."""
 
-    def __init__(self, app: ASGIApp, section: str, host: str, port: int, max_connections: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        section: str,
+        host: str,
+        port: int,
+        max_connections: int,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+    ) -> None:
         self._socket = _bind_socket(section, host, port, max_connections)
         self.port: int = self._socket.getsockname()[1]
         self._server = _EmbeddedServer(
@@ -66,7 +92,7 @@ class HttpServer:
                 access_log=False,
                 lifespan="off",
                 ws="none",
-                http=HttpProtocol,
+                http=type("BoundedProtocol", (HttpProtocol,), {"stall_timeout_s": stall_timeout_s}),
                 server_header=False,
                 proxy_headers=False,
                 limit_concurrency=max_connections,

@@ -89,7 +89,9 @@ class EndpointServer:
     def __init__(self, service: EndpointService, api_key: str | None, extra_routes: Sequence[Route] = ()) -> None:
         self.service = service
         options, app = service.options, build_app(service, api_key, extra_routes)
-        self._http = HttpServer(app, options.section, options.host, options.port, options.max_connections)
+        self._http = HttpServer(
+            app, options.section, options.host, options.port, options.max_connections, options.stall_timeout_s
+        )
         self.port = self._http.port
 
     async def start(self) -> None:

@@ -14,10 +14,8 @@ from starlette.types import Receive, Scope, Send
 from serving.core.keyed_random import key
 from serving.frontend.openai.admission import (
     AdmissionQueue,
-    ClientStalledError,
     RunningRequests,
     cancel_on_disconnect,
-    with_send_timeout,
 )
 from serving.frontend.openai.detokenizer import AnswerWriter
 from serving.frontend.openai.errors import ApiError
@@ -124,16 +122,13 @@ class EndpointService:
         return "the cloud cannot be reached, and this device's policy does not answer without it"
 
     async def serve(self, endpoint: str, scope: Scope, receive: Receive, send: Send, answer: "Answer") -> None:
-        """Reads a request's body, answers until the client disconnects or stalls, and records how the request ended."""
+        """Reads a request's body, answers until the client disconnects, and records how the request ended."""
         options, stats = self.options, RequestStats(self.clock())
-        send = with_send_timeout(send, options.stall_timeout_s)
         try:
             raw = await read_body(Request(scope, receive), options.max_body_nbytes, options.body_timeout_s)
             await cancel_on_disconnect(receive, answer(raw, send, stats))
         except ClientDisconnect:
             pass  # the request is cancelled, and there is no client to answer
-        except ClientStalledError:
-            stats.outcome = "stalled"  # the server closes the connection, since the response is not complete
         except Exception as error:
             refusal = as_api_error(error)
             stats.outcome = refusal.code or "error"

@@ -17,10 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend.openai.admission import (
     AdmissionQueue,
-    ClientStalledError,
     RunningRequests,
     cancel_on_disconnect,
-    with_send_timeout,
 )
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.generation import SSE_HEADERS
@@ -72,11 +70,10 @@ class RunEndpoint:
         self._device_pool = DevicePool(deployment.config.num_devices, page.max_waiting, page.retry_after_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send = with_send_timeout(send, self._options.stall_timeout_s)
         try:
             raw = await read_body(Request(scope, receive), self._options.max_body_nbytes, self._options.body_timeout_s)
             await cancel_on_disconnect(receive, self._answer(raw, send))
-        except (ClientDisconnect, ClientStalledError):
+        except ClientDisconnect:
             pass  # no client is left to answer
         except Exception as problem:
             await as_api_error(problem).response()(scope, receive, send)
@@ -94,8 +91,6 @@ class RunEndpoint:
             try:
                 async for events in batches:
                     await _send_events(send, events)
-            except ClientStalledError:
-                raise
             except Exception as problem:
                 await _send_events(send, [("error", {"message": as_api_error(problem).message})])
             await _send_events(send, [], more=False)

@@ -33,7 +33,12 @@ class UiServer:
             log.warning("the page on %s asks for no key; set %s", page.host, page.api_key_env)
         self._running = RunningRequests()
         self._http = HttpServer(
-            build_app(deployment, self._running, key), page.section, page.host, page.port, page.max_connections
+            build_app(deployment, self._running, key),
+            page.section,
+            page.host,
+            page.port,
+            page.max_connections,
+            page.stall_timeout_s,
         )
         self.port = self._http.port
 

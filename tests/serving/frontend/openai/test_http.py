@@ -1,14 +1,70 @@
-"""A server on loopback accepts requests whose Host header names this machine, and refuses others."""
+"""Connections that would never end are closed. A server on loopback accepts requests whose Host header names this
+machine, and refuses others.
+"""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from serving.frontend.openai.http import HostGuard
+from serving.frontend.openai.http import HostGuard, HttpProtocol, HttpServer
 from serving.frontend.openai.options import EndpointOptions
 from tests.serving.frontend.openai.fake_gateway import Loop
 from tests.serving.frontend.openai.plain_http import JSON, request, send
+
+
+def serving(app: Any, work: Callable[[int], Coroutine[Any, Any, None]], **limits: Any) -> None:
+    """Runs `work`, which gets the port of a server of `app`."""
+
+    async def play() -> None:
+        server = HttpServer(app, "test", "127.0.0.1", 0, **{"max_connections": 4} | limits)
+        await server.start()
+        async with asyncio.timeout(20):
+            await work(server.port)
+        await server.stop()
+
+    asyncio.run(play())
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when the server has lost a connection."""
+    found, connection_lost = asyncio.Event(), HttpProtocol.connection_lost
+
+    def heard(self: HttpProtocol, exc: Exception | None) -> None:
+        connection_lost(self, exc)
+        found.set()
+
+    monkeypatch.setattr(HttpProtocol, "connection_lost", heard)
+    return found
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_client_that_reads_nothing_is_disconnected(lost: asyncio.Event, whole: bool) -> None:
+    """In the middle of a response, and where the server waits for nothing but the client."""
+    over = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        for _ in range(1 if whole else 64):
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": bytes(64_000_000 if whole else 1_000_000),
+                    "more_body": not whole,
+                }
+            )
+        over.set()
+
+    async def work(port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(request("GET", "/"))
+        await lost.wait()
+        await over.wait()
+        writer.transport.abort()
+
+    serving(answer, work, stall_timeout_s=0.05)
 
 
 async def _inner(scope: Any, receive: Any, send: Any) -> None:
