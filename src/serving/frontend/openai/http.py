@@ -21,18 +21,21 @@ from serving.frontend.openai.options import ServerOptions
 
 # The server.
 
-FIRST_REQUEST_TIMEOUT_S = 10.0
+HEADER_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 30.0
 
 
 class HttpProtocol(H11Protocol):
-    """Sends tokens without delay, and closes connections that would use up the connection limit: those without a
-    complete request header after `first_request_timeout_s`, and those whose client leaves sent data unread for
-    `stall_timeout_s`.
+    """Sends tokens without delay, and closes connections that would use up the connection limit: those whose client
+    has begun a request and not sent its header within `header_timeout_s`, and those whose client leaves sent data
+    unread for `stall_timeout_s`.
+
+    A new connection counts as a request begun, and so do bytes of a body that arrive after the response.
     """
 
-    first_request_timeout_s = FIRST_REQUEST_TIMEOUT_S
+    header_timeout_s = HEADER_TIMEOUT_S
     stall_timeout_s = STALL_TIMEOUT_S
+    _header_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -41,12 +44,27 @@ class HttpProtocol(H11Protocol):
         # token until the client acknowledges the previous one, up to 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of any byte that the client leaves unread
-        self._first_request_timer = self.loop.call_later(self.first_request_timeout_s, self._close_if_silent)
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._first_request_timer.cancel()
+        self._cancel_header_timer()
         self._cancel_stall_timer()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle and not self.cycle.response_complete:
+            self._cancel_header_timer()
+        elif not self._header_timer:  # further bytes do not start it again
+            self._start_header_timer()
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_timeout_s, self.transport.close)
+
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer:
+            self._header_timer.cancel()
+        self._header_timer = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -60,10 +78,6 @@ class HttpProtocol(H11Protocol):
     def _cancel_stall_timer(self) -> None:
         if self._stall_timer:
             self._stall_timer.cancel()
-
-    def _close_if_silent(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
 
 
 FLUSH_TIMEOUT_S = 2

@@ -67,8 +67,56 @@ def test_a_client_that_reads_nothing_is_disconnected(lost: asyncio.Event, whole:
     serving(answer, work, stall_timeout_s=0.05)
 
 
+@pytest.mark.parametrize("body", [0, 1000])
+def test_a_byte_after_a_response_holds_no_connection(
+    lost: asyncio.Event, monkeypatch: pytest.MonkeyPatch, body: int
+) -> None:
+    """Neither the first of a next request, nor one of a body that nothing reads."""
+    monkeypatch.setattr(HttpProtocol, "header_timeout_s", 0.2)
+
+    async def work(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: {body}\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n0\r\n\r\n")
+        writer.write(b"G")
+        assert await reader.read() == b""
+        writer.close()
+        await lost.wait()
+
+    serving(_empty, work)
+
+
+def test_a_response_may_take_longer_than_the_header(lost: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for the header ends with it."""
+    begun, now = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(HttpProtocol, "header_timeout_s", 0.2)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        await now.wait()
+        await _empty(scope, receive, send)
+
+    async def work(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("GET", "/"))
+        await begun.wait()
+        other, silent = await asyncio.open_connection("127.0.0.1", port)
+        assert await other.read() == b""  # its time began later
+        now.set()
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        for each in (silent, writer):
+            each.close()
+
+    serving(answer, work)
+
+
 async def _inner(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def _empty(scope: Any, receive: Any, send: Any) -> None:
+    await _inner(scope, receive, send)
+    await send({"type": "http.response.body"})
 
 
 def status(bound: str, host: str | None) -> int:

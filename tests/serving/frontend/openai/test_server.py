@@ -148,7 +148,7 @@ class TestItsOwn:
         assert (found.status, found.error["code"]) == (408, "timeout")
 
     def test_a_connection_without_a_request_is_closed(self, made: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr("serving.frontend.openai.http.HttpProtocol.first_request_timeout_s", 0.05)
+        monkeypatch.setattr("serving.frontend.openai.http.HttpProtocol.header_timeout_s", 0.05)
         loop = made()
 
         async def silent() -> bytes:
