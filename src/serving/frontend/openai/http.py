@@ -109,7 +109,7 @@ class HttpServer:
                 http=type("BoundedProtocol", (HttpProtocol,), {"stall_timeout_s": stall_timeout_s}),
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=max_connections,
+                limit_concurrency=max_connections + 1,  # uvicorn refuses from this number on, itself included
                 timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
             )
         )

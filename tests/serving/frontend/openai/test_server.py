@@ -160,17 +160,22 @@ class TestItsOwn:
 
         assert loop.run(silent()) == b""
 
-    def test_connections_are_bounded(self, made: Any) -> None:
+    @pytest.mark.parametrize(("others", "status"), [(0, 200), (1, 200), (2, 503)])
+    def test_connections_are_bounded(self, made: Any, others: int, status: int) -> None:
         loop = made(max_connections=2)
 
-        async def third() -> Answer:
-            others = [await asyncio.open_connection("127.0.0.1", loop.server.port) for _ in range(2)]
+        async def last() -> Answer:
+            before = [await asyncio.open_connection("127.0.0.1", loop.server.port) for _ in range(others)]
             found = await send(loop, request("GET", "/healthz"))
-            for _, writer in others:
+            for _, writer in before:
                 writer.close()
             return found
 
-        assert loop.run(third()).status == 503
+        assert loop.run(last()).status == status
+
+    def test_one_connection_is_enough(self, made: Any) -> None:
+        loop = made(max_connections=1)
+        assert loop.run(send(loop, request("GET", "/healthz"))).status == 200
 
     def test_stopping_breaks_off_answers_after_the_grace_time(self, made: Any) -> None:
         loop = made()
