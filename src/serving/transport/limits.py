@@ -97,6 +97,7 @@ class Limits:
             ("grpc.so_reuseport", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),  # a proxy of the environment would read the token of a stream without TLS
         ]
 
 

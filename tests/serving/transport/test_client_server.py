@@ -67,6 +67,19 @@ def test_hosts_exchange_messages_both_ways() -> None:
     run_scenario(scenario)
 
 
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_streams_pass_by_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")  # nothing listens there
+
+    async def scenario() -> None:
+        cloud = FakeSink()
+        async with listening(cloud) as (_, address), dialling(FakeSink(), address) as client:
+            assert client.last_error is None
+            assert await cloud.news() == ("restored", ("device-0",))
+
+    run_scenario(scenario)
+
+
 def test_duplicates_are_delivered_and_messages_to_unknown_nodes_dropped() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
