@@ -31,9 +31,9 @@ class ReceivedTensors:
             return
         for ref, tensor in [(ref, _unpack(ref, packed)) for ref, packed in received]:
             _, old_nbytes = self._held.pop(ref.id, (ref, 0))
-            self._held[ref.id] = ref, tensor.nbytes
-            self._nbytes += tensor.nbytes - old_nbytes
-            self._tensor_store.add(ref, tensor)
+            nbytes = self._tensor_store.add(ref, tensor)
+            self._held[ref.id] = ref, nbytes
+            self._nbytes += nbytes - old_nbytes
         while self._nbytes > self._capacity_nbytes:
             self._remove(next(iter(self._held)))
 

@@ -35,7 +35,7 @@ class Limits:
     """Messages queued for one host; one more resets its stream."""
     outbox_nbytes: int = 64 * MIB
     tensors_nbytes: int = 64 * MIB
-    """Tensors of one remote host in the store; above it that host's oldest are discarded."""
+    """Memory of one remote host's tensors in the store; above it that host's oldest are discarded."""
     max_tokens: int = 1 << 17
     """Length of one session."""
     sessions_per_node: int = 64

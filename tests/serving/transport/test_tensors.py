@@ -1,5 +1,6 @@
 """Tensors travel bit for bit with their `TensorRef`s, and one host cannot fill or read another's share of a store."""
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -158,6 +159,18 @@ def test_a_host_fills_only_its_own_share_of_the_store() -> None:
         assert len(store) == 1
 
     run_scenario(scenario)
+
+
+def test_the_smallest_tensors_count_with_what_holds_them() -> None:
+    """A distribution of one token has 4 bytes, and takes some 1,400."""
+    store = TensorStore()
+    received = ReceivedTensors(store, 100_000)
+    one_token = tensors.PackedTensor(tensors.TensorHeader("int8", (1, 4)), struct.pack("<He", 1, 1.0))
+    for i in range(200):
+        received.add([(TensorRef(f"flood/{i}", 4), one_token)])
+    assert len(store) <= 100_000 // 1400
+    received.discard()
+    assert (len(store), store.held_nbytes) == (0, 0)
 
 
 def test_hosts_must_agree_whether_tensors_travel() -> None:

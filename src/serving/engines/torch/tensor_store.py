@@ -6,6 +6,9 @@ import torch
 
 from serving.messages import TensorRef
 
+_OVERHEAD_NBYTES = 1536
+"""Memory of a tensor beside its values: the objects, and its id in the tables of the store and of a transport."""
+
 
 class TensorStore:
     """A bounded store; when it is full, it removes the oldest tensors.
@@ -30,13 +33,14 @@ class TensorStore:
         self.add(ref, tensor)
         return ref
 
-    def add(self, ref: TensorRef, tensor: torch.Tensor) -> None:
-        """Stores a tensor under an id that another process gave it."""
+    def add(self, ref: TensorRef, tensor: torch.Tensor) -> int:
+        """Stores a tensor under an id that another process gave it; returns the memory that it takes, in bytes."""
         self.discard((ref,))
         self._tensors[ref.id] = tensor
-        self.held_nbytes += tensor.nbytes
+        self.held_nbytes += _memory_nbytes(tensor)
         while self.held_nbytes > self.capacity_nbytes and len(self._tensors) > 1:
             self._remove(next(iter(self._tensors)))
+        return _memory_nbytes(tensor)
 
     def get(self, ref: TensorRef) -> torch.Tensor:
         """Reads a tensor and keeps it. Raises KeyError if it was taken or removed."""
@@ -70,4 +74,8 @@ class TensorStore:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        self.held_nbytes -= self._tensors.pop(name).nbytes
+        self.held_nbytes -= _memory_nbytes(self._tensors.pop(name))
+
+
+def _memory_nbytes(tensor: torch.Tensor) -> int:
+    return tensor.nbytes + _OVERHEAD_NBYTES

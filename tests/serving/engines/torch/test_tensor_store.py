@@ -24,14 +24,14 @@ def test_ids_differ_even_for_one_owner():
 
 
 def test_a_full_store_discards_the_oldest_tensors_but_never_the_newest():
-    blobs = TensorStore(capacity_nbytes=40)
+    blobs = TensorStore(capacity_nbytes=4000)
     first, second, third = (blobs.put(torch.zeros(4), "a", 8) for _ in range(3))
     assert len(blobs) == 2
-    with pytest.raises(KeyError, match="fell out of the 40 bytes"):
+    with pytest.raises(KeyError, match="fell out of the 4000 bytes"):
         blobs.get(first)
     blobs.get(second)
-    large = blobs.put(torch.zeros(100), "a", 200)
-    assert blobs.get(large).shape == (100,)
+    large = blobs.put(torch.zeros(1000), "a", 2000)
+    assert blobs.get(large).shape == (1000,)
     assert len(blobs) == 1
     with pytest.raises(KeyError, match="a/3"):
         blobs.take(third)
