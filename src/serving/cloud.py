@@ -86,7 +86,14 @@ async def _serve(topology: Topology, service: ServiceOptions, models: LoadedMode
     nodes = [node for node in map(topology.create_node, names) if isinstance(node, Worker | Speculator)]
     stats = CloudStats(*(node.worker if isinstance(node, Speculator) else node for node in nodes))
     host = NodeHost(
-        topology, names, tensors, service.security, service.limits, deployment_digest(topology), len(models.tokenizer)
+        topology,
+        names,
+        tensors,
+        service.security,
+        service.limits,
+        deployment_digest(topology),
+        len(models.tokenizer),
+        models.hidden_size,
     )
     driver = RealTimeDriver(WallClock(), [stats], service.pace, _error_handler(stats))
     for node in nodes:

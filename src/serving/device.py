@@ -72,7 +72,9 @@ async def _serve(
 
     stop, setup, name = stop_signal(), topology.setup, topology.devices[service.device]
     digest, vocabulary = deployment_digest(topology), len(models.tokenizer)
-    host = NodeHost(topology, (name,), tensors, service.security, service.limits, digest, vocabulary)
+    host = NodeHost(
+        topology, (name,), tensors, service.security, service.limits, digest, vocabulary, models.hidden_size
+    )
     gateway = DeviceGateway(
         name, setup.policy, models.tokenizer, context_len, lambda: _all_tiers_reachable(host), setup.requires_greedy
     )

@@ -160,6 +160,7 @@ def _load_device_side(factory: EngineFactory, setup: Setup, accelerator: str, to
         num_layers(pair.cloud),
         tokenizer,
         factory.torch_engine(part, factory.medusa_heads(part)) if part else UNAVAILABLE_ENGINE,
+        hidden_size=hidden_size(pair.cloud),
     )
 
 
@@ -174,7 +175,15 @@ def _load_cloud_side(
     target = factory.target(cloud, accelerator).restricted_to(ends) if in_one_process else None
     drafter = factory.drafter_engine(device, cloud, target, accelerator)
     engine, close = _cloud_engine(factory, cloud, target, ends, accelerator)
-    return LoadedModels(drafter, num_layers(device), engine, num_layers(cloud), tokenizer, close=close)
+    return LoadedModels(
+        drafter,
+        num_layers(device),
+        engine,
+        num_layers(cloud),
+        tokenizer,
+        hidden_size=hidden_size(cloud),
+        close=close,
+    )
 
 
 def _cloud_engine(
@@ -210,6 +219,15 @@ def num_layers(checkpoint: Checkpoint) -> int:
     if isinstance(checkpoint, ModelConfig) and not checkpoint.has_weights:
         return checkpoint.timed_architecture.layers
     return model_shape(checkpoint)[0]
+
+
+def hidden_size(checkpoint: Checkpoint) -> int | None:
+    """Width of a causal LM's hidden states, without loading it; None if a server holds the weights."""
+    from transformers import AutoConfig
+
+    if isinstance(checkpoint, ModelConfig) and not checkpoint.has_weights:
+        return None
+    return int(AutoConfig.from_pretrained(checkpoint.name_or_path).hidden_size)
 
 
 def make_queries(

@@ -65,5 +65,7 @@ class LoadedModels:
     """Makes an engine for a further node: the same weights, its own caches; None: all nodes share one engine."""
     new_device_engine: Callable[[], Engine] | None = None
     """As `new_cloud_engine`: makes a drafting engine for a further node of the cloud."""
+    hidden_size: int | None = None
+    """Width of the large model's hidden states; None: unknown."""
     close: Callable[[], object] = tuple
     """Stops the processes of a tensor-parallel model, if there are any."""

@@ -30,7 +30,8 @@ class Transport(Protocol):
 class NodeHost:
     """The nodes `node_names` of a topology. Remote nodes count as lost until their transport reports them.
 
-    Before `start` it only keeps track of the reachable nodes. Token ids beyond `vocabulary` are refused on arrival.
+    Before `start` it only keeps track of the reachable nodes. Token ids beyond `vocabulary`, and hidden states that are
+    not `hidden_size` wide, are refused on arrival; None: any.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class NodeHost:
         limits: Limits,
         digest: str,
         vocabulary: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         self.topology, self.node_names = topology, tuple(node_names)
         self._tensor_store, self._security, self._limits, self._digest = tensor_store, security, limits, digest
         peers = frozenset(topology.workers) if topology.setup.hardware.tiers else frozenset[str]()
-        self._expectations = PeerExpectations(vocabulary, hops=topology.hops or None, trusted_nodes=peers)
+        self._expectations = PeerExpectations(vocabulary, hidden_size, hops=topology.hops or None, trusted_nodes=peers)
         self._session_ownership: SessionOwners | None = None
         """The peer that owns each session; set by `listen`."""
         self._transports: list[Transport] = []

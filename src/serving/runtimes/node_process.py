@@ -104,6 +104,7 @@ class _NodeProcess:
                 options.limits,
                 config.digest,
                 len(models.tokenizer),
+                models.hidden_size,
             )
             try:
                 await self._connect(host)

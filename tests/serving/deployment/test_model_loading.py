@@ -1,17 +1,20 @@
 """What opening a setup's models makes of them, on checkpoints of a few thousand weights."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serving.deployment.model_loading import load_models
-from serving.engines.models import Checkpoint
+from serving.deployment.model_loading import load_models, load_side
+from serving.engines.models import Checkpoint, ModelConfig, ModelPair
 from serving.engines.torch.attention import attend_together
 from serving.engines.torch.batch_invariance import attend_alone
+from serving.engines.torch.tensor_store import TensorStore
 from serving.learned.medusa import WEIGHTS, MedusaHeads
 from serving.messages import MEDUSA_TREE, DraftOutcome, DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 from serving.policy.policy import EngineRequirements
+from tests.support.fake_setup import setup
 from tests.support.tiny_models import save_checkpoint
 
 WHOLE = Span(0, 3, embedding=True, lm_head=True)
@@ -58,3 +61,13 @@ def test_exact_decoding_makes_the_target_batch_invariant_and_not_the_drafter(
     models: Any = load_models(*pair, requirements=EngineRequirements(batch_invariant=True))
     used = [engine.model.attention_kernel for engine in (models.device, models.cloud, models.device_target)]
     assert used == [attend_together, attend_alone, attend_alone]
+
+
+@pytest.mark.parametrize("side", ["device", "cloud"])
+def test_each_side_knows_the_width_of_the_large_model(pair: tuple[Checkpoint, Checkpoint], side: Any) -> None:
+    made = setup("sled")
+    models = [
+        ModelConfig(path=each.path, timed_architecture=timed.timed_architecture)
+        for each, timed in zip(pair, (made.pair.device, made.pair.cloud), strict=True)
+    ]
+    assert load_side(replace(made, pair=ModelPair(*models)), side, TensorStore()).hidden_size == 32

@@ -17,6 +17,7 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 
 from serving import cloud, device
 from serving.cloud import CloudConfig
@@ -27,19 +28,23 @@ from serving.device import DeviceConfig
 from serving.drivers.clock import WallClock
 from serving.drivers.real_time import RealTimeDriver
 from serving.engines.models import ModelConfig, ModelPair
+from serving.engines.torch.tensor_store import TensorStore
 from serving.frontend.health import CloudStats, HealthServer
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.service_options import HealthOptions, ServiceOptions, deployment_digest
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.frontend.ui import server as page
 from serving.frontend.ui.config import UiConfig
-from serving.messages import ForwardWork, MessageReceived, Release, Request, SequenceSlice, Span
+from serving.messages import ForwardWork, MessageReceived, Release, Request, SequenceSlice, Span, TensorRef
 from serving.nodes.worker import Worker
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.verify import TreeVerify
 from serving.runtimes.host import NodeHost
+from serving.transport import tensors
+from serving.transport.frame import Hello, encode_message
 from serving.transport.security import Security
+from tests.serving.transport.transport_peers import ending, raw
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import setup
 from tests.support.grpc_hosts import LIMITS, generation_request, host_group, run
@@ -342,6 +347,22 @@ def test_a_refusal_by_the_cloud_is_a_value_error() -> None:
         device = NodeHost(other, ("device-0",), None, Security(), LIMITS, deployment_digest(other))
         with pytest.raises(ValueError, match=r"cloud-0 at .* refuses device-0: .*sled/2-devices-.*synera/2-devices-"):
             await device.connect({"cloud-0": address})
+        await cloud.close()
+
+    run(play)
+
+
+@pytest.mark.parametrize("width", [4, 12])
+def test_hidden_states_of_another_width_than_the_models_are_refused(width: int) -> None:
+    async def play() -> None:
+        topology = Topology(setup("u_shape"), LAYERS)
+        cloud = NodeHost(topology, ("cloud-0",), TensorStore(), Security(), LIMITS, "digest", 997, hidden_size=8)
+        states = SequenceSlice("s", 0, 2, (), hidden_states=TensorRef("of/s", 32))
+        asked = Request(0, states, topology.hops, 1, ("device-0", "cloud-0"), "device-0")
+        known = Hello(("device-0",), "digest", sends_tensors=True, boot_id="b").encoded
+        sent = encode_message("device-0", "cloud-0", asked, [tensors.pack(torch.ones(2, width))])
+        async with raw(await cloud.listen("127.0.0.1:0"), known, sent) as call:
+            assert await ending(call) == ("INVALID_ARGUMENT", f"slice.hidden_states: width {width}, must be 8")
         await cloud.close()
 
     run(play)

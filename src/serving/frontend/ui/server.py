@@ -87,7 +87,8 @@ async def _with_remote_cloud(
     service, first = config.service, config.setup.policy.name
     topology = Topology(config.setup, models[first].cloud_layers, service.timeout_s)
     names, vocabulary = topology.devices[: config.num_devices], len(models[first].tokenizer)
-    host = NodeHost(topology, names, tensors, service.security, service.limits, deployment_digest(topology), vocabulary)
+    digest, width = deployment_digest(topology), models[first].hidden_size
+    host = NodeHost(topology, names, tensors, service.security, service.limits, digest, vocabulary, width)
     deployment = UiDeployment(config, models, host)
     stack.push_async_callback(host.close, 1.0)
     await host.connect(service.addresses(topology))
