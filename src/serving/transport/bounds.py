@@ -93,7 +93,7 @@ def message_bounds(limits: Limits, expectations: PeerExpectations) -> Bounds:
         DraftTree: _check_tree,
         Verdict: _check_verdict,
         Reply: _check_reply,
-        Request: partial(_check_request, expectations.hops),
+        Request: partial(_check_request, most, expectations.hops),
     }
     return Bounds(DEFAULTS, fields, checks)
 
@@ -151,7 +151,7 @@ def _check_kept(kept: Sequence[int] | None) -> None:
         raise MalformedError("a draft is named twice", "kept_tree_nodes")
 
 
-def _check_request(expected_hops: tuple[Hop, ...] | None, request: Request) -> None:
+def _check_request(max_tokens: int, expected_hops: tuple[Hop, ...] | None, request: Request) -> None:
     hops, index, seq = request.hops, request.hop_index, request.slice
     if expected_hops is not None and hops != expected_hops:
         raise MalformedError("they are not the hops of this run's policy", "hops")
@@ -167,3 +167,6 @@ def _check_request(expected_hops: tuple[Hop, ...] | None, request: Request) -> N
         raise MalformedError(
             f"{len(seq.tokens)} for num_tokens={seq.num_tokens}, num_drafts={seq.num_drafts}", "slice.tokens"
         )
+    committed_len = seq.start + seq.num_tokens - seq.num_drafts
+    if seq.rule and committed_len + request.budget > max_tokens:
+        raise MalformedError(f"{request.budget} behind {committed_len} tokens exceed {max_tokens} tokens", "budget")

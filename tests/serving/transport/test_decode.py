@@ -86,6 +86,7 @@ def test_a_valid_frame_is_what_the_tests_change() -> None:
         ("message.reply_to", "", "reply_to"),
         ("message.budget", 0, "Request.budget"),
         ("message.budget", 101, "Request.budget"),
+        ("message.budget", 99, "Request.budget: 99 behind 2 tokens exceed 100 tokens"),
         ("message.slack_s", float("nan"), "Request.slack_s"),
         ("message.expected_tokens", float("inf"), "Request.expected_tokens"),
         ("message.expected_tokens", -1.0, "Request.expected_tokens"),
@@ -101,6 +102,11 @@ def test_a_valid_frame_is_what_the_tests_change() -> None:
 @pytest.mark.skipif(loader.in_use, reason="a compiled message cannot be made invalid")
 def test_an_invalid_field_is_refused_by_name(path: str, value: object, field: str) -> None:
     assert field in refused(frame_of(changed(ENVELOPE, path, value)))
+
+
+def test_a_budget_may_fill_the_session() -> None:
+    asked = changed(ENVELOPE, "message.budget", 98)
+    assert FrameDecoder(Limits(max_tokens=100), KNOWN, with_tensors=False).decode(frame_of(asked)) == (asked, [])
 
 
 @pytest.mark.parametrize(
