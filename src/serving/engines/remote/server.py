@@ -119,6 +119,6 @@ class RemoteServer:
         key = os.environ[self.api_key_env].strip()
         if not key or not key.isascii() or not key.isprintable():
             raise ValueError(f"{self.api_key_env} is set, but empty or not printable ASCII; give it a key, or unset it")
-        if self.api_url.startswith("http:") and not self.is_loopback:
+        if urlsplit(self.base_url).scheme == "http" and not self.is_loopback:
             raise ValueError(f"{self.api_key_env} would cross the network in the clear; use https, or unset it")
         return key

@@ -44,9 +44,10 @@ def test_loopback_needs_no_tls(host: str) -> None:
     assert (found.api_url, found.root_url) == (f"http://{host}:8080/v1", f"http://{host}:8080")
 
 
-def test_http_to_elsewhere_is_a_choice_and_carries_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["http", "HTTP"])
+def test_http_to_elsewhere_is_a_choice_and_carries_no_key(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
     monkeypatch.delenv("TANDEM_LLM_KEY", raising=False)
-    afar = RemoteServer(base_url="http://10.0.0.1/v1", model="m", insecure_http=True)
+    afar = RemoteServer(base_url=f"{scheme}://10.0.0.1/v1", model="m", insecure_http=True)
     assert afar.api_key() is None
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
     with pytest.raises(ValueError, match="in the clear") as told:
