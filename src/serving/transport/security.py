@@ -22,7 +22,7 @@ class Security:
 
     A server with `certificate` and `private_key` uses TLS; a client with `ca_certificate` requires it. The token is
     read from the environment when needed; a server with a token refuses streams without it. A token with an address
-    beyond this machine requires TLS. Raises ValueError for a certificate without its key or the reverse.
+    beyond this machine requires TLS; a blank one is an error. Raises ValueError for a certificate without its key or the reverse.
     """
 
     certificate: str | None = None
@@ -43,8 +43,11 @@ class Security:
 
     @property
     def token(self) -> str:
-        """Empty if there is none."""
-        return os.environ.get(self.token_env, "").strip()
+        """Empty if there is none. Raises ValueError for a blank one, with which a server would accept any client."""
+        token = os.environ.get(self.token_env, "").strip()
+        if not token and self.token_env in os.environ:
+            raise ValueError(f"{self.token_env} is set but empty; give it a token, or unset it to run without one")
+        return token
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -65,7 +68,7 @@ class Security:
             )
 
     def check_token_is_protected(self, address: str, tls: bool) -> None:
-        """Raises ValueError if the token would cross a network unencrypted."""
+        """Raises ValueError if the token would cross a network unencrypted, or is blank."""
         if self.token and not tls and not is_loopback(address):
             raise ValueError(
                 f"transport: {self.token_env} is set, but {address} is beyond this machine and the connection has no "

@@ -253,6 +253,14 @@ def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         DeviceConfig(setup(), ServiceOptions())
 
 
+@pytest.mark.parametrize("blank", ["", "  "])
+def test_an_empty_token_is_refused(monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", blank)
+    for side in (CloudConfig, DeviceConfig):
+        with pytest.raises(ValueError, match="TANDEM_TOKEN is set but empty"):
+            side(setup(), ServiceOptions(cloud="0.0.0.0:7070"))
+
+
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
