@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from serving.messages import SamplingParams
 
+MIN_TEMPERATURE = 1e-6
+"""A client's lower temperature is greedy decoding: logits divided by 1e-40 exceed fp32."""
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -26,8 +29,10 @@ class Decoding:
     """
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"decoding.temperature is {self.temperature}; it is 0 (greedy) or more")
+        if not (self.temperature == 0 or self.temperature >= MIN_TEMPERATURE):
+            raise ValueError(
+                f"decoding.temperature is {self.temperature}; it is 0 (greedy), or {MIN_TEMPERATURE:g} or more"
+            )
         if self.top_k < 0:
             raise ValueError(f"decoding.top_k is {self.top_k}; it is 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:

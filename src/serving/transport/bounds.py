@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, get_args
 
 from serving.core.codec import Bound, Bounds, MalformedError
+from serving.core.decoding import MIN_TEMPERATURE
 from serving.messages import (
     DraftTree,
     Hop,
@@ -104,8 +105,10 @@ def _check_span(span: Span) -> None:
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
-    if not (sampling.temperature and sampling.top_p):
-        raise MalformedError("temperature and top_p must be above 0; without sampling, decoding is greedy")
+    if sampling.temperature < MIN_TEMPERATURE or not sampling.top_p:
+        raise MalformedError(
+            f"temperature must be at least {MIN_TEMPERATURE:g}, and top_p above 0; without sampling, decoding is greedy"
+        )
 
 
 def _check_slice(max_tokens: int, seq: SequenceSlice) -> None:

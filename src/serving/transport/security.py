@@ -22,7 +22,8 @@ class Security:
 
     A server with `certificate` and `private_key` uses TLS; a client with `ca_certificate` requires it. The token is
     read from the environment when needed; a server with a token refuses streams without it. A token with an address
-    beyond this machine requires TLS; a blank one is an error. Raises ValueError for a certificate without its key or the reverse.
+    beyond this machine requires TLS; a blank one is an error. Raises ValueError for a certificate without its key or
+    the reverse.
     """
 
     certificate: str | None = None

@@ -75,7 +75,8 @@ def test_the_number_of_devices_is_the_workloads_or_the_testbeds() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"temperature": -0.1}, r"decoding.temperature is -0.1; it is 0 \(greedy\) or more"),
+        ({"temperature": -0.1}, r"decoding.temperature is -0.1; it is 0 \(greedy\), or 1e-06 or more"),
+        ({"temperature": 1e-40}, "decoding.temperature is 1e-40"),
         ({"top_k": -1}, r"decoding.top_k is -1; it is 0 \(all tokens\) or more"),
         ({"top_p": 0.0}, "decoding.top_p is 0.0; it is a share"),
         ({"top_p": 1.5}, "decoding.top_p is 1.5"),

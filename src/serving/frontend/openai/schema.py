@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from serving.core.decoding import MIN_TEMPERATURE
 from serving.frontend.openai.errors import ApiError
 from serving.messages import SamplingParams
 
@@ -181,9 +182,9 @@ def encodable(text: str, param: str) -> str:
 def _sampling(fields: RequestFields, temperature: float, seed: int) -> SamplingParams | None:
     temperature = fields.number("temperature", temperature, 0, 2)
     top_p = fields.number("top_p", 1, 0, 1)
-    top_k = fields.integer("top_k", 0, 1 << 31) or 0
+    top_k = fields.integer("top_k", 0, (1 << 31) - 1) or 0
     given = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
-    if temperature == 0 or top_p == 0:
+    if temperature < MIN_TEMPERATURE or top_p == 0:
         return None
     return SamplingParams(temperature, top_k, top_p, seed if given is None else given)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serving.core.decoding import MIN_TEMPERATURE
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.schema import RequestFields, parse_body, printable
 from serving.frontend.ui.config import PolicyCard
@@ -80,9 +81,11 @@ def _policy_card(fields: RequestFields, policy_cards: Mapping[str, PolicyCard]) 
 def _sampling(fields: RequestFields, card: PolicyCard) -> SamplingParams | None:
     temperature = fields.number("temperature", 0.0, 0, 2)
     seed = fields.integer("seed", -_MAX_SEED - 1, _MAX_SEED) or 0
-    if temperature and card.greedy:
+    if temperature < MIN_TEMPERATURE:
+        return None
+    if card.greedy:
         raise ApiError.invalid(f"{card.name} decodes greedily only; set temperature 0", "temperature")
-    return SamplingParams(temperature, 0, 1.0, seed) if temperature else None
+    return SamplingParams(temperature, 0, 1.0, seed)
 
 
 def _routing(fields: RequestFields, card: PolicyCard) -> RoutingOptions | None:

@@ -38,7 +38,7 @@ def test_missing_fields_get_defaults() -> None:
     assert (asked.params.max_tokens, asked.params.stop_strings, asked.params.stream) == (None, (), False)
 
 
-@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_p": 0}])
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"temperature": 1e-40}, {"top_p": 0}])
 def test_temperature_0_or_top_p_0_is_greedy(greedy: dict[str, Any]) -> None:
     assert completion(**greedy).params.sampling is None
 
@@ -87,6 +87,7 @@ def test_fields_without_effect_are_accepted(more: dict[str, Any]) -> None:
         ({"response_format": {"type": "json_object"}}, "unsupported_parameter"),
         ({"temprature": 1}, "unknown_parameter"),
         ({"temperature": 3}, "invalid_value"),
+        ({"top_k": 1 << 31}, "invalid_value"),
         ({"temperature": "hot"}, "invalid_value"),
         ({"temperature": True}, "invalid_value"),
         ({"top_p": 1.1}, "invalid_value"),
