@@ -109,14 +109,14 @@ async def _serve(topology: Topology, service: ServiceOptions, models: LoadedMode
         host.start(driver)
         name = names[0] if tier else "cloud"
         print(f"{name}: {setup.pair.cloud.token_source} listens on {address}{where}", flush=True)
-        await run_until_stopped(driver, stop, lambda: _drained(nodes, service.grace_s))
+        await run_until_stopped(driver, stop, lambda: _drained(driver, nodes, service.grace_s))
 
 
-async def _drained(nodes: Sequence[Worker | Speculator], grace_s: float) -> None:
-    """Returns when all nodes are idle, or after `grace_s`."""
+async def _drained(driver: RealTimeDriver, nodes: Sequence[Worker | Speculator], grace_s: float) -> None:
+    """Returns when all nodes are idle and their messages have left, or after `grace_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
-            while not all(node.is_idle for node in nodes):
+            while driver.has_messages_underway or not all(node.is_idle for node in nodes):
                 await asyncio.sleep(_POLL_S)
 
 

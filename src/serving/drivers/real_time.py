@@ -149,6 +149,16 @@ class RealTimeDriver:
         elif to in self._nodes:
             self.post(self.clock.now(), to, MessageReceived(message))
 
+    @property
+    def has_messages_underway(self) -> bool:
+        """True if an emulated link still holds a message, or one waits for its node."""
+        return any(map(self._carries_message, (action for _, _, _, action in self._heap)))
+
+    def _carries_message(self, action: Callable[[], None]) -> bool:
+        return isinstance(action, partial) and (
+            action.func == self._depart or isinstance(action.args[-1], MessageReceived)
+        )
+
     def wake_up(self) -> None:
         """Lets `run` check again whether the run is over."""
         self._wakeup.set()

@@ -35,7 +35,7 @@ from serving.frontend.service_options import HealthOptions, ServiceOptions, depl
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.frontend.ui import server as page
 from serving.frontend.ui.config import UiConfig
-from serving.messages import ForwardWork, MessageReceived, Release, Request, SequenceSlice, Span, TensorRef
+from serving.messages import ForwardWork, MessageReceived, Release, Request, SendMessage, SequenceSlice, Span, TensorRef
 from serving.nodes.worker import Worker
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.kv_cache import PrefixCaching
@@ -485,6 +485,49 @@ def test_the_driver_runs_during_shutdown() -> None:
         await asyncio.wait_for(run_until_stopped(live, stop, wind_down), 10)
         live.close()
         assert heard == ["late"]
+
+    run(play)
+
+
+class Slow:
+    """A link of 50 ms."""
+
+    def arrival_s(self, nbytes: float, now_s: float) -> float:
+        return now_s + 0.05
+
+
+class Answering:
+    """A node that answers, and is idle at once."""
+
+    is_idle = True
+
+    def handle(self, event: Any, now: float) -> tuple[SendMessage, ...]:
+        return (SendMessage("device-0", Release("s"), 16),) if event == "ask" else ()
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_stopping_cloud_waits_for_the_messages_on_its_emulated_links(remote: bool) -> None:
+    async def play() -> None:
+        found: list[Any] = []
+
+        class Ear:
+            def handle(self, event: Any, now: float) -> tuple[()]:
+                found.append(event.message)
+                return ()
+
+        live, node, stop = RealTimeDriver(WallClock()), Answering(), asyncio.Event()
+        live.add("cloud-0", node, None)  # type: ignore[arg-type]
+        live.connect("cloud-0", "device-0", Slow())
+        if remote:
+            live.add_remote("device-0", lambda _sender, _to, message: found.append(message))
+        else:
+            live.add("device-0", Ear(), None)  # type: ignore[arg-type]
+        live._handle("cloud-0", "ask")  # type: ignore[arg-type]
+        stop.set()
+        nodes: Any = [node]
+        await asyncio.wait_for(run_until_stopped(live, stop, lambda: cloud._drained(live, nodes, 10)), 20)
+        live.close()
+        assert found == [Release("s")]
 
     run(play)
 
