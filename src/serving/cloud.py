@@ -102,6 +102,7 @@ async def _serve(topology: Topology, service: ServiceOptions, models: LoadedMode
         connect_nodes(driver, topology)
     async with AsyncExitStack() as stack:
         stack.callback(driver.close)
+        stack.callback(models.stop)
         stack.push_async_callback(host.close, service.grace_s)
         address = await _listen(host, addresses[names[0]], f"nodes.{names[0]}" if tier else "cloud")
         await host.connect({node: addresses[node] for node in topology.upstream_nodes(names[0])})

@@ -82,6 +82,8 @@ def _load_beside_server(
         num_layers(cloud),
         tokenizer,
         notes=remote.notes,
+        stop=remote.stop,
+        close=remote.close,
         new_device_engine=new_drafter,
     )
 

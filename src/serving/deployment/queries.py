@@ -67,5 +67,7 @@ class LoadedModels:
     """As `new_cloud_engine`: makes a drafting engine for a further node of the cloud."""
     hidden_size: int | None = None
     """Width of the large model's hidden states; None: unknown."""
+    stop: Callable[[], object] = tuple
+    """Lets work under way fail soon where a server is asked again and again; called before its thread is waited for."""
     close: Callable[[], object] = tuple
-    """Stops the processes of a tensor-parallel model, if there are any."""
+    """Stops the processes of a tensor-parallel model, or closes the connections to a server, if there are any."""

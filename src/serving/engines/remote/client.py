@@ -4,7 +4,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from serving.engines.remote.errors import RemoteError, one_line, register_secret
@@ -18,7 +18,8 @@ _MAX_EXCERPT_CHARS = 240
 
 
 class RemoteClient:
-    """Thread-safe. `sleep` and `clock` are in seconds; for `wait_for_cooldown` see `CircuitBreaker`.
+    """Thread-safe. `sleep` and `clock` are in seconds; for `wait_for_cooldown` see `CircuitBreaker`. None for `sleep`:
+    waits that `stop` ends.
 
     Raises ValueError for a key that must not be sent, or a CA certificate that cannot be read.
     """
@@ -26,14 +27,15 @@ class RemoteClient:
     def __init__(
         self,
         server: RemoteServer,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait_for_cooldown: bool = False,
     ) -> None:
         import httpx2
 
-        self.server, self._sleep, self._clock = server, sleep, clock
-        self._breaker = CircuitBreaker(server.cooldown_s, wait_for_cooldown, sleep, clock)
+        self._stopped = Event()
+        self.server, self._sleep, self._clock = server, sleep or self._stopped.wait, clock
+        self._breaker = CircuitBreaker(server.cooldown_s, wait_for_cooldown, self._sleep, clock)
         self.num_failures, self._lock = 0, Lock()
         headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "tandem"}
         if key := server.api_key():
@@ -51,7 +53,12 @@ class RemoteClient:
     def __repr__(self) -> str:
         return f"RemoteClient({self.server.display_name})"
 
+    def stop(self) -> None:
+        """Ends waits and forbids further attempts; one under way ends within the server's `timeout_s`."""
+        self._stopped.set()
+
     def close(self) -> None:
+        self.stop()
         self._http.close()
 
     def get(self, url: str) -> dict[str, Any]:
@@ -68,6 +75,8 @@ class RemoteClient:
                 f"{self._display_name} is left alone for a moment, after: {self._breaker.reason}", transient=True
             )
         for attempt in range(self.server.retries + 1):
+            if self._stopped.is_set():
+                raise RemoteError(f"{self._display_name} is asked no more, since this process stops", transient=True)
             wait_s = None
             try:
                 answer = self._attempt(method, url, body)

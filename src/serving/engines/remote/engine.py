@@ -59,6 +59,17 @@ class RemoteEngine:
         """Raises TypeError: only a draft model's caches are copied."""
         raise TypeError("a server drafts nothing: the drafter runs on the device")
 
+    def stop(self) -> None:
+        """Lets work under way fail soon: no request is repeated."""
+        self.generator.client.stop()
+
+    def close(self) -> None:
+        """Waits for the requests under way."""
+        self.stop()
+        if self._pool:
+            self._pool.shutdown()
+        self.generator.client.close()
+
     def notes(self) -> tuple[str, ...]:
         """Notes on the server for the report."""
         failures = self.generator.client.num_failures

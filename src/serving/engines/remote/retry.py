@@ -48,7 +48,7 @@ class CircuitBreaker:
     """
 
     def __init__(
-        self, cooldown_s: float, wait_for_cooldown: bool, sleep: Callable[[float], None], clock: Callable[[], float]
+        self, cooldown_s: float, wait_for_cooldown: bool, sleep: Callable[[float], object], clock: Callable[[], float]
     ) -> None:
         self._cooldown_s, self._wait_for_cooldown = cooldown_s, wait_for_cooldown
         self._sleep, self._clock = sleep, clock

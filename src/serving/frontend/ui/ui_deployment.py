@@ -61,7 +61,7 @@ class UiDeployment:
     """
 
     def __init__(self, config: UiConfig, models: Mapping[str, LoadedModels], host: NodeHost | None = None) -> None:
-        self.config, self.host = config, host
+        self.config, self.host, self._models = config, host, tuple(models.values())
         self.tokenizer: Tokenizer = next(iter(models.values())).tokenizer
         self.topologies = {name: self._topology(name, models[name].cloud_layers) for name in config.setups}
         self._hardware_paced = config.service.page.pace == "hardware"
@@ -134,6 +134,8 @@ class UiDeployment:
 
     def close(self) -> None:
         self._closed = True
+        for models in self._models:
+            models.stop()
         self.driver.close()
 
 

@@ -3,7 +3,9 @@
 import logging
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -162,6 +164,29 @@ def test_after_its_last_attempt_a_server_is_not_asked_for_a_moment(fake: FakeSer
     assert client.num_failures == 2
     now[0] = 5.0
     assert asking.generate(PROMPT, 1) == (own(PROMPT),)
+
+
+def test_a_stopped_client_waits_no_more_and_asks_no_more(
+    fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Event()
+
+    def minute(*_: Any) -> float:
+        waiting.set()
+        return 60.0
+
+    monkeypatch.setattr("serving.engines.remote.client.retry_delay_s", minute)
+    client = RemoteClient(server(fake.url))
+    asking = RemoteGenerator(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
+    fake.faults = deque([503] * 9)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(asking.generate, PROMPT, 1)
+        assert waiting.wait(10)
+        client.stop()
+        with pytest.raises(RemoteError, match="asked no more, since this process stops") as told:
+            answer.result(10)
+    assert told.value.transient
+    assert len(fake.asked) == 1
 
 
 def resting(fake: FakeServer, tokenizer: Tokenizer, clock: Clock, **how: Any) -> RemoteGenerator:

@@ -10,9 +10,11 @@ from serving.deployment.model_loading import load_models, load_side, load_tokeni
 from serving.deployment.setup import context_tokens
 from serving.engines.models import Checkpoint, ModelConfig, ModelPair
 from serving.engines.remote.engine import RemoteEngine
+from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
 from serving.engines.torch.tensor_store import TensorStore
+from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.offload import NeverOffload
 from serving.policy.slots.placement import CloudPlacement, UShapedPlacement
@@ -93,6 +95,20 @@ def test_a_context_shorter_than_the_workload_needs_is_refused(pair: tuple[Path, 
                 setup("sled", pair=ModelPair(device, few), limits={"max_prompt_tokens": 90}), "cloud", TensorStore()
             )
         assert fake.asked == []
+
+
+def test_a_stopped_cloud_asks_its_server_no_more(pair: tuple[Path, Path]) -> None:
+    with FakeServer(byte_level(), counting(50)) as fake:
+        cloud = ModelConfig(timed_architecture=LARGE, server=server(fake.url))
+        device = ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b"))
+        models = load_side(setup("cloud_centric", pair=ModelPair(device, cloud)), "cloud", TensorStore())
+        fake.asked.clear()
+        models.stop()
+        asked = SequenceSlice("s", 0, 3, (40, 41, 42), 0, "greedy")
+        with pytest.raises(RemoteError, match="asked no more"):
+            models.cloud.execute(ForwardWork(Span(0, 40, True, True), (asked,), ("none",), ()))
+        assert fake.asked == []
+        models.close()
 
 
 @pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
