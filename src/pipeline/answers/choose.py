@@ -85,9 +85,9 @@ class Question:
                 )
 
     def check_devices(self, words: Sequence[str]) -> None:
-        """Raises ConfigError if one of the words, or of `own_words`, asks for fewer devices than must be served."""
+        """Raises ConfigError if one of the words, or of a policy's own, asks for fewer devices than must be served."""
         least = self.require.devices_min
-        for word in (*words, *(word for own in self.own_words.values() for word in own)):
+        for word in (*words, *(word for name in self.policies for word in self.own_words.get(name, ()))):
             count = word.partition("=")[2]
             if least and key_of(word) == "workload.devices" and not (count.isdigit() and int(count) >= least):
                 raise ConfigError(

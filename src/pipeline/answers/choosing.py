@@ -74,9 +74,9 @@ class Choosing:
     def _search(self, asked: Asked) -> Search:
         """The search that the command asks for: its policies, its networks, and the same profiling for all cells."""
         question, effort = self.question, self.efforts[self.effort]
-        question.check_devices(asked.words)
         if asked.policies:
             question = replace(question, policies={name: question.policies.get(name) for name in asked.policies})
+        question.check_devices(asked.words)
         most = f"workload.num_prompts={effort.requests[2]}"
         first = question.words(Candidate(next(iter(question.policies), "")), asked.words, [most])
         with composed_cell(first, asked.evaluator.config_dir) as cfg:

@@ -2,8 +2,8 @@
 
 The mean over replicates (seeds) is shown. A resample draws replicates with replacement, then prompts, so that an
 interval covers both. The variance between R replicates comes out too small by R / (R - 1), which is put right (Davison
-and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8), and few replicates make it uncertain: an
-interval over several is Student's t times the resamples' standard error. All rows share the resamples, and replicates
+and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8), and few replicates make it uncertain: where
+several differ, an interval is by Student's t (`statistics.MeanError`). All rows share the resamples, and replicates
 with the same prompts share theirs, so that the difference of two rows, resample by resample, is a paired bootstrap
 (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
 """
@@ -14,13 +14,13 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.prompt_sums import PromptSums
-from pipeline.report.statistics import ConfidenceInterval, degrees_of_freedom, student_interval
+from pipeline.report.statistics import ConfidenceInterval, MeanError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def interval(self) -> ConfidenceInterval | None:
-        """95 % interval of the mean over replicates: Student's t of several that differ, else percentiles of the
+        """95 % interval of the mean over replicates: by Student's t where several differ, else percentiles of the
         resamples; None if one has no resamples.
         """
         import numpy as np
@@ -65,16 +65,17 @@ class Estimate:
         known = self._resampled_means()
         if not known.size:
             return None
-        if (freedom := self.degrees_of_freedom) < inf and (error := self.standard_error) is not None:
-            return student_interval(self.value, error, freedom, _CONFIDENCE)
+        if (error := self.mean_error) and error.seeds:
+            half = error.half_width(_CONFIDENCE)
+            return ConfidenceInterval(self.value, self.value - half, self.value + half)
         low, high = np.quantile(known, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
         return ConfidenceInterval(self.value, float(low), float(high))
 
     @property
-    def degrees_of_freedom(self) -> float:
-        """Those of the standard error; infinite without one."""
+    def mean_error(self) -> MeanError | None:
+        """None without a standard error."""
         error = self.standard_error
-        return inf if error is None else degrees_of_freedom(list(self.values.values()), error)
+        return None if error is None else MeanError.of(list(self.values.values()), error)
 
     @property
     def standard_error(self) -> float | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from functools import lru_cache
+from math import sqrt
 from statistics import variance
 from typing import TYPE_CHECKING, Any
 
@@ -109,31 +110,61 @@ def _num_extreme(test: PairedSums, signs: NDArray[np.float64]) -> int:
     return int(np.count_nonzero(~(found < limit)))
 
 
-def degrees_of_freedom(values: Sequence[float], standard_error: float) -> float:
-    """Those of the standard error of a mean over replicates with the same or other prompts; `values`: one a replicate.
+@dataclass(frozen=True)
+class MeanError:
+    """How far a mean over a few replicates of many prompts may be from the truth.
 
-    What lies between R replicates has R - 1, what lies between prompts so many that they do not matter. Infinite for
-    one replicate, and for replicates that are equal. Source: Satterthwaite, An Approximate Distribution of Estimates of
-    Variance Components, 1946.
+    prompts    standard deviation of what the choice of prompts makes: a normal part
+    seeds      standard error of what differs between the replicates: a part of Student's t with one degree less than
+               there are, since few of them may lie together by luck
+
+    The sum of both is what Fisher gives means of unknown variances (The Fiducial Argument in Statistical Inference,
+    1935); it errs on the safe side.
     """
-    few = len(values) - 1
-    between = variance(values) / len(values) if few > 0 else 0.0
-    return max(few, few * (standard_error**2 / between) ** 2) if between else inf
+
+    prompts: float
+    seeds: float
+    replicates: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], standard_error: float) -> MeanError:
+        """That of a mean of one value a replicate, whose standard error covers seeds and prompts."""
+        seeds = sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
+        return cls(sqrt(max(0.0, standard_error**2 - seeds**2)), seeds, len(values))
+
+    def chance_above(self, distance: float) -> float:
+        """The probability that the error is greater than `distance`."""
+        import numpy as np
+        from scipy.special import ndtr, stdtr
+
+        if not self.seeds:
+            return float(ndtr(-distance / self.prompts)) if self.prompts else float(distance < 0)
+        at = np.linspace(-_NORMAL_END, _NORMAL_END, _NORMAL_POINTS)
+        weights = np.exp(-(at**2) / 2)
+        tails = stdtr(self.replicates - 1, (self.prompts * at - distance) / self.seeds)
+        return float(weights @ tails / weights.sum())
+
+    def half_width(self, level: float = 0.95) -> float:
+        """What the error exceeds on either side together with probability 1 - `level`."""
+        return _half_width(self, level)
 
 
-def student_cdf(t: float, freedom: float) -> float:
-    """The probability that Student's t is at most `t`; with infinite freedom that of the normal distribution."""
-    from scipy.special import ndtr, stdtr
-
-    return float(ndtr(t) if freedom == inf else stdtr(freedom, t))
+_NORMAL_END, _NORMAL_POINTS = 8.0, 401
+_HALVINGS = 24
 
 
-def student_interval(mean: float, standard_error: float, freedom: float, level: float = 0.95) -> ConfidenceInterval:
-    """Student's t times the standard error on both sides of the mean; `freedom` is finite."""
-    from scipy.special import stdtrit
+@lru_cache(maxsize=4096)
+def _half_width(error: MeanError, level: float) -> float:
+    from scipy.special import ndtri, stdtrit
 
-    half = standard_error * float(stdtrit(freedom, (1 + level) / 2))
-    return ConfidenceInterval(mean, mean - half, mean + half)
+    share = (1 - level) / 2
+    low, high = 0.0, error.prompts * float(ndtri(1 - share / 2))
+    if error.seeds:
+        high += error.seeds * float(stdtrit(error.replicates - 1, 1 - share / 2))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if error.chance_above(middle) > share else (low, middle)
+    return high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -287,12 +287,13 @@ class Setup:
 def context_tokens(setup: Setup, requested: int | None = None) -> int:
     """The longest context in tokens that the models and the cloud's cache of a setup allow; `requested` if it is given.
 
-    Raises ValueError if they allow less than `requested`, or a device's memory holds less.
+    Raises ValueError if they allow less than `requested`, or no token, or a device's memory holds less.
     """
     bounds = _context_limits(setup)
-    most = min(bounds.values())
+    most, limit = min(bounds.values()), min(bounds, key=bounds.__getitem__)
+    if most < 1:
+        raise ValueError(f"{limit} has no room for a token beside a draft tree; give it more, or draft smaller trees")
     if requested and requested > most:
-        limit = min(bounds, key=bounds.__getitem__)
         raise ValueError(
             f"service.context_tokens is {requested}, and {limit} takes {most}; ask for fewer, or null for all"
         )

@@ -33,7 +33,7 @@ class DraftInProgress(Protocol):
 
     @property
     def next_load(self) -> ForwardLoad:
-        """Of the next forward, of a draft that is not done."""
+        """The least that the next forward of a draft that is not done can be: it may leave before the last layer."""
         ...
 
     def advance(self) -> None:
@@ -69,7 +69,7 @@ class TimedDraft:
 
     @property
     def least_s(self) -> float:
-        """The seconds of the forwards that have run, and of the next one."""
+        """The seconds of the forwards that have run, and the least of the next one."""
         ahead = () if self.begun.done else (self.begun.next_load,)
         return self.seconds_of((*self.begun.loads, *ahead))
 

@@ -134,7 +134,8 @@ def idle_times(records: Sequence[SessionRecord]) -> dict[str, float]:
     together_s = covered_s(spans.values())
     if together_s >= sum(end_s - begin_s for begin_s, end_s in spans.values()) * (1 - 1e-9):
         return alone
-    idle_s, total_s = together_s - sum(one.device_busy_s for one in records), sum(alone.values())
+    busy_s = sum(min(one.device_busy_s, spans[one.session][1] - spans[one.session][0]) for one in records)
+    idle_s, total_s = together_s - busy_s, sum(alone.values())
     share = min(1.0, max(0.0, idle_s) / total_s) if total_s else 0.0
     return {session: share * own_s for session, own_s in alone.items()}
 

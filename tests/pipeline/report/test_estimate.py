@@ -1,11 +1,9 @@
-from math import inf
-
 import numpy as np
 import pytest
 
 from pipeline.report import statistics
 from pipeline.report.estimate import Estimate, estimate_mean, estimate_seeds, pool
-from pipeline.report.statistics import degrees_of_freedom
+from pipeline.report.statistics import MeanError
 
 OURS = [float(i % 3 == 0) for i in range(90)]
 THEIRS = [float(i % 5 == 0) for i in range(90)]
@@ -59,11 +57,31 @@ def test_an_interval_over_few_seeds_covers_the_mean_as_often_as_it_says(seeds):
     assert 925 <= covered <= 970
 
 
-def test_prompts_count_many_and_seeds_few():
-    assert degrees_of_freedom([1.0], 0.5) == inf
-    assert degrees_of_freedom([1.0, 1.0], 0.5) == inf
-    assert degrees_of_freedom([0.0, 1.0, 2.0], (1 / 3) ** 0.5) == pytest.approx(2)  # nothing but the seeds
-    assert degrees_of_freedom([0.0, 1.0, 2.0], (3 / 3) ** 0.5) == pytest.approx(18)  # a third of the variance
+def test_the_error_of_a_mean_is_normal_by_prompts_and_student_s_by_seeds():
+    assert MeanError.of([1.0], 0.5).chance_above(1.0) == pytest.approx(0.02275, abs=1e-5)
+    assert MeanError.of([1.0, 1.0], 0.5).chance_above(1.0) == pytest.approx(0.02275, abs=1e-5)
+    seeds = MeanError.of([0.0, 1.0, 2.0], (1 / 3) ** 0.5)  # nothing but seeds
+    assert seeds.chance_above(4.303 * (1 / 3) ** 0.5) == pytest.approx(0.025, abs=1e-5)
+    assert seeds.half_width() == pytest.approx(4.303 * (1 / 3) ** 0.5, rel=1e-3)
+    both = MeanError.of([0.0, 1.0, 2.0], (1 / 3 + 1) ** 0.5)
+    assert both.half_width() > max(seeds.half_width(), MeanError(1.0, 0.0, 1).half_width())
+    assert both.chance_above(both.half_width()) == pytest.approx(0.025, rel=1e-4)
+    assert MeanError(0.0, 0.0, 3).chance_above(0.1) == 0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
+@pytest.mark.parametrize("shared", [True, False])
+def test_seeds_that_lie_together_by_luck_decide_no_more_than_they_may(share, shared):
+    """Three seeds of one distribution, and prompts with this part of its variance, the same of all seeds or others."""
+    draws = np.random.default_rng(0)
+    seeds, count = draws.normal(size=(2000, 3)), 1 if shared else 3
+    prompts = draws.normal(size=(2000, count)) * (share * count) ** 0.5
+    found = [
+        2 * MeanError.of(own.tolist(), (np.var(own, ddof=1) / 3 + share) ** 0.5).chance_above(abs(own.mean()))
+        for own in seeds + prompts
+    ]
+    assert sum(p < 0.05 for p in found) < 0.05 * 2000
+    assert sum(p < 0.001 for p in found) <= 6
 
 
 def test_a_difference_that_every_seed_shares_stays_sure_though_the_seeds_differ():

@@ -436,8 +436,10 @@ SERVICES: dict[str, tuple[Any, Any]] = {
 def test_signals_end_a_service_that_loads_its_models(
     name: str, real: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
     def load(*_: Any) -> None:
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) == before
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("SIGINT was held back")
 

@@ -149,7 +149,7 @@ def test_one_session_after_the_other_waits_for_what_it_is_not_busy() -> None:
 
 
 def test_sessions_at_the_same_time_share_the_seconds_in_which_the_chip_waits() -> None:
-    """Two of ten seconds, of which the chip is busy for five and then for eight: it waits two seconds, not seven."""
+    """Two sessions are open for the same 10 s; the chip works for 5 s and 3 s of them, so that it waits for 2 s."""
     found = idle_times([session("a", 0, 10, 5), session("b", 0, 10, 3)])
     assert sum(found.values()) == pytest.approx(2)
     assert found["a"] / found["b"] == pytest.approx(5 / 7)

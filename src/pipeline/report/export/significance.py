@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from pipeline.report.export.results import ResultCell, ResultTable
 from pipeline.report.job_summary import BOOTSTRAP_SEED
-from pipeline.report.statistics import holm, paired_p_values, student_cdf
+from pipeline.report.statistics import holm, paired_p_values
 
 SIGNIFICANCE = 0.05
 MAX_PERMUTED = 200
@@ -135,11 +135,10 @@ def _student_p_value(own: ResultCell, other: ResultCell) -> float:
     assert own.estimate is not None
     assert other.estimate is not None
     difference = own.estimate.paired_difference(other.estimate)
-    if difference is None or difference.standard_error is None or _is_rounding(difference.value, own, other):
+    if difference is None or difference.mean_error is None or _is_rounding(difference.value, own, other):
         return 1.0
     pairs = sum(len(draws.prompts) for draws in difference.resamples.values())
-    error = difference.standard_error
-    tails = 2 * student_cdf(-abs(difference.value) / error, difference.degrees_of_freedom) if error else 0.0
+    tails = 2 * difference.mean_error.chance_above(abs(difference.value))
     return min(1.0, max(tails, 2.0 ** (1 - min(pairs, 1000))))
 
 

@@ -1,19 +1,19 @@
 """Decides the papers' claims over all kept results together.
 
-Every claim in every group is one test: the distance of its difference from what is allowed, over the bootstrap's
-standard error, as Student's t: three seeds may lie together by luck. The p-values of a family of claims, those of the
-papers or ours on real text, are adjusted by Holm's method. The margins stand in the experiments' files.
+Every claim in every group is one test: the distance of its difference from what is allowed, beside the bootstrap's
+standard error, whose part between seeds is Student's t: three seeds may lie together by luck. The p-values of a family
+of claims, those of the papers or ours on real text, are adjusted by Holm's method. The margins stand in the
+experiments' files.
 What rests on the clock of a chip model is decided only where the clock was drawn.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Literal, get_args
 
 from pipeline.report.results.basis import Basis, Repeats
 from pipeline.report.results.kept import KeptResult
-from pipeline.report.statistics import degrees_of_freedom, holm, student_cdf, student_interval
+from pipeline.report.statistics import MeanError, holm
 
 Verdict = Literal["holds", "holds in part", "depends", "undecided", "does not hold", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -194,34 +194,36 @@ def _by_seed(result: KeptResult, node: Mapping[str, Any], row: str | None) -> Ma
     return cell.get("by_replicate", {}) if isinstance(cell, dict) else {}
 
 
-def _freedom(result: KeptResult, node: Mapping[str, Any], error: float) -> float:
-    """The degrees of freedom of the standard error of the claim's difference."""
+def _mean_error(result: KeptResult, node: Mapping[str, Any]) -> MeanError | None:
+    """That of the claim's difference; None without a standard error."""
+    error = node.get("standard_error")
+    if error is None or node.get("difference") is None:
+        return None
     own = _by_seed(result, node, node["row"])
     if node.get("baseline") is None:
-        return degrees_of_freedom(list(own.values()), error)
+        return MeanError.of(list(own.values()), error)
     other = _by_seed(result, node, node["baseline"])
-    return degrees_of_freedom([value - other[seed] for seed, value in own.items() if seed in other], error)
+    return MeanError.of([value - other[seed] for seed, value in own.items() if seed in other], error)
 
 
 def _bounds(result: KeptResult, node: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The 95 % interval of the difference; of several seeds by Student's t."""
-    difference, error = node.get("difference"), node.get("standard_error")
-    if difference is None or error is None or (freedom := _freedom(result, node, error)) == inf:
+    """The 95 % interval of the difference; by Student's t where several seeds differ."""
+    error = _mean_error(result, node)
+    if error is None or not error.seeds:
         return node.get("low"), node.get("high")
-    interval = student_interval(difference, error, freedom)
-    return interval.low, interval.high
+    half = error.half_width()
+    return node["difference"] - half, node["difference"] + half
 
 
 def _sides(result: KeptResult, node: Mapping[str, Any]) -> _Sides | None:
     """None without a standard error."""
-    difference, error = node.get("difference"), node.get("standard_error")
-    if difference is None or error is None:
+    error = _mean_error(result, node)
+    if error is None:
         return None
-    if error == 0:
+    if node["standard_error"] == 0:
         return {"holds": _Sides(0.0, 1.0), "does not hold": _Sides(1.0, 0.0)}.get(node["status"], _Sides(0.5, 0.5))
     margin = node.get("margin", 0.0)
-    freedom = _freedom(result, node, error)
-    above = {bound: student_cdf((difference - bound) / error, freedom) for bound in (margin, -margin)}
+    above = {bound: error.chance_above(bound - node["difference"]) for bound in (margin, -margin)}
     """The probability that the true difference is above the bound."""
     relation = node["relation"]
     if relation == "equal":  # two one-sided tests

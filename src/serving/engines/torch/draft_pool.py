@@ -110,8 +110,8 @@ class DraftPool:
         """One forward, of all drafts that have begun and are not done."""
         for run in self._runs:
             run.observe()
-        self._run_whole([run for run in self._runs if not run.work.early_exit])
-        self._run_early_exits([run for run in self._runs if run.work.early_exit])
+        self._run_whole([run for run in self._runs if run.cache.exit_depths is None and not run.work.early_exit])
+        self._run_early_exits([run for run in self._runs if run.cache.exit_depths is not None or run.work.early_exit])
         self._runs = [run for run in self._runs if not run.done]
 
     def _run_whole(self, runs: Sequence[DraftRun]) -> None:

@@ -81,7 +81,8 @@ class EarlyExitPass:
         deeper = self._cache.suspended_hidden[: self._exit_depths.num_incomplete - (len(self._hidden) - self._num_new)]
         self._cache.suspended_hidden = [
             *deeper,
-            *(self._hidden.unbind(0) if self._layers_run < self._num_layers else ()),
+            # A copy: a view would keep the states of all sessions that ran together.
+            *(self._hidden.clone().unbind(0) if self._layers_run < self._num_layers else ()),
         ]
         self._cache.length = self._end
         loads = self._exit_depths.run_forward(self._num_new, self._layers_run)

@@ -27,8 +27,8 @@ STALL_TIMEOUT_S = 30.0
 
 class HttpProtocol(H11Protocol):
     """Sends tokens without delay, and closes connections that would use up the connection limit: those whose client
-    has begun a request and not sent its header within `header_timeout_s`, and those whose client leaves sent data
-    unread for `stall_timeout_s`.
+    has begun a request and not sent its header within `header_timeout_s`, and those whose client takes none of the
+    data that waits for it within `stall_timeout_s`.
 
     A new connection counts as a request begun, and so do bytes of a body that arrive after the response.
     """
@@ -43,7 +43,7 @@ class HttpProtocol(H11Protocol):
         # asyncio sets this only for sockets with an explicit protocol number. Without it, Nagle's algorithm delays a
         # token until the client acknowledges the previous one, up to 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of any byte that the client leaves unread
+        transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of any byte that the kernel does not take
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -68,8 +68,17 @@ class HttpProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Not `close`, which waits until the client has read everything.
-        self._stall_timer = self.loop.call_later(self.stall_timeout_s, self.transport.abort)
+        self._start_stall_timer()
+
+    def _start_stall_timer(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self.stall_timeout_s, self._end_if_stalled, waiting)
+
+    def _end_if_stalled(self, waiting: int) -> None:
+        if self.transport.get_write_buffer_size() < waiting:
+            self._start_stall_timer()
+        else:
+            self.transport.abort()  # not `close`, which waits until the client has read everything
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -169,7 +169,7 @@ def test_the_next_load_is_the_one_that_comes(causal: Any) -> None:
     ],
     ids=["branches", "no token", "no input"],
 )
-def test_what_is_no_plain_draft_is_executed_at_once(causal: Any, change: dict[str, Any]) -> None:
+def test_branches_and_drafts_without_tokens_are_executed_at_once(causal: Any, change: dict[str, Any]) -> None:
     assert new_engine(causal).begin(replace(WORKS[0], **change)) is None
 
 

@@ -67,6 +67,41 @@ def test_a_client_that_reads_nothing_is_disconnected(lost: asyncio.Event, whole:
     serving(answer, work, stall_timeout_s=0.05)
 
 
+class ByHand:
+    """A loop and a transport whose timer is fired, and whose buffer is emptied, by hand."""
+
+    def __init__(self) -> None:
+        self.waiting, self.aborted, self.timers = 100, False, list[Any]()
+
+    def call_later(self, seconds: float, call: Any, *args: Any) -> Any:
+        self.timers.append((seconds, call, args))
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def fire(self) -> None:
+        seconds, call, args = self.timers.pop()
+        assert seconds == HttpProtocol.stall_timeout_s
+        call(*args)
+
+
+def test_a_client_that_reads_slowly_stays() -> None:
+    """What it takes within each time is enough, though the buffer never empties."""
+    protocol, by_hand = HttpProtocol.__new__(HttpProtocol), ByHand()
+    protocol.loop = protocol.transport = by_hand  # type: ignore[assignment]
+    protocol._start_stall_timer()
+    for waiting in (99, 50):
+        by_hand.waiting = waiting
+        by_hand.fire()
+        assert not by_hand.aborted
+    by_hand.fire()
+    assert by_hand.aborted
+
+
 @pytest.mark.parametrize("body", [0, 1000])
 def test_a_byte_after_a_response_holds_no_connection(
     lost: asyncio.Event, monkeypatch: pytest.MonkeyPatch, body: int

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serving.messages import Hop, MessageReceived, Reply, Request, SequenceSlice, Span, Verdict
+from serving.studies.buying import api_service
 from serving.studies.buying.api_calls import ApiCall, ApiCallObserver
 from serving.studies.buying.api_service import measure_api
 from serving.studies.capacity.load_test import LoadTest
@@ -79,3 +80,16 @@ def test_an_api_is_measured_for_every_class(share: float) -> None:
     classes = tuple(SloClass(name=name, tokens_per_s=rate, share=part) for name, rate, part in shares)
     found = measure_api(setup(slo=classes, chosen=policy("cloud_centric")), ALWAYS, replace(TEST, answers=8), API, 0)
     assert found.violations == {"a": 0, "b": 1}
+
+
+def test_a_class_without_a_complete_answer_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = tuple(SloClass(name=name, tokens_per_s=5.0, share=0.5) for name in "ab")
+    silent, answers = {"b"}, api_service._answers
+    monkeypatch.setattr(
+        api_service, "_answers", lambda own, *how: [] if own.workload.slo[0].name in silent else answers(own, *how)
+    )
+    bed = setup(slo=classes, chosen=policy("cloud_centric"))
+    assert measure_api(bed, ALWAYS, TEST, API, 0).violations == {"a": 0, "b": 1}
+    silent.add("a")
+    with pytest.raises(ValueError, match="no answer was completed"):
+        measure_api(bed, ALWAYS, TEST, API, 0)
