@@ -432,14 +432,23 @@ SERVICES: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.fixture
+def signals_of_a_command() -> Iterator[None]:
+    """A worker of tests ignores SIGINT, and a command before may have left a handler of its own."""
+    own = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in own.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_of_a_command")
 @pytest.mark.parametrize("name", SERVICES)
 def test_signals_end_a_service_that_loads_its_models(
     name: str, real: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-
     def load(*_: Any) -> None:
-        assert signal.getsignal(signal.SIGTERM) == before
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("SIGINT was held back")
 
