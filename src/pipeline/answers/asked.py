@@ -74,7 +74,7 @@ def check_no_option(arguments: Sequence[str], policies: Sequence[str], for_one_p
             instead = for_one_policy.format(policy=next(iter(policies), "sled"), key=key, value=value)
             raise ConfigError(
                 f"{word} is an option of one policy, and a question compares candidates, each with a policy of its "
-                f"own. Say whose option it is: {instead}."
+                f"own. Name the policy that it is for: {instead}."
             )
 
 

@@ -43,7 +43,7 @@ Modes = Mapping[tuple[str, str], frozenset[str]]
 
 
 def with_errors(timing: str, errors: Errors | None = None, modes: Modes | None = None) -> str:
-    """The line on a run's timing sources with two additions: the error of each roofline whose evidence states none, and
+    """The line on a run's timing sources with two additions: the error of each roofline that has none in its text, and
     a remark on each power mode without a measured row.
 
     errors    by default those of conf/hardware/measured/held_out.csv

@@ -4,7 +4,7 @@ A text such as `{throughput/tokens_per_s} tokens/s` names metrics, each of which
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,24 +252,16 @@ _TIER_PHRASES = {"utilisation": "busy", "memory_share": "of memory"}
 
 
 def _quality(records: Records, summary: JobSummary) -> str:
-    by_prompt: dict[str, list[float]] = defaultdict(list)
-    for request in records.requests:
-        if request.quality is not None:
-            by_prompt[request.prompt_id].append(request.quality)
-    if not by_prompt:
+    scored = [request for request in records.requests if request.quality is not None]
+    if not scored:
         return "not measured"
-    found = _quality_interval(list(by_prompt.values()))
+    scores, prompts = [request.quality or 0.0 for request in scored], [request.prompt_id for request in scored]
+    found = statistics.mean_interval(scores, seed=BOOTSTRAP_SEED, clusters=prompts)
     text = f"{records.meta.quality_metric} {found.mean:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}"
     by_task = [f"{task} {value:.2f}" for task, value in summary.below("quality/by_task/").items()]
     tasks = f"; by task: {', '.join(by_task)}" if len(by_task) > 1 else ""
     rouge = summary["quality/rouge_1"]
     return text + tasks + ("" if rouge is None else f"; ROUGE-1 {rouge:.3f}")
-
-
-def _quality_interval(by_prompt: Sequence[Sequence[float]]) -> statistics.ConfidenceInterval:
-    if all(len(scores) == 1 for scores in by_prompt):
-        return statistics.mean_interval([score for (score,) in by_prompt], seed=BOOTSTRAP_SEED)
-    return statistics.clustered_interval(by_prompt, seed=BOOTSTRAP_SEED)
 
 
 def _speed(summary: JobSummary) -> str:

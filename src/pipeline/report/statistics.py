@@ -26,9 +26,16 @@ class ConfidenceInterval:
 
 
 def mean_interval(
-    values: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000
+    values: Sequence[float],
+    *,
+    seed: int,
+    level: float = 0.95,
+    resamples: int = 2000,
+    clusters: Sequence[str] | None = None,
 ) -> ConfidenceInterval:
     """The mean of `values` with its percentile interval; one seed gives one interval.
+
+    clusters    the cluster of each value: a resample draws whole clusters. By default each value is one.
 
     Raises ValueError for no values, values that are not finite, a level outside (0, 1) or fewer than 100 resamples.
     Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
@@ -36,27 +43,12 @@ def mean_interval(
     import numpy as np
 
     sample = _validated(values, level, resamples)
-    means = _resampled_means(sample, np.random.default_rng(seed), resamples)
+    places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters or ()))}
+    members = [places[cluster] for cluster in clusters] if clusters else np.arange(sample.size)
+    sums, sizes = np.bincount(members, weights=sample).astype(np.float64), np.bincount(members)
+    means = _resampled_means(sums, sizes, np.random.default_rng(seed), resamples)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return ConfidenceInterval(float(sample.mean()), float(low), float(high))
-
-
-def clustered_interval(clusters: Sequence[Sequence[float]], *, seed: int, resamples: int = 2000) -> ConfidenceInterval:
-    """The mean of all values with its 95 % percentile interval, whole clusters drawn: answers to a prompt go together.
-
-    Raises ValueError without a value.
-    """
-    import numpy as np
-
-    if not any(clusters):
-        raise ValueError("a mean needs one value at least")
-    totals = np.array([(sum(own), len(own)) for own in clusters if own], dtype=np.float64)
-    n = len(totals)
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
-    sums = counts @ totals
-    low, high = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
-    whole = totals.sum(axis=0)
-    return ConfidenceInterval(float(whole[0] / whole[1]), float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ class MeanError:
 
     prompts    standard deviation of what the choice of prompts makes: a normal part
     seeds      standard error of what differs between the replicates: a part of Student's t with one degree less than
-               there are, since few of them may lie together by luck
+               there are, since the spread of few may be small by chance
 
     The sum of both is what Fisher gives means of unknown variances (The Fiducial Argument in Statistical Inference,
     1935); it errs on the safe side.
@@ -190,14 +182,16 @@ def _validated(values: Sequence[float], level: float, resamples: int) -> NDArray
     return sample
 
 
-def _resampled_means(sample: NDArray[np.float64], rng: np.random.Generator, resamples: int) -> NDArray[np.float64]:
+def _resampled_means(
+    sums: NDArray[np.float64], sizes: NDArray[np.int64], rng: np.random.Generator, resamples: int
+) -> NDArray[np.float64]:
+    """Means of as many clusters as there are, drawn with replacement; `sums` and `sizes` are those of each."""
     import numpy as np
 
-    rows = max(1, _INDICES_AT_ONCE // sample.size)
-    parts = [
-        sample[rng.integers(sample.size, size=(min(rows, resamples - done), sample.size))].mean(axis=1)
-        for done in range(0, resamples, rows)
-    ]
+    rows, parts = max(1, _INDICES_AT_ONCE // sums.size), []
+    for done in range(0, resamples, rows):
+        drawn = rng.integers(sums.size, size=(min(rows, resamples - done), sums.size))
+        parts.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
     return np.concatenate(parts)
 
 

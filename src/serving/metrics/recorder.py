@@ -125,6 +125,11 @@ class SessionRecord:
     timeline: Timeline = field(default_factory=Timeline)
 
 
+def _start(record: SessionRecord, now: float) -> None:
+    if record.started_s is None:
+        record.started_s = now
+
+
 class _WorkerState:
     """The waiting sessions of one worker, and the batch on its chip."""
 
@@ -253,8 +258,7 @@ class Recorder:
         if record is None:
             return
         if node in self._devices:
-            if record.started_s is None:
-                record.started_s = now
+            _start(record, now)
             record.uplink_nbytes += nbytes
             record.uplink_messages += 1
             lane = "uplink"
@@ -269,17 +273,13 @@ class Recorder:
     def _work_started(self, node: str, work: Work, now: float) -> None:
         if not isinstance(work, ForwardWork):
             for draft in draft_works(work):
-                record = self.records[draft.session]
-                if record.started_s is None:
-                    record.started_s = now
+                _start(self.records[draft.session], now)
                 if node not in self._devices:
                     self._wait_ended(self._workers[node], draft.session, now, draft.num_inputs)
             return
         if node in self._devices:
             for seq in work.slices:
-                record = self.records[seq.session]
-                if record.started_s is None:
-                    record.started_s = now
+                _start(self.records[seq.session], now)
             return
         worker = self._workers[node]
         worker.running = work.slices

@@ -1,7 +1,7 @@
 """Writes the results of a run: requests, time lines, draft chunks and batches as Parquet tables, and meta.json."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -50,7 +50,9 @@ def write_results(
         for name, own in topology.queries_by_device(queries).items()
         for session, mode in topology.power_modes(name, own).items()
     }
-    radio_j, idle_s = _radio_energies_j(topology, served), _idle_times(topology, served)
+    by_device = _by_device(topology, served)
+    radio_j = _radio_energies_j(topology, served, by_device)
+    idle_s = {session: own_s for own in by_device.values() for session, own_s in idle_times(own).items()}
     rows = []
     for query in queries:
         record = records[query.request.session]
@@ -138,22 +140,16 @@ def _request_row(
     }
 
 
-def _radio_energies_j(topology: Topology, served: RunResult) -> dict[str, float | None]:
+def _radio_energies_j(
+    topology: Topology, served: RunResult, by_device: Mapping[str, Sequence[SessionRecord]]
+) -> dict[str, float | None]:
     """The energy of each session's messages on its device's radio; unknown where links or chips took other times."""
     known = served.links_timed and not served.local_timing
     found: dict[str, float | None] = {}
-    for device, records in _by_device(topology, served).items():
+    for device, records in by_device.items():
         link = topology.device_link(device)
         found |= radio_energies_j(records, link if known else replace(link, radio=None))
     return found
-
-
-def _idle_times(topology: Topology, served: RunResult) -> dict[str, float]:
-    return {
-        session: idle_s
-        for records in _by_device(topology, served).values()
-        for session, idle_s in idle_times(records).items()
-    }
 
 
 def _by_device(topology: Topology, served: RunResult) -> dict[str, list[SessionRecord]]:

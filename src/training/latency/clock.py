@@ -57,10 +57,9 @@ def hold_out(
     for done, (split, rows) in enumerate(folds, 1):
         held = [speeds[i] for i in sorted(rows)]
         unseen = {_origin(speed, split) for speed in held}
-        known = [s for i, s in enumerate(speeds) if i not in rows and _origin(s, split) not in unseen]
-        fit = whole.refitted(known, {s.software for s in held})
-        fitted = [speed for speed in held if fit.knows_software(speed.software)]
-        found += [HeldOut(*pair) for pair in zip(fitted, [split] * len(fitted), fit.predict_s(fitted), strict=True)]
+        fit = whole.refitted([s for s in speeds if _origin(s, split) not in unseen], {s.software for s in held})
+        known = [speed for speed in held if fit.knows_software(speed.software)]
+        found += [HeldOut(*pair) for pair in zip(known, [split] * len(known), fit.predict_s(known), strict=True)]
         progress(done, len(folds))
     return found
 

@@ -71,7 +71,7 @@ def test_the_error_of_a_mean_is_normal_by_prompts_and_student_s_by_seeds():
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
 @pytest.mark.parametrize("shared", [True, False])
-def test_seeds_that_lie_together_by_luck_decide_no_more_than_they_may(share, shared):
+def test_p_values_over_three_seeds_are_small_no_more_often_than_they_say(share, shared):
     """Three seeds of one distribution, and prompts with this part of its variance, the same of all seeds or others."""
     draws = np.random.default_rng(0)
     seeds, count = draws.normal(size=(2000, 3)), 1 if shared else 3

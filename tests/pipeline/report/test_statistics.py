@@ -4,7 +4,6 @@ import pytest
 from pipeline.report.statistics import (
     PairedSums,
     Percentiles,
-    clustered_interval,
     holm,
     mean_interval,
     paired_p_values,
@@ -37,13 +36,14 @@ def test_the_coverage_of_intervals_is_near_their_level():
 def test_values_of_one_prompt_go_together():
     """Twenty prompts, each asked twenty times with the same answer, say as much as twenty values."""
     one_each = [float(i % 5 != 0) for i in range(20)]
-    often = clustered_interval([[value] * 20 for value in one_each], seed=0)
+    prompts = [f"{i}" for i in range(20)]
     alone = mean_interval(one_each, seed=0)
-    assert often.mean == alone.mean == 0.8
-    assert (often.low, often.high) == (pytest.approx(alone.low, abs=0.051), pytest.approx(alone.high, abs=0.051))
-    assert clustered_interval([[1.0], [], [0.0, 0.5]], seed=0).mean == 0.5
-    with pytest.raises(ValueError, match="one value"):
-        clustered_interval([[]], seed=0)
+    assert mean_interval(one_each, seed=0, clusters=prompts) == alone
+    repeated = [value for value in one_each for _ in range(20)]
+    often = mean_interval(repeated, seed=0, clusters=sorted(prompts * 20, key=int))
+    assert often.mean == pytest.approx(0.8)
+    assert (often.low, often.high) == (pytest.approx(alone.low), pytest.approx(alone.high))
+    assert mean_interval([1.0, 0.0, 0.5], seed=0, clusters=["a", "b", "b"]).mean == 0.5
 
 
 def test_chunks_do_not_change_the_result(monkeypatch):

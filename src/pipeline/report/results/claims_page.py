@@ -47,7 +47,7 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 - **ours**: the row's value minus its baseline's, with a sign; or its own value where the claim is about a number. In
   the unit of its exhibit's column, which the docs page of the paper shows. With its 95 % interval of 2,000 bootstrap
   resamples, of seeds first, then of prompts; rows that served the same prompts are paired. Where several
-  seeds differ, their part of it is Student's t: three seeds may lie together by luck.
+  seeds differ, their part of it is Student's t, because the spread of three seeds may be small by chance.
 - **asked**: what ours must be to agree with the claim: `below`, `at most 0.2` beyond it, `within 0.1` of it. These
   margins were fixed before the run, in conf/experiment.
 - **verdict**: *holds* or *does not hold* (with the side on which ours lies, where a number is claimed; an effect that
