@@ -320,7 +320,7 @@ LESS = {
         "routed_share=0.07",
         "+variant/token_routing/router=citer_one_state",
     ),
-    "hat/table4": ("training.seed=0", "model.cloud.timed_architecture=vicuna_7b", "policy=u_shape,hat"),
+    "hat/table4": ("training.seed=0", "+variant/hat/model=vicuna_7b", "policy=u_shape,hat"),
     "hat/hidden_inversion": ("stages.inversion.probe.steps=20",),
     "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"),
     "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
