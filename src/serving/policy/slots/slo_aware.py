@@ -1,5 +1,6 @@
 """Slot `scheduler`: WISP's SLO-aware greedy batches, as printed (Algorithm 1, section 4.3)."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -35,8 +36,9 @@ class SloAware:
 
     As printed, a late request stays critical, comes first, is infeasible, and nothing is dispatched any more. Two rules
     keep it from standing still, and no more is added. A request that is late even in a batch of its own leaves both
-    lists and joins last, as long as the others keep their deadlines; if nothing else waits, the late ones run. One that
-    is late or has no deadline leads the next batch once it has waited `max_wait_s`, so that none starves.
+    lists and joins last, where both lists went in whole and as long as the others keep their deadlines; if nothing else
+    waits, the late ones run. One that is late or has no deadline leads the next batch once it has waited `max_wait_s`,
+    so that none starves.
     """
 
     max_num_seqs: int = 64
@@ -55,9 +57,9 @@ class SloAware:
         lists = self._divide(queue, now, ends_s, estimator)
         for item in lists.overdue:
             batch.add_first(item)
-        if batch.extend(lists.critical, keep_own_deadlines=True):
-            batch.extend(lists.others, keep_own_deadlines=True)
-        batch.extend(lists.late, keep_own_deadlines=False)
+        in_time = itertools.chain(lists.critical, lists.others)
+        if batch.extend(in_time, keep_own_deadlines=True):
+            batch.extend(lists.late, keep_own_deadlines=False)
         return batch.batch
 
     def _divide(self, queue: Sequence[QueuedRequest], now: float, ends_s: float, estimator: Estimator) -> _Lists:

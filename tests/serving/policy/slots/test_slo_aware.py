@@ -71,6 +71,13 @@ def test_late_requests_join_only_if_no_other_deadline_is_missed() -> None:
     assert picked(scheduler, late, item("also", 0.0)) == ["late", "also"]
 
 
+def test_late_requests_do_not_overtake_those_that_can_be_in_time() -> None:
+    """`dear` would end the batch after the deadline of `strict`; `late` is short enough, and waits nevertheless."""
+    strict, dear, late = item("strict", 0.170, value=9.0), item("dear", 9.0, rows=60), item("late", 0.0)
+    assert picked(scheduler, strict, late) == ["strict", "late"]
+    assert picked(scheduler, strict, dear, late) == ["strict"]
+
+
 def test_a_late_request_that_waited_max_wait_s_leads_the_batch() -> None:
     old, critical = item("old", -1.0, rows=40), item("critical", 0.110, arrived=1.0)
     assert picked(scheduler, old, critical, now=1.0) == ["old"]
