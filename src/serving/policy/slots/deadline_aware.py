@@ -50,9 +50,9 @@ class DeadlineAware:
         patient, critical, calm, late = self._divide(queue, now, constant_s, estimator)
         for item in patient:
             batch.add_first(item)
-        if batch.extend(critical, keep_own_deadlines=True):
-            batch.extend(calm, keep_own_deadlines=True, guard_s=self.guard_s)
-        batch.extend(late, keep_own_deadlines=False, guard_s=self.guard_s)
+        in_time = batch.extend(critical, keep_own_deadlines=True)
+        if in_time and batch.extend(calm, keep_own_deadlines=True, guard_s=self.guard_s):
+            batch.extend(late, keep_own_deadlines=False, guard_s=self.guard_s)
         return batch.batch
 
     def _divide(

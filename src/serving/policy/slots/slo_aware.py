@@ -1,6 +1,5 @@
 """Slot `scheduler`: WISP's SLO-aware greedy batches, as printed (Algorithm 1, section 4.3)."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -57,8 +56,8 @@ class SloAware:
         lists = self._divide(queue, now, ends_s, estimator)
         for item in lists.overdue:
             batch.add_first(item)
-        in_time = itertools.chain(lists.critical, lists.others)
-        if batch.extend(in_time, keep_own_deadlines=True):
+        in_time = batch.extend(lists.critical, keep_own_deadlines=True)
+        if in_time and batch.extend(lists.others, keep_own_deadlines=True):
             batch.extend(lists.late, keep_own_deadlines=False)
         return batch.batch
 

@@ -28,6 +28,13 @@ def test_under_overload_no_request_is_saved_by_a_batch_of_its_own() -> None:
     assert picked(careful, brink, late) == ["brink", "late"]
 
 
+def test_late_requests_do_not_overtake_those_that_can_be_in_time() -> None:
+    """`dear` would end the batch after the deadline of `strict`; `late` is short enough, and waits nevertheless."""
+    strict, dear, late = item("strict", 0.190), item("dear", 9.0, rows=60), item("late", 0.0)
+    assert picked(scheduler, strict, late) == ["strict", "late"]
+    assert picked(scheduler, strict, dear, late) == ["strict"]
+
+
 def test_an_overhead_share_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match=r"policy.scheduler.max_overhead_share is 0.0"):
         DeadlineAware(max_overhead_share=0.0)
