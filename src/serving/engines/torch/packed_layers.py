@@ -2,8 +2,11 @@
 them at each product.
 """
 
+import ctypes
+import os
 import sys
 from collections.abc import Iterable
+from functools import cache
 from itertools import chain
 from typing import Any, Protocol
 
@@ -35,12 +38,14 @@ def pack_weights(model: DecomposedModel, min_packed: int = MIN_PACKED) -> None:
     for layer in model.layers:
         if type(layer).__name__ in FUSED and _is_plain(layer, model.dtype):
             _fuse(layer, sys.maxsize if on_gpu else min_packed)
+            return_freed_memory()
     if on_gpu:
         return
     modules: Iterable[Any] = chain.from_iterable(part.modules() for part in (*model.layers, model.lm_head))
     for module in list(modules):
         if _packable(module, model.dtype) and module.weight.numel() >= min_packed:
             _pack(module)
+    return_freed_memory()
 
 
 def packs(dtype: torch.dtype) -> bool:
@@ -48,6 +53,22 @@ def packs(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
+def return_freed_memory() -> None:
+    """Gives freed memory back to the system, where the C library has `malloc_trim`.
+
+    `transformers` reads weights in threads; glibc keeps what is freed of theirs for those threads alone, and a model
+    would be held twice, as it was read and packed.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
 
 class Weight(Protocol):

@@ -1,12 +1,15 @@
 """Packed weights and fused layers compute what the layers of `transformers` do, up to rounding."""
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from serving.engines.torch.draft_heads import attach_adapter, init_adapter, init_medusa_heads, load_medusa_heads
 from serving.engines.torch.engine import TorchEngine
@@ -126,3 +129,37 @@ def test_the_engine_decides_as_with_the_plain_model(causal: Any) -> None:
 def test_another_number_format_stays_plain(causal: Any) -> None:
     model = packed_model(causal("llama").to(torch.float16))
     assert not any(isinstance(each, (FusedLayer, PackedLinear)) for layer in model.layers for each in layer.modules())
+
+
+TWO_MODELS = """
+import sys
+from pathlib import Path
+from serving.engines.torch.model import load_model
+from serving.engines.torch.packed_layers import pack_weights
+
+def held_mb():
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) / 1000
+
+load_model(sys.argv[1])  # glibc takes larger pieces from its heaps from now on
+before = held_mb()
+models = [load_model(sys.argv[1]) for _ in range(2)]
+for model in models:
+    pack_weights(model)
+print(held_mb() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_packed_models_are_held_once(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8
+    )
+    causal = LlamaForCausalLM(config).to(torch.bfloat16)
+    causal.save_pretrained(tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-c", TWO_MODELS, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    weights_mb = 2 * sum(each.numel() for each in causal.parameters()) * 4 / 1e6
+    assert float(found.stdout) < 1.4 * weights_mb
