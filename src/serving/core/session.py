@@ -40,7 +40,7 @@ StopPredicate = Callable[[Mapping[str, Sequence[float]]], bool]
 Origins = tuple[Origin, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Branch:
     """A continuation drafted while a verdict is awaited. It assumes that `accepted` drafts and then `token` follow: the
     first ones of a chain, those of the first path of a tree.
@@ -57,6 +57,8 @@ class Branch:
     """The shape of `tokens`."""
     stopped: bool = False
     """True if the stop rule has ended this branch, or its tree is grown."""
+    steps: int = 0
+    """Steps of the draft model that have extended it, the one for `token` included."""
 
     @property
     def continuation(self) -> TokenIds:
@@ -77,6 +79,7 @@ class Branch:
 
 class Session:
     __slots__ = (
+        "adopted",
         "attempt",
         "branches",
         "draft",
@@ -146,6 +149,8 @@ class Session:
         """Drafts of the last tree that the target accepted; its caches still hold the others."""
         self.in_flight_drafts: tuple[int, ...] | None = None
         self.branches: list[Branch] = []
+        self.adopted: Branch | None = None
+        """The branch that assumed the last verdict."""
         self.lookahead_started = False
         self.offline = False
         self.last_emitted_s = 0.0
@@ -234,11 +239,9 @@ class Session:
         for name, values in outcome.scores.items():
             self.scores.setdefault(name, []).extend(values)
 
-    def growing_branches(self, max_tokens: int) -> list[Branch]:
-        """The branches to extend: shorter than `max_tokens`, not stopped, and with room in the answer."""
-        return [
-            b for b in self.branches if len(b.tokens) < max_tokens and not (b.stopped or self._is_branch_complete(b))
-        ]
+    def growing_branches(self, max_steps: int) -> list[Branch]:
+        """The branches to extend: after fewer than `max_steps` steps, not stopped, and with room in the answer."""
+        return [b for b in self.branches if b.steps < max_steps and not (b.stopped or self._is_branch_complete(b))]
 
     def _is_branch_complete(self, branch: Branch) -> bool:
         full = branch.accepted + 1 + len(branch.tokens) >= self.remaining_tokens
@@ -265,6 +268,7 @@ class Session:
         branch's first.
         """
         for i, branch in enumerate(branches):
+            branch.steps += 1
             if branch.token is None:
                 branch.token = outcome.tokens[i]
                 continue
@@ -344,8 +348,8 @@ class Session:
         assumed = [b for b in self.branches if b.token == verdict.next_token and self._assumes(b, verdict)]
         self.branches, self.in_flight_drafts = [], None
         self._clear_draft()
-        if assumed:
-            self._adopt_branch(assumed[-1])
+        self.adopted = assumed[-1] if assumed else None
+        self.take_adopted()
         if verdict.next_tree:
             self.draft, self.draft_parents = list(verdict.next_tree.tokens), verdict.next_tree.parents
         return new
@@ -359,12 +363,16 @@ class Session:
         flight = self.in_flight_drafts or ()
         return tuple([flight[i] for i in kept_tree_nodes])
 
-    def lookahead_outcome(self, verdict: Verdict) -> LookaheadOutcome:
-        """How the assumed verdicts compare with `verdict`, which is not applied yet."""
+    def lookahead_outcome(self, verdict: Verdict, growing: Sequence[Branch]) -> LookaheadOutcome:
+        """How the assumed verdicts compare with `verdict`, which is not applied yet.
+
+        A branch is hit if it gives drafts: it has some, or is one of `growing`, to which the chip adds the next.
+        """
         if not self.branches:
             return ""
-        there = [branch.token for branch in self.branches if self._assumes(branch, verdict)]
-        return "hit" if verdict.next_token in there else "position" if there else "missed"
+        there = [branch for branch in self.branches if self._assumes(branch, verdict)]
+        hit = any(b.token == verdict.next_token and (b.tokens or b in growing) for b in there)
+        return "hit" if hit else "position" if there else "missed"
 
     def _assumes(self, branch: Branch, verdict: Verdict) -> bool:
         """True if the branch assumes that these drafts are accepted."""
@@ -373,7 +381,10 @@ class Session:
         path = draft_tree.first_path(self.draft_parents, len(self.in_flight_drafts or ()))
         return verdict.kept_tree_nodes == path[: branch.accepted]
 
-    def _adopt_branch(self, branch: Branch) -> None:
+    def take_adopted(self) -> None:
+        """The draft becomes that of the adopted branch, if there is one."""
+        if (branch := self.adopted) is None:
+            return
         self.draft, self.draft_parents = branch.tokens, branch.parents
         self.scores, self.top_candidates, self.draft_probs = branch.scores, branch.top_candidates, branch.draft_probs
         self.stopped = branch.stopped

@@ -73,6 +73,10 @@ class ComputeQueue:
         """True if this job is on the chip."""
         return self.running is not None and self.running.job == job
 
+    def has_begun(self, job: int) -> bool:
+        """True if this job is on the chip, alone or in a batch."""
+        return any(start.job == job for start in self._parts)
+
     def has_drafts(self, is_wanted: Callable[[StartWork], bool]) -> bool:
         """True if a draft runs, or waits and is wanted."""
         if self.running and _priority(self.running.work) > 0:

@@ -313,8 +313,9 @@ class Device:
             else:
                 out += self.draft_caches.take(session) if self.draft_caches else []
             current = Requester(
-                session, self.policy, self.hop_path, self.ids, self.timeout_s, self.max_concurrency == 1
-            )
+                session, self.policy, self.hop_path, self.ids, self.timeout_s, self.max_concurrency == 1,
+                self.compute_queue.has_begun if self.compute_queue else None,
+            )  # fmt: skip
             self.active[session.request.session] = current
             out += current.start(now)
             if current.state != "running":

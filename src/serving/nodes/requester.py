@@ -5,7 +5,7 @@ or accept the draft locally. Late events are recognised by the job, timer, attem
 ignored.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -64,15 +64,17 @@ class Requester:
         ids: Iterator[int],
         base_timeout_s: float = INF,
         exclusive_chip: bool = True,
+        has_begun: Callable[[int], bool] | None = None,
     ) -> None:
         """
         Args:
             base_timeout_s: seconds to wait for a reply before the first retry; the timeout doubles with each retry.
             exclusive_chip: if False, draft one token per job, so that other sessions' work can run in between.
                 A tree is one job.
+            has_begun: True if this job is on the chip; None: no job ever waits for it.
         """
         self.session, self.policy, self.hop_path, self.ids = session, policy, hop_path, ids
-        self.base_timeout_s, self.exclusive_chip = base_timeout_s, exclusive_chip
+        self.base_timeout_s, self.exclusive_chip, self.has_begun = base_timeout_s, exclusive_chip, has_begun
         self.state: SessionState = "running"
         self.job: int | None = None
         """The job on the chip whose outcome this session awaits; None: no job."""
@@ -166,6 +168,8 @@ class Requester:
             self.session.extend_branches(outcome, self.drafting_branches, self.draft.should_stop, self.draft.keep_last)
         else:
             self.session.add_draft(outcome)
+        if self.drafting_branches and self.session.in_flight_drafts is None:
+            self.session.take_adopted()
         return self._next_step(now)
 
     def _on_draft_failed(self, now: float) -> Commands:
@@ -197,14 +201,15 @@ class Requester:
             return []  # late or duplicate
         if reply.committed_len > len(s.tokens):
             return self._retry(now, caches_lost=False)  # an earlier reply of this attempt was lost
-        self.job = None  # abandon the lookahead
+        job, self.job = self._begun_job(), None
+        growing = self.drafting_branches if job is not None else []
         if s.monitor.learner:
             self._learn(reply.verdict.accepted, now)
         s.path, s.remaining_budget = reply.path, reply.remaining_budget
         self.reply_timeout_s, self.failed_attempts = self.base_timeout_s, 0
         if self.awaiting_first_reply:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
-        out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict))
+        out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict, growing))
         out += self._emit(*s.apply_verdict(reply.verdict, reply.written, reply.origins), now)
         if not self.device_keeps_cache:
             s.draft_cached_len = 0
@@ -212,8 +217,25 @@ class Requester:
             s.in_flight_drafts = ()
         else:
             s.attempt += 1
+        if job is not None and self._is_job_useful():
+            self.job = job
         out += self._advance(now)
         return out
+
+    def _begun_job(self) -> int | None:
+        """The job, if it is on the chip."""
+        return self.job if self.job is not None and (self.has_begun is None or self.has_begun(self.job)) else None
+
+    def _is_job_useful(self) -> bool:
+        """True if the job that a verdict has overtaken fills the draft model's cache, or if the adopted branch is one
+        of those that it extends, so that its token is the draft's next.
+        """
+        s = self.session
+        if s.is_complete or not self.device_keeps_cache:
+            return False
+        if not self.drafting_branches:
+            return True
+        return s.in_flight_drafts is None and s.adopted in self.drafting_branches and bool(self.draft.next_stop(s))
 
     def _learn(self, accepted: int, now: float) -> None:
         """Reports a round, unless the prompt's passes or a lost attempt are in its time."""

@@ -211,13 +211,20 @@ def test_a_branch_survives_only_if_its_assumed_verdict_comes(case: str) -> None:
     guesses, verdict, draft, guess = ADOPTED[case]
     s = asked()
     ahead(s, *guesses)
-    assert s.lookahead_outcome(verdict) == guess
+    assert s.lookahead_outcome(verdict, []) == guess
     s.apply_verdict(verdict)
     assert s.draft == draft
     assert s.branches == []
     if draft:  # the next guess reads them
         assert s.scores == {"confidence": [0.4, 0.3]}
         assert len(s.top_candidates) == 2
+
+
+@pytest.mark.parametrize(("on_chip", "outcome"), [(False, "position"), (True, "hit")])
+def test_a_branch_without_drafts_is_hit_only_while_one_is_made(on_chip: bool, outcome: LookaheadOutcome) -> None:
+    s = asked()
+    s.branches = [Branch(2, 50)]
+    assert s.lookahead_outcome(Verdict(2, 50), s.branches if on_chip else []) == outcome
 
 
 def test_an_adopted_draft_is_not_in_the_draft_models_cache() -> None:

@@ -31,6 +31,7 @@ from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import NoLookahead, SyneraLookahead
+from serving.policy.slots.prefill import WholePrefill
 from tests.support.fake_pair import FakePair, extend, own_text
 from tests.support.policies import THRESHOLDS, policy
 from tests.support.simulated_nodes import World, world
@@ -261,6 +262,82 @@ def test_a_lookahead_job_overtaken_by_the_verdict_is_ignored() -> None:
     assert device.active_requester.session.draft == []
 
 
+def looking_ahead(device: Device) -> StartWork:
+    """The look-ahead's first work, on the assumption that 500 replaces the second of four drafts."""
+    device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 40)), 0.0)
+    tops = tuple((t, t + 7, t + 11) for t in (4, 5, 6, 7))
+    drafts = DraftOutcome((4, 5, 6, 7), {"confidence": (0.9, 0.1, 0.9, 0.9)}, tops, False, 6)
+    return next(c for c in device.handle(WorkFinished(1, drafts), 1.0) if isinstance(c, StartWork))
+
+
+@dataclass(frozen=True)
+class SecondReplaced(NoLookahead):
+    """Assumes that 500 replaces the second draft."""
+
+    max_steps: ClassVar[int] = 9
+
+    def num_steps(self, session: Session) -> int:
+        return 9
+
+    def assumed_verdicts(self, session: Session) -> tuple[tuple[int, int | None], ...]:
+        return ((1, 500),)
+
+
+def one_device(k: int = 4) -> Device:
+    p = policy("sled", lookahead=SecondReplaced(), kv_cache=PrefixCaching(), draft=WindowDraft(k))
+    return Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
+
+
+def drafted_ahead(token: int) -> DraftOutcome:
+    return DraftOutcome((token,), {"confidence": (0.9,)}, ((token, 1, 2),), False, 4)
+
+
+def test_a_step_for_the_adopted_branch_goes_on_behind_the_verdict() -> None:
+    device = one_device()
+    looking = looking_ahead(device)
+    hit = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(1, 500), ("cloud",), 0)), 1.1)
+    assert not any(isinstance(c, StartWork) for c in hit)  # the chip is taking the step that is needed
+    (judged,) = [c for c in hit if isinstance(c, DraftDecision)]
+    assert judged.lookahead_outcome == "hit"
+    (drafting,) = [
+        c.work
+        for c in device.handle(WorkFinished(looking.job, drafted_ahead(77)), 1.2)
+        if isinstance(c, StartWork) and isinstance(c.work, DraftWork)
+    ]
+    assert device.active_requester is not None
+    assert device.active_requester.session.draft == [77]
+    assert (drafting.input_tokens[-1], drafting.stop_rule.max_tokens) == (77, 3)
+
+
+def test_a_step_for_the_adopted_branch_is_not_awaited_if_its_draft_is_complete() -> None:
+    device = one_device(k=1)
+    looking = looking_ahead(device)
+    (further,) = [
+        c for c in device.handle(WorkFinished(looking.job, drafted_ahead(77)), 1.05) if isinstance(c, StartWork)
+    ]
+    hit = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(1, 500), ("cloud",), 0)), 1.1)
+    (sent,) = [c.message for c in hit if isinstance(c, SendMessage) and isinstance(c.message, Request)]
+    assert sent.slice.tokens[-1] == 77
+    device.handle(WorkFinished(further.job, drafted_ahead(78)), 1.2)
+    assert device.active_requester is not None
+    assert device.active_requester.session.draft == [77]
+
+
+def test_a_fill_of_the_draft_models_cache_goes_on_behind_the_verdict() -> None:
+    p = policy("sled", prefill=WholePrefill(when="first"), kv_cache=PrefixCaching(), draft=WindowDraft(4))
+    device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
+    out = device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 40)), 0.0)
+    (fill,) = [c for c in out if isinstance(c, StartWork)]
+    assert isinstance(fill.work, DraftWork)
+    assert (fill.work.input_tokens, fill.work.stop_rule.max_tokens) == ((1, 2), 0)
+    first = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(0, 500), ("cloud",), 0)), 1.0)
+    assert not any(isinstance(c, StartWork) for c in first)
+    filled = device.handle(WorkFinished(fill.job, DraftOutcome((), {}, (), False, 2)), 1.1)
+    (drafting,) = [c.work for c in filled if isinstance(c, StartWork)]
+    assert isinstance(drafting, DraftWork)
+    assert (drafting.start, drafting.input_tokens) == (2, (3, 500))
+
+
 # The bookkeeping.
 
 
@@ -281,7 +358,7 @@ def test_the_assumed_token_comes_first_and_is_no_draft() -> None:
     s = in_flight()
     s.branches = [Branch(4, None)]
     for token in (20, 21, 22, 23):
-        s.extend_branches(drafted_one(token), s.growing_branches(2), lambda _: False, True)
+        s.extend_branches(drafted_one(token), s.growing_branches(3), lambda _: False, True)
     branch = s.branches[0]
     assert (branch.token, branch.tokens) == (20, [21, 22])
     assert branch.scores == {"confidence": [0.21, 0.22]}

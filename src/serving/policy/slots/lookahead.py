@@ -19,7 +19,7 @@ class Lookahead(Protocol):
 
     @property
     def max_steps(self) -> int:
-        """The most tokens to draft on each branch; 0: the device idles."""
+        """The most tokens to draft behind an assumed verdict; 0: the device idles."""
         ...
 
     @property
@@ -28,7 +28,9 @@ class Lookahead(Protocol):
         ...
 
     def num_steps(self, session: Session) -> int:
-        """Tokens to draft on each branch now: `max_steps` at most."""
+        """Steps of the draft model while this verdict is awaited; each extends every branch by one token, and the first
+        of a branch without an assumed token only finds that.
+        """
         ...
 
     def assumed_verdicts(self, session: Session) -> tuple[tuple[int, int | None], ...]:
@@ -78,8 +80,9 @@ class SyneraLookahead:
                 "(policy/lookahead=none drafts none)"
             )
 
-    def num_steps(self, session: Session) -> int:  # noqa: ARG002
-        return self.max_steps
+    def num_steps(self, session: Session) -> int:
+        """`max_steps`, and behind all drafts one more, for the token that stands in for the target's."""
+        return self.max_steps + any(b.accepted == len(session.in_flight_drafts or ()) for b in session.branches)
 
     def assumed_verdicts(self, session: Session) -> tuple[tuple[int, int | None], ...]:
         if not session.in_flight_drafts:
@@ -106,7 +109,8 @@ class TreeLookahead:
     monitors_link: ClassVar[bool] = False
 
     def num_steps(self, session: Session) -> int:  # noqa: ARG002
-        return 1
+        """One for the token that stands in for the target's, and the tree."""
+        return 2
 
     def assumed_verdicts(self, session: Session) -> tuple[tuple[int, int | None], ...]:
         path = first_path(session.draft_parents, len(session.in_flight_drafts or ()))

@@ -71,6 +71,15 @@ def test_no_step_fits_before_an_immediate_verdict() -> None:
     assert s.growing_branches(0) == []
 
 
+def test_every_branch_takes_as_many_steps() -> None:
+    """Behind all drafts the first one finds the token that stands in for the target's."""
+    s = in_flight()
+    s.branches = [Branch(3, None), Branch(2, 22)]
+    while growing := s.growing_branches(2):
+        step(s, growing, 0.9, WindowDraft(8))
+    assert [len(branch.tokens) for branch in s.branches] == [1, 2]
+
+
 @pytest.mark.parametrize(
     "monitor",
     [None, knowing(up=0.0), knowing(down=0.0), knowing(step_s=0.0), DeviceMonitor(8000, MovingAverage(0.004))],
