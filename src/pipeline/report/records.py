@@ -147,9 +147,20 @@ class RequestRecord:
         return gaps / duration_s if duration_s > 0 else inf
 
     @property
+    def promised_tokens_per_s(self) -> float:
+        """The speed that an SLO class is about: from the request on, so that the wait counts (WISP, section 5.3).
+
+        From the first token on if the class promises when that comes. Infinite for a text without duration.
+        """
+        if self.slo_ttft_s is not None:
+            return self.tokens_per_s
+        duration_s = self.token_times_s[-1] - self.arrived_s if self.token_times_s else 0.0
+        return len(self.token_times_s) / duration_s if duration_s > 0 else inf
+
+    @property
     def meets_slo(self) -> bool:
         """Complete, and within its class's speed and first-token time as far as there are any (WISP, section 5.1)."""
-        slow = self.slo_tokens_per_s is not None and self.tokens_per_s < self.slo_tokens_per_s
+        slow = self.slo_tokens_per_s is not None and self.promised_tokens_per_s < self.slo_tokens_per_s
         limit_s = inf if self.slo_ttft_s is None else self.slo_ttft_s
         late = (inf if self.ttft_s is None else self.ttft_s) > limit_s
         return self.complete and not slow and not late

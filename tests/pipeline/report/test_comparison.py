@@ -154,7 +154,7 @@ def test_jobs_with_other_prompts_are_not_ranked_against_each_other(sweep, tmp_pa
 def test_slo_violations_are_a_column_where_a_class_is_set(sweep, tmp_path):
     assert "viol." not in "\n".join(plain_lines(comparison.comparison_parts(compare_jobs(sweep))))
     promised = [
-        request(name, ["cloud"] * 2, [1.0, 1.0 + gap_s], quality=1.0) | {"slo": "fast", "slo_tokens_per_s": 4.0}
+        request(name, ["cloud"] * 2, [1.0, 1.0 + gap_s], quality=1.0) | {"slo": "fast", "slo_tokens_per_s": 1.5}
         for name, gap_s in (("a", 0.1), ("b", 0.9), ("c", 0.9), ("d", 0.1))
     ]
     finished(sweep, 2, write(tmp_path / "promised", promised), "policy=synera")

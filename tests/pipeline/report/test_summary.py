@@ -9,7 +9,7 @@ from tests.pipeline.report.serve_artifact import request, write
 # Drafts four and is asked about them (two stand, one is corrected), then drafts two that are kept.
 SPECULATED = request(
     "a", ["accepted", "accepted", "corrected", "device", "device"], [1.0, 1.0, 1.0, 1.2, 1.4],
-    task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, drafts_verified=4, drafts_accepted=2, drafts_unused=2,
+    task="copy", slo="fast", slo_tokens_per_s=3.5, drafted=6, drafts_verified=4, drafts_accepted=2, drafts_unused=2,
     chunks=2, chunks_offloaded=1, chunks_verified=1, uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1,
     cloud_forward_tokens=9, device_busy_s=0.6, cloud_busy_s=0.25,
     cloud_queue_s=0.125, device_energy_j=6.0, radio_energy_j=0.5, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
@@ -38,7 +38,7 @@ def test_latencies_are_those_of_the_two_requests(summary):
 
 
 def test_throughput_and_goodput_are_computed_from_the_two_requests(summary):
-    # eight tokens from 0 to 2.5 s; a's speed is 4 gaps in 0.4 s, b's 2 in 1.75 s: both above their classes
+    # eight tokens from 0 to 2.5 s; a's speed is 5 in 1.4 s, b's 3 in 2 s: both above their classes
     assert summary["throughput/tokens_per_s"] == pytest.approx(8 / 2.5)
     assert summary["throughput/requests_per_s"] == pytest.approx(2 / 2.5)
     assert summary["throughput/verifications_per_s"] == pytest.approx(1 / 2.5)
