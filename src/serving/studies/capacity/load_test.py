@@ -240,8 +240,8 @@ def _wire_simulator(simulator: Simulator, topology: Topology, engines: OutcomeEn
 
 
 def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> dict[str, float]:
-    """Rates over the window; `wasted_tokens_per_s` are unaccepted drafts per device (WISP, Eq. 7), left out where
-    candidates come from heads of the cloud's model and no draft model writes any.
+    """Rates over the window. `wasted_tokens_per_s` are the rejected drafts of a device (WISP, Eq. 7), `dropped_share` the
+    drafts that its stop rule kept from the cloud. Both are left out where no draft model writes any.
     """
     w = observer.counts
     found = {
@@ -251,8 +251,9 @@ def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> di
     }
     if w.drafted and w.verifications:
         found |= {
-            "wasted_tokens_per_s": (w.drafted - w.drafts_accepted) / window_s / devices,
-            "wasted_share": 1 - w.drafts_accepted / w.drafted,
+            "wasted_tokens_per_s": (w.drafts_verified - w.drafts_accepted) / window_s / devices,
+            "wasted_share": (w.drafts_verified - w.drafts_accepted) / w.drafted,
+            "dropped_share": max(0.0, 1 - w.drafts_verified / w.drafted),
         }
     if w.verifications:
         found |= {

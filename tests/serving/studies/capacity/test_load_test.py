@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from serving.messages import RequestArrived
+from serving.outcomes.constant import StatedPredictor
+from serving.policy.slots.draft import RejectionAwareDraft
 from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.capacity import load_test
 from serving.studies.capacity.load_test import LoadTest, LoadTestResult, _window_metrics, run_load_test
@@ -28,6 +30,16 @@ def test_a_lone_device_is_as_fast_as_its_rounds() -> None:
     assert one.metrics["acceptance_rate"] == 1
     assert one.metrics["wasted_tokens_per_s"] == 0
     assert one.violation_rate == 0
+
+
+def test_wasted_drafts_are_those_that_the_cloud_rejects() -> None:
+    """Those that the predictor keeps from the cloud are counted apart (WISP, Eq. 7, 26)."""
+    predicted = replace(wisp_like(), draft=RejectionAwareDraft(8, StatedPredictor()))
+    found = run_load_test(setup(50.0, predicted), SOMETIMES, SHORT, 4, 0).metrics
+    sent = found["drafts_per_verification"] * found["verifications_per_s"]
+    assert found["wasted_tokens_per_s"] == pytest.approx((1 - found["acceptance_rate"]) * sent / 4)
+    assert found["dropped_share"] > 0.05
+    assert run_load_test(setup(50.0, wisp_like()), SOMETIMES, SHORT, 4, 0).metrics["dropped_share"] < 0.01
 
 
 def test_answers_slower_than_the_slo_are_violations() -> None:
