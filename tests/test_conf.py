@@ -1,5 +1,6 @@
 """Every file of conf/ composes, says what it is, and is reachable."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
 policies beside each other the page's, partitions come with placements, artifacts with the slots that need them, and
 what prompts share is a matter of some outcomes.
 """
+
+
+PAGES = sorted(page for page in (CONF.parent / "docs").glob("*.md") if page.stem not in ("extending", "renamed"))
+"""docs/extending.md shows how choices are added, docs/renamed.md what they were called."""
 
 
 def choices(group: str) -> list[str]:
@@ -194,6 +199,15 @@ def test_every_slot_choice_is_used_by_a_policy_or_says_what_it_is_for() -> None:
     for slot, choice in sorted(spare):
         first = (CONF / "policy" / slot / f"{choice}.yaml").read_text(encoding="utf-8").partition("\n")[0]
         assert len(first.split()) > 3, f"policy/{slot}={choice} is used by no policy and does not say what it is for"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_name_choices_of_slots_that_exist(page: Path) -> None:
+    """Both where one stands alone, `policy/lookahead=hat`, and in a list behind it: `hat`, `none`."""
+    text = page.read_text(encoding="utf-8")
+    for slot, first, more in re.findall(r"policy/(\w+)=(\w+)`?((?:(?:, | or | and )`\w+`)*)", text):
+        for name in (first, *re.findall(r"`(\w+)`", more)):
+            assert name in choices(f"policy/{slot}"), f"policy/{slot}={name}"
 
 
 @pytest.mark.parametrize(
