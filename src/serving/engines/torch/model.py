@@ -1,11 +1,15 @@
 """Loads a Hugging Face causal LM and decomposes it into embedding, rotary tables, layers, norm and LM head."""
 
+import ctypes
+import gc
 import importlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -163,6 +167,8 @@ def load_causal_lm(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
     check_checkpoint(path)
+    gc.collect()  # the models of an earlier stage
+    return_freed_memory()
     chosen = quantization_kwargs(quantization, DTYPES[dtype], device) | _truncated_config(path, num_layers)
     try:
         with _quiet_loading(partial=num_layers is not None):
@@ -178,6 +184,22 @@ def load_causal_lm(
         )
     disable_unsupported_kernels(loaded)
     return loaded
+
+
+def return_freed_memory() -> None:
+    """Gives freed memory back to the system, where the C library has `malloc_trim`.
+
+    `transformers` reads weights in threads; glibc keeps what is freed of theirs for those threads alone, and a model
+    would be held twice, as it was read and packed.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
 
 def _truncated_config(path: str | Path, num_layers: int | None) -> dict[str, Any]:

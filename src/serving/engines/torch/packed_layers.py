@@ -2,11 +2,8 @@
 them at each product.
 """
 
-import ctypes
-import os
 import sys
 from collections.abc import Iterable
-from functools import cache
 from itertools import chain
 from typing import Any, Protocol
 
@@ -15,7 +12,7 @@ from torch import nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from serving.engines.torch.attention import Batch, attend
-from serving.engines.torch.model import DecomposedModel
+from serving.engines.torch.model import DecomposedModel, return_freed_memory
 
 PACKED_FOR_ROWS = 16
 """The number of rows that the order of packed weights is chosen for; other numbers take no other order."""
@@ -53,22 +50,6 @@ def packs(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
-
-
-def return_freed_memory() -> None:
-    """Gives freed memory back to the system, where the C library has `malloc_trim`.
-
-    `transformers` reads weights in threads; glibc keeps what is freed of theirs for those threads alone, and a model
-    would be held twice, as it was read and packed.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _malloc_trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
 
 class Weight(Protocol):
