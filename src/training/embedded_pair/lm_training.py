@@ -43,6 +43,10 @@ class LMModule(LightningModule):
         for teacher in filter(None, self._teacher):
             teacher.to(self.device)
 
+    def on_fit_end(self) -> None:
+        for teacher in filter(None, self._teacher):
+            teacher.cpu()
+
     def training_step(self, batch: PackedSequences) -> Tensor:
         return self.loss(batch)
 
@@ -100,6 +104,7 @@ def train_model(
         loader = PackedLoader(_packed_split(corpus, "train", recipe), recipe.batch_size, recipe.steps, seed)
         trainer.fit(module, loader, [history, Checkpointer(work, SAVE_EVERY_STEPS)], checkpoint=work / CHECKPOINT_FILE)
         cpu_s = time.process_time() - began
+        module.to("cpu")
         held_out = _validation_loss(module, corpus, recipe)
     llama.save(model, words, out)
     report = {

@@ -4,12 +4,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from serving.progress import silent
-from training.embedded_pair import lm_training, stages
+from training.embedded_pair import llama, lm_training, stages
 from training.embedded_pair.model_config import LlamaSizes
 from training.fitting.recipe import LMRecipe
 from training.fitting.trainer import Trainer
@@ -82,3 +84,12 @@ def test_progress_reports_steps_and_rate(fresh: Fresh, toy_corpus: Path, toy_pai
 def test_training_lowers_the_loss(toy_pair: tuple[Path, Path]) -> None:
     losses = json.loads((toy_pair[0] / "training.json").read_text(encoding="utf-8"))["losses"]
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_the_teacher_leaves_the_accelerator_with_the_module(toy_pair: tuple[Path, Path]) -> None:
+    """Lightning moves the module alone, and the validation behind the training has both on the CPU."""
+    teacher = Mock(llama.Llama)
+    module = lm_training.LMModule(llama.load(toy_pair[1]), LMRecipe(steps=1), torch.float32, teacher)
+    module.on_fit_start()
+    module.on_fit_end()
+    assert [name for name, *_ in teacher.method_calls] == ["to", "cpu"]
