@@ -313,8 +313,8 @@ def _job_context(job: Job) -> "JobContext":
     tracking = _tracking(job)
     common = JobContext(
         folder=Path(job.config["outputs"]).absolute(), tracking=tracking, config=job.config,
-        versions=environment.versions(), machine=environment.machine(), revision=environment.revision(),
-        report=_report_mode(str(job.config["report"])), choices=group_choices(),
+        versions=environment.versions(), machine=environment.machine(str(job.config["accelerator"])),
+        revision=environment.revision(), report=_report_mode(str(job.config["report"])), choices=group_choices(),
     )  # fmt: skip
     if not HydraConfig.initialized():
         return common

@@ -24,8 +24,8 @@ def versions() -> dict[str, str]:
     return found | {"core": loader.describe()}
 
 
-def machine() -> Mapping[str, str | int | float]:
-    """Processor, cores that this process may use, memory in GiB."""
+def machine(accelerator: str = "cpu") -> Mapping[str, str | int | float]:
+    """Processor, cores that this process may use, memory in GiB; the GPU where `accelerator` is one that is there."""
     import platform
 
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -34,7 +34,16 @@ def machine() -> Mapping[str, str | int | float]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory_nbytes / 2**30, 1),
         "system": platform.platform(terse=True),
+        **_gpu(accelerator),
     }
+
+
+def _gpu(accelerator: str) -> dict[str, str]:
+    if not accelerator.startswith("cuda"):
+        return {}
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name(accelerator)} if torch.cuda.is_available() else {}
 
 
 def _processor() -> str:

@@ -72,17 +72,15 @@ def _pop(cfg: DictConfig, group: str, key: str) -> dict[Any, Any]:
 
 def register_resolvers() -> None:
     """`${stage:NAME}`: the artifact of a stage; `${process:}`: the number of the command's process; `${machine:}`: its
-    machine; `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
-    `device_graph` where a model runs from a graph, else null; `${hidden_scorers:}`: the policy's trained scorers that
-    read hidden states, which what records or exports a draft model needs to know; `${data_file:NAME}`: a file below
-    `data_root`, null without one; `${conf_file:NAME}`: a file below conf/; `${timed_as:PATH,NAME}`: the architecture of
-    the user's checkpoint at PATH, else NAME; `${pruned_architecture:TARGET,LAYERS}`: TARGET with so many layers, as one
-    value that another drafter's file replaces whole; `${expected_prompt_tokens:N}`, `${expected_answer_tokens:N}`: mean
-    tokens that a simulation is told to draw, else N.
+    machine, with the GPU that `accelerator` names; `${trained_here:PATHS}`: are all these paths artifacts?
+    `${device_graph:BACKEND}`: the artifact of stage `device_graph` where a model runs from a graph, else null;
+    `${hidden_scorers:}`: the policy's trained scorers that read hidden states, which what records or exports a draft
+    model needs to know; `${data_file:NAME}`: a file below `data_root`, null without one; `${conf_file:NAME}`: a file
+    below conf/; `${timed_as:PATH,NAME}`: the architecture of the user's checkpoint at PATH, else NAME;
+    `${pruned_architecture:TARGET,LAYERS}`: TARGET with so many layers, as one value that another drafter's file
+    replaces whole; `${expected_prompt_tokens:N}`, `${expected_answer_tokens:N}`: mean tokens that a simulation is told
+    to draw, else N.
     """
-
-    def facts() -> str:
-        return ", ".join(f"{key} {value}" for key, value in machine().items())
 
     OmegaConf.register_new_resolver("stage", lambda name: {REFERENCE: name}, replace=True)
     OmegaConf.register_new_resolver("trained_here", lambda *paths: all(_is_stage(p) for p in paths), replace=True)
@@ -98,7 +96,12 @@ def register_resolvers() -> None:
     # A launcher's worker processes inherit it: all jobs of a sweep must resolve its folder alike.
     command = os.environ.setdefault("TANDEM_PROCESS", str(os.getpid()))
     OmegaConf.register_new_resolver("process", lambda: command, replace=True)
-    OmegaConf.register_new_resolver("machine", facts, replace=True)
+    OmegaConf.register_new_resolver("machine", _machine, replace=True)
+
+
+def _machine(*, _root_: DictConfig) -> str:
+    accelerator = str(OmegaConf.select(_root_, "accelerator"))
+    return ", ".join(f"{key} {value}" for key, value in machine(accelerator).items())
 
 
 def _device_graph(backend: str) -> dict[str, str] | None:

@@ -239,4 +239,5 @@ def _cost_lines(report: Mapping[str, Any]) -> list[str]:
     return [
         f"forward cost            {cost['num_parameters_ratio']:.1f} to 1 by parameters, "
         f"{cost['decode_ms_ratio']:.1f} to 1 measured ({large_ms:.2f} and {small_ms:.2f} ms a token)",
+        f"timed on                {report['machine']['processor']}, one thread",
     ]

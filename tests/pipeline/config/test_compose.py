@@ -76,6 +76,20 @@ def test_worker_processes_of_a_launcher_resolve_the_number_of_the_commands_proce
     assert done.stdout.split() == [done.stdout.split()[0]] * 2
 
 
+def test_a_machine_is_another_one_with_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was measured on the first one is found for the second."""
+    register_resolvers()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    found = {}
+    for name in ("A100", "H100"):
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device, name=name: f"{name} at {device}")
+        cfgs = [OmegaConf.create({"accelerator": where, "a": "${machine:}"}) for where in ("cpu", "cuda:1")]
+        found[name] = [cfg.a for cfg in cfgs]
+    assert found["A100"][0] == found["H100"][0]
+    assert found["A100"][1] == f"{found['A100'][0]}, gpu A100 at cuda:1"
+    assert found["H100"][1] != found["A100"][1]
+
+
 def test_written_overrides_keep_their_references() -> None:
     register_resolvers()
     hydra = OmegaConf.create({"overrides": {"task": ["policy=x", "policy.offload.scorer.path=${stage:router_1}"]}})

@@ -96,6 +96,7 @@ REPORT = {
         "num_parameters_ratio": 19.0,
         "decode_ms_ratio": 4.0,
     },
+    "machine": {"processor": "Z80"},
 }
 
 
@@ -105,4 +106,5 @@ def test_the_scorecard_shows_both_models_and_what_drafting_gives():
     assert lines[2].split() == ["sort", "0.900", "0.400", "0.950", "0.600"]
     assert lines[3].split() == ["mean", "0.900", "0.400", "0.950", "0.600"]
     assert "0.800 of all tokens, 0.700 of content tokens" in lines[5]
-    assert "19.0 to 1 by parameters, 4.0 to 1 measured (4.00 and 1.00 ms a token)" in lines[-1]
+    assert "19.0 to 1 by parameters, 4.0 to 1 measured (4.00 and 1.00 ms a token)" in lines[-2]
+    assert lines[-1].split() == ["timed", "on", "Z80,", "one", "thread"]
