@@ -43,11 +43,13 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
 
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":
-    """The stages of a command line, inputs first."""
+    """The stages of a command line, inputs first: those that its goal needs, or the stage that it stops at."""
     from pipeline.running import create_job
 
     with composed(*overrides) as cfg:
-        return list(create_job(cfg).plan().stages.values())
+        job = create_job(cfg)
+        goal = cfg.stage if cfg.stage in job.config["stages"] else cfg.goal
+        return list(job.plan(str(goal)).stages.values())
 
 
 def run(cfg: "DictConfig") -> "JobReport | None":

@@ -21,7 +21,7 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 
 
 def main() -> None:
-    argv = arguments.normalise(sys.argv[1:])
+    argv = sys.argv[1:]
     commands = {
         "cache": _run_cache_command, "show": _run_show_command, "results": _run_results_command,
         "speeds": _run_speeds_command, "trace": _run_trace_command,
@@ -34,7 +34,7 @@ def main() -> None:
             sys.exit(command(argv[1:]))
         except UserError as error:
             sys.exit(print_error(error))
-    _run(argv)
+    _run(arguments.normalise(argv))
 
 
 def _run(argv: list[str]) -> None:
@@ -156,7 +156,7 @@ def _run_show_command(argv: list[str]) -> int:
     from pipeline.command.help import show_group
 
     with _closed_pipe_tolerated():
-        print(show_group(argv))
+        print(show_group(arguments.normalise(argv)))
     return 0
 
 
@@ -190,7 +190,7 @@ def _run_sweep_command(argv: list[str]) -> int:
     from pipeline.command import sweep
 
     with _closed_pipe_tolerated():
-        return sweep.main(argv, lambda words: _run(arguments.normalise(words)))
+        return sweep.main([*argv[:2], *arguments.normalise(argv[2:])], lambda words: _run(arguments.normalise(words)))
     return 0
 
 

@@ -131,6 +131,35 @@ def test_an_experiment_takes_a_policy_on_the_command_line(say: Say, tmp_path: Pa
         assert said.out != plain
 
 
+# Other commands take their words as they were written.
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        (("+experiment=wisp/table11",), "table11"),
+        (("table11", "experiment=wisp/table11"), "table11"),
+        (("+policy=synera", "goal=quality"), "quality"),
+        (("+policy=synera", "stage=quality"), "quality"),
+        (("+policy=synera", "stage=plan"), "serve"),
+    ],
+)
+def test_cache_why_explains_the_stages_of_any_run(say: Say, words: tuple[str, ...], last: str) -> None:
+    said = say("cache", "why", *words)
+    assert said.code == 0, said
+    name, why = said.out.splitlines()[-1].split(": ")
+    assert (name.rpartition("-")[0], why) == (last, "new")
+
+
+@pytest.mark.parametrize("options", [("--keep", "serve", "--older-than", "3"), ("serve", "--older-than", "7")])
+def test_options_of_cache_keep_their_values(say: Say, options: tuple[str, ...]) -> None:
+    assert say("cache", "clean", *options).refusal.startswith("nothing stored is called 'serve'")
+
+
+def test_a_sweep_is_resumed_with_an_experiment_among_the_words(say: Say) -> None:
+    assert "there is no readable sweep.json in" in say("sweep", "resume", ".", "+experiment=wisp/table11").refusal
+
+
 # What is refused, with the words that help.
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
