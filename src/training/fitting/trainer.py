@@ -6,7 +6,7 @@ import signal
 import warnings
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +83,20 @@ class Trainer:
 
         strategy=deepspeed on GPUs writes a folder, others a file; one of the other kind is ignored and replaced.
         With several devices Lightning starts the command again for each further one (`Runner` says what that does).
-        strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint.
+        strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint; a data module, whose
+        validation set only Lightning reads, is trained by one process then.
         """
+        from lightning.pytorch import LightningDataModule
+        from lightning.pytorch import Trainer as LightningTrainer
+
         if self.strategy == DEEPSPEED and self.accelerator == "cpu":
             from training.fitting import zero
 
-            zero.fit(module, loader, callbacks, self.zero_stage, self.devices)
+            if isinstance(loader, LightningDataModule):
+                replace(self, strategy="auto", devices=1).fit(module, loader, callbacks, checkpoint)
+            else:
+                zero.fit(module, loader, callbacks, self.zero_stage, self.devices)
             return
-        from lightning.pytorch import Trainer as LightningTrainer
 
         from training.fitting.callbacks import restore_checkpoint
 

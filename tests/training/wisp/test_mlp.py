@@ -55,6 +55,14 @@ def test_training_is_decided_by_its_seed(learnable: TokenSamples, one_thread: Tr
     assert first == again != other
 
 
+def test_processes_of_zero_are_not_for_a_predictor(learnable: TokenSamples, one_thread: Trainer) -> None:
+    """It stops by a validation set, which they do not read."""
+    split, brief = learnable.split(0), replace(SMALL, epochs=2)
+    zero = replace(one_thread, strategy="deepspeed", devices=2)
+    found = [brief.fit(split.train, split.validation, 0, trainer).digest for trainer in (one_thread, zero)]
+    assert found[0] == found[1]
+
+
 def test_balanced_weights_make_rejected_tokens_count_as_much(learnable: TokenSamples, one_thread: Trainer) -> None:
     split = learnable.split(0)
     plain, balanced = (
