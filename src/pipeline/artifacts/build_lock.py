@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifacts.lease import Lease, is_fresh, read_holder
+from pipeline.artifacts.lease import Holder, Lease, is_fresh, read_holder
 from pipeline.artifacts.stage import Stage
 
 if TYPE_CHECKING:
@@ -57,10 +57,23 @@ def registration_lock(folder: Path) -> Iterator[None]:
 
 def keys_in_use(folder: Path) -> set[str]:
     """Keys of the artifacts that are being built now, here or on other hosts, and of those that the builds need."""
+    builders = _builders(folder)
+    return set(builders).union(*(holder.needs for holder in builders.values() if holder))
+
+
+def other_reader(folder: Path, key: str) -> str | None:
+    """`process 7, which builds KEY`, if another process builds an artifact that needs this one; else None."""
+    for built, holder in _builders(folder).items():
+        if holder and key in holder.needs and not holder.is_this_process:
+            return f"{holder}, which builds {built}"
+    return None
+
+
+def _builders(folder: Path) -> dict[str, Holder | None]:
+    """Who builds, by the key of what is built now; None where the lease cannot be read."""
     held = {path.stem for path in folder.glob("[!.]*.lock") if _is_held(path)}
     held |= {path.stem for path in folder.glob("[!.]*.json") if path.stem not in held and _is_held_elsewhere(path)}
-    holders = filter(None, (read_holder(_lease_path(folder, key)) for key in held))
-    return held.union(*(holder.needs for holder in holders))
+    return {key: read_holder(_lease_path(folder, key)) for key in sorted(held)}
 
 
 def _acquire(lock: "BaseFileLock", lease: Lease, on_wait: Callable[[str], None]) -> None:

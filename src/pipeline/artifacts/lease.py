@@ -46,6 +46,10 @@ class Holder:
         """True for a process of this host."""
         return (self.host, self.boot) == (socket.gethostname(), _boot())
 
+    @property
+    def is_this_process(self) -> bool:
+        return self.is_here and self.pid == os.getpid()
+
     def __str__(self) -> str:
         return f"process {self.pid}" if self.is_here else f"process {self.pid} on {self.host}"
 

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from pipeline.artifacts.build_lock import hold_build_lock
+from pipeline.artifacts.build_lock import hold_build_lock, other_reader
 from pipeline.artifacts.estimates import PeakMemory, measure_speed
 from pipeline.artifacts.lease import Lease
 from pipeline.artifacts.progress_display import ProgressCallback, StageObserver
@@ -60,6 +60,7 @@ class Runner:
             report = partial(self.observer.waiting_for, stage)
             with hold_build_lock(self.store.locks, stage, report) as lease:
                 if self._needs_build(stage):
+                    self._check_replaceable(stage)
                     inputs = {name: self.ensure_built(needed) for name, needed in stage.inputs.items()}
                     self._build(stage, inputs, lease)
         return self.store.path(stage)
@@ -78,7 +79,16 @@ class Runner:
         sys.exit(0)
 
     def _is_forced(self, stage: Stage) -> bool:
-        return not self.force.isdisjoint({stage.name, *(needed.name for needed in stage.ancestors.values())})
+        return is_forced(stage, self.force)
+
+    def _check_replaceable(self, stage: Stage) -> None:
+        """A process that reads an artifact would go on with files of two builds."""
+        reader = other_reader(self.store.locks, stage.key) if self.store.has(stage) else None
+        if reader:
+            raise StoreError(
+                f"force: {stage.key} is being read by {reader}. Nothing was replaced; run the same command again when "
+                "that process has ended."
+            )
 
     def _build(self, stage: Stage, inputs: Mapping[str, Path], lease: Lease) -> None:
         lease.check()
@@ -117,6 +127,11 @@ class Runner:
             if _is_disk_full(problem, self.store):
                 raise _disk_full_error(self.store, stage) from problem
             raise
+
+
+def is_forced(stage: Stage, names: Collection[str]) -> bool:
+    """True if the stage has one of the names, or is built from one that has."""
+    return stage.name in names or any(needed.name in names for needed in stage.ancestors.values())
 
 
 _RANK = "LOCAL_RANK"

@@ -5,7 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -76,6 +76,16 @@ class CellEnd:
     printed: str
 
 
+def forcing(cell: Cell, names: Sequence[str]) -> Cell:
+    """The job with these stages to build again, and no others."""
+    from omegaconf import read_write
+
+    config = cell.config.copy()
+    with read_write(config):
+        config.force = list(names)
+    return replace(cell, config=config)
+
+
 @contextlib.contextmanager
 def composed_as(config: "DictConfig") -> Iterator[None]:
     """Makes `config` the one that Hydra's resolvers read."""
@@ -139,14 +149,15 @@ def _run_cell(launch: Launch, cell: Cell) -> CellEnd:
     return CellEnd(cell.number, int(ended.return_value), printed.getvalue())
 
 
-def build_stage(launch: Launch, root: Path, stage: Stage) -> str:
-    """Builds a stage; returns the text of a user's mistake, or an empty text if the stage was built."""
+def build_stage(launch: Launch, root: Path, force: bool, stage: Stage) -> str:
+    """Builds a stage, with `force` again; returns the text of a user's mistake, or an empty text if it was built."""
     from pipeline.running import call_stage
 
     launch.restore()
     with contextlib.redirect_stdout(io.StringIO()), _prefixed_stderr(f"{stage.key}: "):
         try:
-            Runner(Store(root), call_stage, LineDisplay(sys.stderr)).ensure_built(stage)
+            forced = frozenset([stage.name] if force else ())
+            Runner(Store(root), call_stage, LineDisplay(sys.stderr), forced).ensure_built(stage)
         except UserError as problem:
             return str(problem)
     return ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.artifacts.estimates import pair_parameters
 from pipeline.artifacts.progress_display import ProgressLines
+from pipeline.artifacts.runner import is_forced
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, ConfigError
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """What a job needs: the `stages` to build by digest, inputs first, and the memory that they take."""
+    """What a job needs: the `stages` to build by digest, inputs first, and the memory that they take. Those with the
+    digests `forced` are built again.
+    """
 
     goal: Stage
     stages: Mapping[str, Stage]
+    forced: frozenset[str]
     memory_nbytes: float
     store: Store
 
@@ -63,6 +67,7 @@ class SweepLaunch:
         for _ in ready:  # the processes are there
             pass
         problems = self._build_shared(shared, plans, memory_nbytes)
+        left = [_forcing_own(job, plans.get(job.number), shared) for job in left]
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
         if INTERRUPTED in self.statuses.values():
             raise KeyboardInterrupt
@@ -91,9 +96,10 @@ class SweepLaunch:
         """Builds the stages, those that need each other in turn; the problems of those that failed, by digest."""
         problems: dict[str, str] = {}
         roots = {digest: plan.store.root for plan in plans.values() for digest in plan.stages}
+        forced = {digest for plan in plans.values() for digest in plan.forced}
         for level in levels(stages):
             ready = [stage for stage in level if problems.keys().isdisjoint(stage.ancestors)]
-            tasks = [(self.launch, roots[stage.digest], stage) for stage in ready]
+            tasks = [(self.launch, roots[stage.digest], stage.digest in forced, stage) for stage in ready]
             for index, problem in self._run_tasks(cells.build_stage, tasks, memory_nbytes):
                 text = problem.reason if isinstance(problem, LostTask) else problem
                 if text:
@@ -153,7 +159,7 @@ def plan_cell(config: "DictConfig") -> CellPlan | None:
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
-    if own.stage != "all" or own.force:
+    if own.stage != "all":
         return None
     with cells.composed_as(config):
         try:
@@ -164,10 +170,11 @@ def plan_cell(config: "DictConfig") -> CellPlan | None:
 
 def _plan_job(job: Job, goal: str) -> CellPlan:
     stages = job.plan(goal).stages
-    missing = {stage.digest: stage for stage in stages.values() if not job.store.has(stage)}
+    forced = {stage.digest for stage in stages.values() if is_forced(stage, job.force)}
+    missing = {one.digest: one for one in stages.values() if one.digest in forced or not job.store.has(one)}
     pair = pair_parameters(stages.values())
     memory_nbytes = max((job.store.estimate(stage, pair).memory_nbytes for stage in missing.values()), default=0.0)
-    return CellPlan(stages[goal], missing, memory_nbytes, job.store)
+    return CellPlan(stages[goal], missing, frozenset(forced), memory_nbytes, job.store)
 
 
 def shared_stages(plans: Sequence[CellPlan]) -> list[Stage]:
@@ -193,6 +200,14 @@ def levels(stages: Sequence[Stage]) -> list[list[Stage]]:
 def _blocked(job: Cell, plan: CellPlan | None, problems: Mapping[str, str]) -> Cell:
     reason = next((problems[digest] for digest in (plan.stages if plan else ()) if digest in problems), "")
     return replace(job, blocked=reason) if reason else job
+
+
+def _forcing_own(job: Cell, plan: CellPlan | None, shared: Sequence[Stage]) -> Cell:
+    """The job without the force of what was built again for several jobs."""
+    if plan is None or not plan.forced:
+        return job
+    own = plan.forced - {stage.digest for stage in shared}
+    return cells.forcing(job, [plan.stages[digest].name for digest in plan.stages if digest in own])
 
 
 def _describe(num_jobs: int, shared: Sequence[Stage], workers: str) -> str:

@@ -189,6 +189,19 @@ def test_forced_stages_and_their_descendants_are_rebuilt_once(tmp_path: Path) ->
     assert (paths.pop() / "weights").read_text() == "report 5"
 
 
+def test_what_another_process_reads_is_not_replaced(start: Start, tmp_path: Path) -> None:
+    reader, recorder = start("report"), Recorder()
+    read_until(reader, "stopped")
+    model, again = graph().inputs["model"], runner(tmp_path, recorder, "model")
+    message = f"force: {model.key} is being read by process {reader.pid}, which builds {graph().key}. Nothing was"
+    with pytest.raises(StoreError, match=message):
+        again.ensure_built(model)
+    assert recorder.calls == []
+    assert "have report model corpus" in rest_of(reader)
+    again.ensure_built(model)
+    assert recorder.calls == ["model"]
+
+
 def test_a_truncated_artifact_is_named_and_built_again(tmp_path: Path) -> None:
     recorder = Recorder()
     path = runner(tmp_path, recorder).ensure_built(graph())

@@ -81,6 +81,19 @@ def test_what_several_jobs_need_is_built_first_and_once(run: Run) -> None:
     assert "4 of 4 jobs complete" in out
 
 
+@pytest.mark.parametrize(("force", "built"), [("base", 2 + 4), ("cheap", 4)])
+def test_a_forced_stage_that_several_jobs_need_is_built_again_once_before_them(
+    run: Run, force: str, built: int
+) -> None:
+    """One job would replace it while another reads it."""
+    assert sweep(run)[0] == 0
+    before = len(stage_functions.CALLS)
+    code, out, err = sweep(run, f"force=[{force}]")
+    assert code == 0, out + err
+    assert len(stage_functions.CALLS) - before == built
+    assert "4 of 4 jobs complete" in out
+
+
 def test_a_job_whose_worker_died_runs_again_and_complete_ones_of_its_batch_do_not(run: Run) -> None:
     InlineWorkers.lost += [("run_cells", 2), ("build_stage", "base")]
     code, out, err = sweep(run, "+hydra.launcher.workers.half_done=true", "+hydra.launcher.workers.batch=2")
