@@ -86,12 +86,8 @@ class Job:
                 self._make_plan(tuple(goal.name for goal in goals))
             call_stage(stage, *arguments)
 
-        runner = Runner(self.store, call, self.observer, self.force)
+        runner = Runner(self.store, call, self.observer, self.force, sealed_uses.note_build)
         folders = [runner.ensure_built(goal) for goal in goals]
-        for goal in goals:
-            for stage in (*goal.ancestors.values(), goal):
-                if stage.digest in runner.built:
-                    sealed_uses.note_build(stage.args, self.store.path(stage))
         return folders[-1] if folders else self.store.root, runner.built
 
 

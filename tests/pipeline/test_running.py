@@ -37,14 +37,27 @@ def test_a_forced_stage_is_built_again(tmp_path: Path, force: Any) -> None:
     assert built(job(tmp_path, force)) == 1
 
 
+SEALED = {
+    "_target_": "tests.support.stage_functions.read_questions",
+    "dataset": {"_target_": "serving.workload.datasets.gsm8k.GSM8K", "evaluation": "sealed"},
+}
+
+
 def test_an_artifact_of_sealed_prompts_is_counted_when_it_is_made(tmp_path: Path) -> None:
-    dataset = {"_target_": "serving.workload.datasets.gsm8k.GSM8K", "evaluation": "sealed"}
-    stages = {"serve": {"_target_": "tests.support.stage_functions.read_questions", "dataset": dataset}}
+    stages = {"serve": SEALED}
     one = job(tmp_path, stages=stages)
     for _ in range(2):
         one.run([one.plan().stages["serve"]])
     (artifact,) = (tmp_path / "artifacts" / "serve").iterdir()
     assert (tmp_path / "sealed_uses.txt").read_text() == f"gsm8k {artifact.name}\n"
+
+
+def test_an_artifact_of_sealed_prompts_is_counted_although_a_later_stage_fails(tmp_path: Path) -> None:
+    served = {"_target_": "tests.support.stage_functions.measure_after", "x": 1.0, "base": {"_stage_": "asked"}}
+    one = job(tmp_path, stages={"asked": SEALED, "serve": {**served, "_kind_": "serve"}})
+    with pytest.raises(AssertionError):
+        one.run([one.plan().serve])
+    assert (tmp_path / "sealed_uses.txt").read_text().startswith("gsm8k ")
 
 
 def test_a_search_on_sealed_prompts_is_refused() -> None:

@@ -33,12 +33,14 @@ class Runner:
     """Builds what is missing in `store` by `call_stage`, and tells `observer`.
 
     Stages named in `force`, and what is built from them, are built again from the start, once for this runner.
+    `on_built` is called with each new artifact and its folder before anything else happens.
     """
 
     store: Store
     call_stage: StageCall
     observer: StageObserver
     force: frozenset[str] = frozenset()
+    on_built: Callable[[Stage, Path], None] = lambda *_: None
     _built: set[str] = field(default_factory=set, init=False)
 
     @property
@@ -102,7 +104,8 @@ class Runner:
             with _own_processes():
                 self.call_stage(stage, out, state, inputs, self.observer.progress)
             lease.check()
-            self.store.commit(stage, out, time.monotonic() - begun_s, memory.read_nbytes())
+            artifact = self.store.commit(stage, out, time.monotonic() - begun_s, memory.read_nbytes())
+        self.on_built(stage, artifact)
         measure_speed(self.store.root)
         self._built.add(stage.digest)
         self.observer.stage_finished(stage, time.monotonic() - begun_s)

@@ -17,7 +17,7 @@ from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config.compose import written_overrides
 from pipeline.errors import UserError
-from pipeline.report import job_result
+from pipeline.report import job_result, sealed_uses
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import mask_override
 
@@ -154,10 +154,11 @@ def build_stage(launch: Launch, root: Path, force: bool, stage: Stage) -> str:
     from pipeline.running import call_stage
 
     launch.restore()
+    forced = frozenset([stage.name] if force else ())
     with contextlib.redirect_stdout(io.StringIO()), _prefixed_stderr(f"{stage.key}: "):
+        runner = Runner(Store(root), call_stage, LineDisplay(sys.stderr), forced, sealed_uses.note_build)
         try:
-            forced = frozenset([stage.name] if force else ())
-            Runner(Store(root), call_stage, LineDisplay(sys.stderr), forced).ensure_built(stage)
+            runner.ensure_built(stage)
         except UserError as problem:
             return str(problem)
     return ""

@@ -9,14 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.stage import Stage
 from pipeline.report.context import JobContext
 
 LEDGER = "sealed_uses.txt"
 
 
-def note_build(args: Mapping[str, Any], artifact: Path) -> None:
-    """Counts an artifact whose stage has these args, if it reads sealed prompts."""
-    for target in sorted(set(_sealed_datasets(args))):
+def note_build(stage: Stage, artifact: Path) -> None:
+    """Counts the artifact of a stage that reads sealed prompts."""
+    for target in sorted(set(_sealed_datasets(stage.args))):
         _note(_module(target), artifact)
 
 

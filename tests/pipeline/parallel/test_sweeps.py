@@ -5,14 +5,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from hydra.core.singleton import Singleton
 from joblib.externals.loky import reusable_executor
 
+from pipeline.artifacts.stage import Stage
 from pipeline.command.main import main
 from pipeline.errors import ConfigError
+from pipeline.parallel.cells import build_stage
 from pipeline.parallel.workers import JoblibWorkers, SubmititWorkers, create_workers
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import read_note
@@ -119,6 +123,14 @@ def test_jobs_that_need_a_stage_that_failed_do_not_run(run: Run) -> None:
     assert "2 of 4 jobs complete" in out
     assert out.count("failed: stage base, which several jobs need: ") == 2
     assert stage_functions.CALLS.count((0.5, (2,))) == 1, err
+
+
+def test_sealed_prompts_that_a_stage_of_several_jobs_reads_are_counted(tmp_path: Path) -> None:
+    dataset = {"_target_": "serving.workload.datasets.gsm8k.GSM8K", "evaluation": "sealed"}
+    stage = Stage("asked", "tests.support.stage_functions.read_questions", {"dataset": dataset})
+    launch: Any = SimpleNamespace(restore=lambda: None)
+    assert build_stage(launch, tmp_path / "artifacts", False, stage) == ""
+    assert (tmp_path / "sealed_uses.txt").read_text() == f"gsm8k {stage.digest[:16]}\n"
 
 
 def test_resume_goes_on_in_the_same_mlflow_run_and_the_same_command_has_its_own(run: Run, tracking: Tracking) -> None:
