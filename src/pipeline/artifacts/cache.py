@@ -102,11 +102,15 @@ def _needed_digests(found: Sequence[CacheEntry], names: Collection[str]) -> set[
     return reached
 
 
-def find_leftovers(store: Store) -> dict[str, Path]:
-    """Damaged artifacts, and the saved work of unfinished builds."""
-    unreadable = {f"{folder.parent.name}-{folder.name[:12]}": folder for folder, one in store.manifests() if not one}
+def find_leftovers(store: Store, check_contents: bool = False) -> dict[str, Path]:
+    """Damaged artifacts, by size or with `check_contents` by content too, and the saved work of unfinished builds."""
+    damaged = {
+        f"{folder.parent.name}-{folder.name[:12]}": folder
+        for folder, one in store.manifests()
+        if record.find_damage(folder, one, check_contents)
+    }
     folders = [folder for place in (".work", ".damaged") for folder in sorted((store.root / place).glob("[!.]*"))]
-    return unreadable | {folder.name: folder for folder in folders}
+    return damaged | {folder.name: folder for folder in folders}
 
 
 def clean(store: Store, folders: Mapping[str, Path], delete: bool) -> list[str]:
@@ -162,7 +166,9 @@ def _run_command(
     if options.command == "why":
         return _explain(overrides, store, plan)
     if not (options.names or options.keep or options.older_than is not None):
-        return clean(store, find_leftovers(store), options.yes)
+        return clean(store, find_leftovers(store, options.check), options.yes)
+    if options.check:
+        raise ValueError("--check looks for damaged artifacts, and NAME, --keep and --older-than choose others.")
     removable = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
     return clean(store, {entry.manifest.key: entry.folder for entry in removable}, options.yes)
 
@@ -203,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     cleaning.add_argument("names", nargs="*", metavar="NAME", help="a stage's name, or NAME-DIGEST as listed")
     cleaning.add_argument("--keep", nargs="+", default=[], metavar="NAME", help="these and all they were built from")
     cleaning.add_argument("--older-than", type=float, metavar="DAYS", help="only what was built longer ago")
+    cleaning.add_argument("--check", action="store_true", help="without a choice: read every file, as list --check")
     cleaning.add_argument("--yes", action="store_true", help="do it; without this, only say what would be freed")
     commands.add_parser("why", help="why each stage of a run would run; takes the run's own arguments", add_help=False)
     return parser

@@ -101,6 +101,18 @@ def test_cache_clean_keeps_a_running_build_and_its_ancestors(store: Store, capsy
     assert store.has_saved_state(REPORT)
 
 
+def test_cache_clean_removes_what_cache_list_calls_damaged(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    (store.path(REPORT) / "weights").write_text("short")
+    (store.path(CORPUS) / "weights").write_bytes(b"y" * 1500)
+    run(store, "clean", "--yes")
+    assert set(left(store)) == {CORPUS.key, MODEL.key, OTHER.inputs["model"].key, OTHER.key}
+    with pytest.raises(SystemExit):
+        run(store, "clean", "report", "--check", "--yes")
+    assert "--check looks for damaged artifacts" in capsys.readouterr().err
+    run(store, "clean", "--check", "--yes")
+    assert set(left(store)) == {MODEL.key, OTHER.inputs["model"].key, OTHER.key}
+
+
 def test_cache_clean_without_a_selection_removes_only_damaged_and_unfinished_artifacts(store: Store) -> None:
     (store.workspace(graph(steps=5))[1] / "state").write_text("x")
     (store.path(REPORT) / "weights").unlink()
