@@ -77,6 +77,22 @@ def is_fresh(path: Path) -> bool:
             probe.unlink(missing_ok=True)
 
 
+def _link(source: Path, target: Path) -> None:
+    """Gives the file a second name, or a copy where the file system has no hard links (FAT, shared folders of virtual
+    machines, some buckets). Raises FileExistsError.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        content = source.read_bytes()
+        with target.open(
+            "xb", buffering=0
+        ) as file:  # empty for a moment, in which another host takes it for a stale one
+            file.write(content)
+
+
 class LeaseLostError(UserError):
     """Another host has taken over the build of an artifact, because this process gave no sign of life."""
 
@@ -131,7 +147,7 @@ class Lease:
         own = self.path.with_name(f".{self.path.name}-{self._me.token}")
         own.write_text(json.dumps(asdict(self._me)), encoding="utf-8")
         try:
-            os.link(own, self.path)
+            _link(own, self.path)
         except FileExistsError:
             return False
         finally:
@@ -148,7 +164,7 @@ class Lease:
         moved = read_holder(aside)
         if moved and (found is None or moved.token != found.token):
             with contextlib.suppress(FileExistsError):  # a third host has it now
-                os.link(aside, self.path)
+                _link(aside, self.path)
         aside.unlink()
 
     def _keep_fresh(self) -> None:

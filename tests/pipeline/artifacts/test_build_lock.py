@@ -111,6 +111,22 @@ def raise_full() -> None:
     raise OSError(errno.ENOSPC, "full")
 
 
+def test_a_file_system_without_hard_links_holds_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", lambda source, target: raise_no_links())
+    with hold_build_lock(tmp_path, graph(), never):
+        holder = read_holder(tmp_path / f"{graph().key}.json")
+        assert holder is not None
+        assert holder.pid == os.getpid()
+        assert not lease(tmp_path)._create()
+    path = held_elsewhere(tmp_path)
+    lease(tmp_path)._remove_stale(None)
+    assert str(read_holder(path)) == "process 7 on other"
+
+
+def raise_no_links() -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
 def test_a_host_of_the_same_name_is_another_one(tmp_path: Path) -> None:
     path = held_elsewhere(tmp_path, host=socket.gethostname(), boot="another machine's")
     found = lease(tmp_path).try_acquire()
