@@ -1,6 +1,6 @@
 """The looks of figures: for a screen, with a title, and for one column of print, without one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.report.series_style import COLOURS
 
@@ -36,6 +36,8 @@ class FigureLook:
 
 
 SCREEN = FigureLook(9, 8.5, 8.5, 8, COLOURS, ("png", "pdf", "svg"))
+LINE = replace(SCREEN, kinds=("png",))
+"""For a job that is one line of a sweep's table: kinds for print take half of the time of its report."""
 PRINT = FigureLook(
     8, 7, 7, 7, PRINT_COLOURS, ("pdf", "svg"), 3.3, titled=False, marker_pt=4, handle_em=1.8, legend_gap_em=0.8,
     legend_margin_em=2.0,

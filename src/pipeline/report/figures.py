@@ -174,12 +174,12 @@ LATENCY_PANELS = ("ttft_s", "tbt_s")
 """The figures of a job's latency, by the ends of their metrics' keys."""
 
 
-def draw_latency(records: Records, path: Path) -> Path:
+def draw_latency(records: Records, path: Path, look: FigureLook = SCREEN) -> Path:
     """Distributions of TTFT and of TBT: the share of requests at or below each time."""
     figure = create_figure(9.0, 3.4)
     for place, name in enumerate(LATENCY_PANELS, 1):
-        draw_latency_panel(figure.add_subplot(1, 2, place), records, name)
-    return save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
+        draw_latency_panel(figure.add_subplot(1, 2, place), records, name, look)
+    return save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests", look)
 
 
 def draw_latency_panel(axes: "Axes", records: Records, name: str, look: FigureLook = SCREEN) -> None:
@@ -212,7 +212,7 @@ def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], colour: str, look
         )
 
 
-def draw_timeline(records: Records, path: Path) -> Path:
+def draw_timeline(records: Records, path: Path, look: FigureLook = SCREEN) -> Path:
     """The time line of a typical request: drafting, link, queue, verification, and when the user saw each token."""
     request = typical_request(records)
     pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_start_order)
@@ -228,7 +228,7 @@ def draw_timeline(records: Records, path: Path) -> Path:
     axes.set_xlim(0, 1000 * (until_s - request.arrived_s))
     style_axes(axes, "ms since the request arrived", "")
     axes.grid(visible=False, axis="y")
-    return save_figure(figure, path, _timeline_title(records, request, until_s))
+    return save_figure(figure, path, _timeline_title(records, request, until_s), look)
 
 
 def typical_request(records: Records) -> RequestRecord:

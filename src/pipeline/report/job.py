@@ -10,6 +10,7 @@ from typing import TextIO
 from pipeline.artifacts import fingerprint
 from pipeline.report import figures, job_result, mlflow_job, mlflow_view, sweep
 from pipeline.report.context import JobContext, stage_metrics
+from pipeline.report.figure_look import LINE, SCREEN, FigureLook
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import summary_parts
 from pipeline.report.mlflow_logger import CurvePoint, MlflowLogger
@@ -69,7 +70,8 @@ def print_report(artifact: Path, context: JobContext, file: TextIO | None = None
 
 
 def _draw_and_log(report: JobReport, context: JobContext, file: TextIO) -> JobReport:
-    drawn = _draw_figures(report.records, context.folder / "figures") if _shows_figures(context) else ()
+    look = LINE if context.report == "line" else SCREEN
+    drawn = _draw_figures(report.records, context.folder / "figures", look) if _shows_figures(context) else ()
     report = replace(report, figures=drawn)
     run_id, link = _log_to_mlflow(context, file, partial(_log_report, report, context))
     result = replace(report.result, run_id=run_id)
@@ -163,10 +165,9 @@ def _shows_figures(context: JobContext) -> bool:
     return context.report == "full" or sweep.is_tracked(context)
 
 
-def _draw_figures(records: Records, folder: Path) -> tuple[Path, ...]:
-    return figures.draw_latency(records, folder / "latency.png"), figures.draw_timeline(
-        records, folder / "timeline.png"
-    )
+def _draw_figures(records: Records, folder: Path, look: FigureLook) -> tuple[Path, ...]:
+    latency, timeline = folder / "latency.png", folder / "timeline.png"
+    return figures.draw_latency(records, latency, look), figures.draw_timeline(records, timeline, look)
 
 
 def _log_to_mlflow(
