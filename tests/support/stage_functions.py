@@ -14,23 +14,27 @@ KILLED_AT: list[int] = []
 """Numbers of calls that end as Ctrl-C does."""
 REFUSED: list[tuple[int, ...]] = []
 """Shapes that are refused."""
+FAULTY: list[tuple[int, ...]] = []
+"""Shapes at which the code breaks, as it does where a GPU has no memory left."""
 
 
 def clear() -> None:
-    for kept in (CALLS, KILLED_AT, REFUSED):
+    for kept in (CALLS, KILLED_AT, REFUSED, FAULTY):
         kept.clear()
 
 
 def measure(out: Path, *, x: float, shape: tuple[int, ...], deep: bool = False) -> None:
     """Writes metrics.json, whose score is best at x = 1e-3 and the longer shape.
 
-    Raises ValueError for the shape (1,).
+    Raises ValueError for the shape (1,), and for those of `REFUSED`; RuntimeError for those of `FAULTY`.
     """
     CALLS.append((x, shape))
     if len(CALLS) - 1 in KILLED_AT:
         raise KeyboardInterrupt
     if shape in [(1,), *REFUSED]:
         raise ValueError("a shape of 1 cannot be trained")
+    if shape in FAULTY:
+        raise RuntimeError("out of memory")
     score = len(shape) - abs(math.log10(x) + 3) + deep
     (out / "metrics.json").write_text(json.dumps({"score": score, "cost": sum(shape)}), encoding="utf-8")
     if folder := os.environ.get("TANDEM_DATA"):

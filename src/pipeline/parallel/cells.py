@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -150,7 +151,9 @@ def _run_cell(launch: Launch, cell: Cell) -> CellEnd:
 
 
 def build_stage(launch: Launch, root: Path, force: bool, stage: Stage) -> str:
-    """Builds a stage, with `force` again; returns the text of a user's mistake, or an empty text if it was built."""
+    """Builds a stage, with `force` again; returns why it could not be built, or an empty text if it was. A fault of the
+    project counts as a mistake does: the jobs that do not need the stage run in any case.
+    """
     from pipeline.running import call_stage
 
     launch.restore()
@@ -161,6 +164,9 @@ def build_stage(launch: Launch, root: Path, force: bool, stage: Stage) -> str:
             runner.ensure_built(stage)
         except UserError as problem:
             return str(problem)
+        except Exception as problem:  # a fault of the project: printed in full
+            traceback.print_exc()
+            return f"{type(problem).__name__}: {problem}"
     return ""
 
 

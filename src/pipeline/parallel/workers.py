@@ -6,7 +6,7 @@ Each class is what a file of conf/hydra/launcher describes.
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -78,23 +78,32 @@ class JoblibWorkers:
     def prepare(self, call: WorkerCall, task: tuple[Any, ...]) -> Iterator[Any]:
         """As many processes as jobs of the least memory have; `run` ends those that are too many."""
         count = self.count(0.0)
-        return _until_lost(lambda: self._start(count, call, [task] * count))
+        return _until_lost(lambda: self._start(count, call, enumerate([task] * count)))
 
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
     ) -> Iterator[tuple[int, Any | LostTask]]:
+        """A process that dies takes the others along. What had not begun goes on, and what had begun runs again in
+        halves, until one task dies alone: that one is lost.
+        """
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        waiting = set(range(len(tasks)))
-        try:
-            for index, result in self._start(self.count(job_nbytes), call, tasks):
-                waiting.discard(index)
-                yield index, result
-        except TerminatedWorkerError as problem:
-            for index in waiting:
-                yield index, LostTask(f"a worker process was killed, perhaps for its memory ({problem})"[:300])
+        count, groups = self.count(job_nbytes), [list(range(len(tasks)))]
+        while groups:
+            waiting, sent = groups.pop(0), list[int]()
+            numbered = [(index, tasks[index]) for index in waiting]
+            try:
+                for index, result in self._start(count, call, _noting(sent, numbered)):
+                    waiting.remove(index)
+                    yield index, result
+            except TerminatedWorkerError as problem:
+                begun = [index for index in sent if index in waiting] or waiting
+                if len(begun) == 1:
+                    yield begun[0], LostTask(f"a worker process was killed, perhaps for its memory ({problem})"[:300])
+                unsent = [index for index in waiting if index not in begun]
+                groups = [*([unsent] if unsent else []), *groups, *_halves(begun)]
 
-    def _start(self, count: int, call: WorkerCall, tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    def _start(self, count: int, call: WorkerCall, numbered: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[Any]:
         """The first tasks have begun when this returns; the others follow as their results are taken."""
         from joblib import Parallel, delayed
 
@@ -102,7 +111,7 @@ class JoblibWorkers:
         run_all = Parallel(
             n_jobs=count, backend="loky", batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
         )
-        found: Iterator[Any] = run_all(delayed(_call_numbered)(i, call, task) for i, task in enumerate(tasks))
+        found: Iterator[Any] = run_all(delayed(_call_numbered)(i, call, task) for i, task in numbered)
         return found
 
 
@@ -119,6 +128,19 @@ def _until_lost(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     with contextlib.suppress(TerminatedWorkerError):
         return rest(start())
     return iter(())
+
+
+def _noting(sent: list[int], numbered: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """The tasks, whose numbers are noted in `sent` as they are taken."""
+    for index, task in numbered:
+        sent.append(index)
+        yield index, task
+
+
+def _halves(numbers: list[int]) -> list[list[int]]:
+    """None of one number."""
+    middle = (len(numbers) + 1) // 2
+    return [numbers[:middle], numbers[middle:]] if len(numbers) > 1 else []
 
 
 def _call_numbered(index: int, call: WorkerCall, task: tuple[Any, ...]) -> tuple[int, Any]:

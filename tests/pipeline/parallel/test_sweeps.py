@@ -17,11 +17,12 @@ from pipeline.artifacts.stage import Stage
 from pipeline.command.main import main
 from pipeline.errors import ConfigError
 from pipeline.parallel.cells import build_stage
-from pipeline.parallel.workers import JoblibWorkers, SubmititWorkers, create_workers
+from pipeline.parallel.workers import JoblibWorkers, LostTask, SubmititWorkers, create_workers
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import read_note
 from tests.support import stage_functions
 from tests.support.inline_workers import InlineWorkers
+from tests.support.killed_jobs import number_or_die
 
 _MEASURE = "tests.support.stage_functions.measure"
 EXPERIMENT = {
@@ -133,6 +134,15 @@ def test_sealed_prompts_that_a_stage_of_several_jobs_reads_are_counted(tmp_path:
     assert (tmp_path / "sealed_uses.txt").read_text() == f"gsm8k {stage.digest[:16]}\n"
 
 
+def test_a_fault_in_a_stage_fails_the_jobs_that_need_it_and_no_others(run: Run) -> None:
+    stage_functions.FAULTY.append((2,))
+    code, out, err = sweep(run)
+    assert code == 1
+    assert "2 of 4 jobs complete" in out
+    assert out.count("failed: stage base, which several jobs need: RuntimeError: out of memory") == 2
+    assert "Traceback" in err
+
+
 def test_resume_goes_on_in_the_same_mlflow_run_and_the_same_command_has_its_own(run: Run, tracking: Tracking) -> None:
     stage_functions.KILLED_AT.append(4)
     outputs = Path(tracking.outputs)
@@ -196,6 +206,13 @@ def test_processes_that_die_before_they_have_a_task_are_replaced() -> None:
     workers = JoblibWorkers(2)
     assert list(workers.prepare(os._exit, (1,))) == []
     assert [index for index, _ in workers.run(os.getpid, [()], 0.0)] == [0]
+
+
+def test_of_tasks_that_run_beside_one_that_kills_its_process_that_one_alone_is_lost() -> None:
+    ended = dict(JoblibWorkers(2).run(number_or_die, [(number,) for number in range(6)], 0.0))
+    lost = {number for number, result in ended.items() if isinstance(result, LostTask)}
+    assert lost == {0}
+    assert [ended[number] for number in range(1, 6)] == [{"number": number} for number in range(1, 6)]
 
 
 def test_options_out_of_range_are_refused() -> None:
