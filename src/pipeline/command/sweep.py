@@ -41,7 +41,7 @@ def main(argv: Sequence[str], go_on: GoOn) -> int:
 
 def status_parts(folder: Path, note: SweepNote) -> list[ReportPart]:
     """A row for each job that is not complete, and the numbers of jobs by status."""
-    results = {number: job_result.read_result(folder / str(number)) for number in _numbers(folder, note)}
+    results = {number: _result(folder, note, number) for number in _numbers(folder, note)}
     texts = {number: _status(result) for number, result in results.items()}
     counts = ", ".join(f"{count} {text}" for text, count in Counter(texts.values()).items())
     ends = "its last command ended" if note.ended else "its last command was stopped, or still runs"
@@ -55,7 +55,13 @@ def status_parts(folder: Path, note: SweepNote) -> list[ReportPart]:
 
 def _numbers(folder: Path, note: SweepNote) -> list[int]:
     begun = {int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()}
-    return sorted(begun | set(range(len(note.jobs))))
+    return list(range(len(note.jobs))) or sorted(begun)
+
+
+def _result(folder: Path, note: SweepNote, number: int) -> JobResult | None:
+    """None also where another job of that number left one."""
+    found = job_result.read_result(folder / str(number))
+    return found if found and note.lists(number, found.overrides) else None
 
 
 def _status(result: JobResult | None) -> str:

@@ -115,8 +115,12 @@ def is_complete(cell: Cell) -> bool:
 
 def failed_result(cell: Cell, reason: str) -> JobResult:
     """What job.json says of a job whose worker process died."""
-    overrides = tuple(map(mask_override, written_overrides(cell.config.hydra)))
-    return JobResult("failed", cell.number, str(cell.config.policy.name), overrides, error=reason)
+    return JobResult("failed", cell.number, str(cell.config.policy.name), masked_overrides(cell), error=reason)
+
+
+def masked_overrides(cell: Cell) -> tuple[str, ...]:
+    """The overrides of the job as its result has them."""
+    return tuple(map(mask_override, written_overrides(cell.config.hydra)))
 
 
 def import_modules(launch: Launch, tracked: bool) -> None:

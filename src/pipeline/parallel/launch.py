@@ -83,10 +83,13 @@ class SweepLaunch:
         return plans
 
     def _is_complete(self, job: Cell, plan: CellPlan | None) -> bool:
-        """True for a job that an earlier command of this sweep completed with the same configuration."""
+        """True for a job that an earlier command of this sweep completed with the same configuration, perhaps in other
+        words; its result then has the words of this command.
+        """
         found = job_result.read_result(cells.job_folder(job.config)) if cells.is_complete(job) else None
         if not (plan and found and found.digest == plan.goal.digest and found.digest not in plan.stages):
             return False
+        replace(found, overrides=cells.masked_overrides(job)).write(cells.job_folder(job.config))
         self._say(f"job {job.number}: complete since an earlier command")
         return True
 

@@ -14,6 +14,7 @@ from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt
 from pipeline.report.statistics import ConfidenceInterval, holm, paired_p_values
+from pipeline.report.sweep_note import SweepNote, read_note
 from pipeline.report.table import (
     LabelledTexts,
     ReportPart,
@@ -74,7 +75,7 @@ class ComparisonRow:
 
 
 def compare_jobs(sweep: Path, baseline: str | None = None) -> list[ComparisonRow]:
-    """A row for each started job below the folder of a multirun, in the jobs' order.
+    """A row for each started job of the multirun in this folder, in the jobs' order.
 
     `baseline` is a policy or a value that jobs differ in; by default the first complete job is the baseline.
     """
@@ -82,8 +83,12 @@ def compare_jobs(sweep: Path, baseline: str | None = None) -> list[ComparisonRow
 
 
 def read_jobs(sweep: Path) -> list[JobResult]:
-    """The result of each started job below the folder of a multirun, in the jobs' order."""
+    """The result of each started job of the multirun in this folder, in the jobs' order; not those that an earlier,
+    different command left there.
+    """
+    note = read_note(sweep) or SweepNote()
     found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := job_result.read_result(folder))]
+    found = [one for one in found if one.number is None or note.lists(one.number, one.overrides)]
     return sorted(found, key=lambda one: (one.number is None, one.number or 0))
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from pipeline.artifacts import fingerprint
+from pipeline.report.mlflow_store import changes_result, split_masked
 
 SWEEP_FILE = "sweep.json"
 
@@ -33,8 +34,23 @@ class SweepNote:
     def write(self, folder: Path) -> None:
         fingerprint.write_atomic(folder / SWEEP_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
+    def lists(self, number: int, overrides: Sequence[str]) -> bool:
+        """True if these are overrides of the job of this number: no setting has another value. An earlier command in
+        the same folder may have left other jobs there. Also true of a search, which lists none.
+        """
+        if not self.jobs:
+            return True
+        if number >= len(self.jobs):
+            return False
+        own, its = _choices(self.jobs[number]), _choices(overrides)
+        return all(own[key] == its[key] for key in own.keys() & its.keys())
+
     def mark_ended(self, folder: Path) -> None:
         replace(self, ended=True).write(folder)
+
+
+def _choices(overrides: Sequence[str]) -> dict[str, str]:
+    return {key: value for key, value in map(split_masked, overrides) if changes_result(key)}
 
 
 def read_note(folder: Path) -> SweepNote | None:

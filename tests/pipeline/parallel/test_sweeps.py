@@ -167,6 +167,16 @@ def test_resume_goes_on_in_the_same_mlflow_run_and_the_same_command_has_its_own(
     assert len(client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")) == 2, "no run of its own"
 
 
+def test_a_sweep_that_goes_on_with_fewer_jobs_counts_these_alone(run: Run, tmp_path: Path) -> None:
+    assert sweep(run)[0] == 0
+    folder = tmp_path / "outputs" / "cheap"
+    code, out, err = run("sweep", "resume", str(folder), "stages.cheap.x=1.0")
+    assert code == 0, out + err
+    assert "2 of 2 jobs complete" in out
+    assert out.count("complete since an earlier command") == 1
+    assert "2 jobs: 2 complete; its last command ended" in run("sweep", "status", str(folder))[1]
+
+
 def test_jobs_on_several_hosts_need_a_tracking_server(run: Run) -> None:
     code, _, err = sweep(run, "hydra.launcher.across_hosts=true", "tracking.uri=null")
     assert code == 2

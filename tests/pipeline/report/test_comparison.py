@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.command.sweep import status_parts
 from pipeline.errors import ConfigError
 from pipeline.report import comparison, job_result
 from pipeline.report.choices import check_baseline, differing_overrides
@@ -15,6 +16,7 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import Records
 from pipeline.report.statistics import ConfidenceInterval
 from pipeline.report.summary import summarise
+from pipeline.report.sweep_note import SweepNote, read_note
 from pipeline.report.table import plain_lines
 from tests.pipeline.report.serve_artifact import drawn, request, write
 
@@ -53,6 +55,17 @@ def test_rows_are_in_job_order_with_the_result_of_each_job(sweep):
     assert [row.result.number for row in rows] == [0, 1, 2, 3, 4, 10]
     assert [row.problem for row in rows] == [None] * 3 + ["failed: does not fit: 70 GB"] + [comparison.NO_RESULT] * 2
     assert rows[4].result.overrides[-1] == "cloud.api_key=***"
+
+
+def test_jobs_that_another_command_left_in_the_folder_do_not_count(tmp_path):
+    words = [["policy=a", "seed=0"], ["policy=a", "seed=1"], ["policy=b", "seed=0"], ["policy=b", "seed=1"]]
+    for number, own in enumerate(words):
+        JobResult("complete", number, overrides=tuple(own)).write(tmp_path / str(number))
+    SweepNote(jobs=[["seed=0", "+policy=a", "report=quiet"], ["seed=0", "+policy=b"]]).write(tmp_path)
+    assert [one.number for one in comparison.read_jobs(tmp_path)] == [0]
+    assert status_parts(tmp_path, read_note(tmp_path))[0].startswith("2 jobs: 1 complete, 1 not begun;")
+    SweepNote().write(tmp_path)
+    assert len(comparison.read_jobs(tmp_path)) == 4, "a search lists no jobs"
 
 
 QUALITY, TBT = "quality/mean", "latency/tbt_s/mean"
