@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
@@ -24,9 +24,18 @@ from serving.studies.capacity.load_test import LoadTest, LoadTestResult, run_loa
 from serving.studies.capacity.search import CLEAR_FACTOR, CapacitySearch, search_capacity
 from serving.workload.slo import SloClass
 
+if TYPE_CHECKING:
+    from multiprocessing.pool import IMapIterator
+    from multiprocessing.process import BaseProcess
+
 T = TypeVar("T")
 JsonObject = dict[str, Any]
 """A JSON object."""
+_POLL_S = 1.0
+_KILLED = (
+    "one of its processes was killed, perhaps for its memory. The jobs that ended are kept, and the same command goes "
+    "on; with fewer processes (the stage's option `processes`, of which null is one a core) each has more memory."
+)
 
 
 def run_jobs(
@@ -40,7 +49,7 @@ def run_jobs(
     """The result of `run` for each job, in their order; `results_dir` has the results of an interrupted run.
 
     `processes` None: one for each core that this process may use. Passes through what `run` raises, and
-    KeyboardInterrupt.
+    KeyboardInterrupt. Raises ValueError if one of the processes is killed.
     """
     files = [results_dir / f"{i}.json" for i in range(len(jobs))]
     left = [i for i, file in enumerate(files) if not file.is_file()]
@@ -59,8 +68,21 @@ def _run_missing(
     if workers <= 1:
         yield from ((i, run(jobs[i])) for i in missing)
         return
+    others = mp.active_children()
     with mp.get_context("spawn").Pool(workers, _ignoring_interrupts) as pool:
-        yield from pool.imap_unordered(partial(_run_indexed, run), [(i, jobs[i]) for i in missing])
+        own = [one for one in mp.active_children() if one not in others]
+        results = pool.imap_unordered(partial(_run_indexed, run), [(i, jobs[i]) for i in missing])
+        yield from (_next_result(results, own) for _ in missing)
+
+
+def _next_result(results: "IMapIterator[T]", processes: Sequence["BaseProcess"]) -> T:
+    """A pool replaces a process that died, and forgets its job: the result would never come."""
+    while True:
+        try:
+            return results.next(_POLL_S)
+        except mp.TimeoutError:
+            if not all(one.is_alive() for one in processes):
+                raise ValueError(_KILLED) from None
 
 
 def _run_indexed(run: Callable[[T], JsonObject], indexed: tuple[int, T]) -> tuple[int, JsonObject]:

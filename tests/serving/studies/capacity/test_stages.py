@@ -11,10 +11,11 @@ from serving.progress import silent
 from serving.runtimes.simulated import Simulated
 from serving.studies.capacity.load_test import LoadTest
 from serving.studies.capacity.search import CapacitySearch
-from serving.studies.capacity.stages import TableLayout, find_capacity, measure_load
+from serving.studies.capacity.stages import TableLayout, find_capacity, measure_load, run_jobs
 from serving.workload.slo import SloClass
 from tests.serving.studies.capacity.steady_setup import SOMETIMES, setup, wisp_like
 from tests.support.conf_files import architecture
+from tests.support.killed_jobs import number_or_die
 from tests.support.policies import policy
 
 CLASSES = tuple(SloClass(name=f"{rate} tokens/s", tokens_per_s=rate, share=0.5) for rate in (8, 12))
@@ -81,6 +82,11 @@ def test_several_processes_find_the_capacities_of_one(tmp_path: Path) -> None:
         assert one["answers"] == other["answers"]
         assert one["speeds"] == other["speeds"]
     assert table(tmp_path / "1")["sled"]["4"]["slo_violation_rate/c"] == {"by_seed": {"0": 0}}
+
+
+def test_a_process_that_is_killed_ends_the_study_with_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one of its processes was killed"):
+        run_jobs([0, 1, 2], ["a", "b", "c"], number_or_die, tmp_path, silent, 2)
 
 
 def test_variants_replace_fields_of_a_case(tmp_path: Path) -> None:
