@@ -1,13 +1,13 @@
 """Records of JSON Lines, JSON and CSV files and of the Hugging Face Hub, with their locations for error messages."""
 
 import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 
 class InvalidRecordError(ValueError):
@@ -83,27 +83,47 @@ _SEPARATORS = re.compile(r"[\s,]*")
 
 def read_text(path: Path) -> str:
     """Reads a UTF-8 file. Raises ValueError if it is missing, a folder, empty or in another encoding."""
+    with _opened(path, "") as file:
+        return file.read()
+
+
+@contextmanager
+def _opened(path: Path, newline: str) -> Iterator[TextIO]:
+    """The file, whose lines end as `open` says of `newline`. Raises ValueError as `read_text` does, of another encoding
+    where it is met.
+    """
     if not path.is_file():
         problem = "is a folder, needed is a file" if path.is_dir() else "does not exist"
         raise ValueError(f"{path} {problem}; set workload.path to the data set's file")
-    data = path.read_bytes()
     try:
-        text = data.decode("utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline=newline) as file:
+            if not any(line.strip() for line in file):
+                raise InvalidRecordError(f"{path} line 1: the file is empty")
+            file.seek(0)
+            yield file
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InvalidRecordError(f"{path} line {line}: not UTF-8 (byte 0x{data[error.start]:02x})") from None
-    if not text.strip():
-        raise InvalidRecordError(f"{path} line 1: the file is empty")
-    return text
+        raise _other_encoding(path) or error from None
+
+
+def _other_encoding(path: Path) -> InvalidRecordError | None:
+    """Names the first line that is not UTF-8; None if there is none."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return InvalidRecordError(f"{path} line {number}: not UTF-8 (byte 0x{line[error.start]:02x})")
+    return None
 
 
 def json_lines(path: Path) -> Iterator[DataRecord]:
-    """Yields one object per line; blank lines are skipped."""
+    """Yields one object per line as the file is read; blank lines are skipped."""
     # str.splitlines would also split at U+2028 and the like, which JSON allows inside a text
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            where = f"{path} line {number}"
-            yield _record_of(_parse_json(line, path, number), where, number)
+    with _opened(path, "\n") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                where = f"{path} line {number}"
+                yield _record_of(_parse_json(line.removesuffix("\n"), path, number), where, number)
 
 
 def json_list(path: Path) -> Iterator[DataRecord]:
@@ -126,23 +146,22 @@ def json_member(path: Path, name: str) -> Iterator[DataRecord]:
 
 
 def csv_records(path: Path, columns: tuple[str, ...], delimiter: str, quoted: bool) -> Iterator[DataRecord]:
-    """Yields the records of a CSV or TSV file whose header has `columns`; a record's line is the one on which it
-    starts.
+    """Yields the records of a CSV or TSV file whose header has `columns`, as the file is read; a record's line is the
+    one on which it starts.
     """
-    lines = io.StringIO(read_text(path), newline="")
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     header: list[str] = []
-    for number, record in _records(reader, path):
-        where = f"{path} line {number}"
-        if not header:
-            header = _checked_header(record, columns, where)
-        elif len(record) != len(header):
-            raise InvalidRecordError(
-                f"{where}: {len(record)} columns, the header has {len(header)} ({', '.join(header)})"
-            )
-        else:
-            yield DataRecord(dict(zip(header, record, strict=True)), where, number)
+    with _opened(path, "") as file:
+        for number, record in _records(csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True), path):
+            where = f"{path} line {number}"
+            if not header:
+                header = _checked_header(record, columns, where)
+            elif len(record) != len(header):
+                raise InvalidRecordError(
+                    f"{where}: {len(record)} columns, the header has {len(header)} ({', '.join(header)})"
+                )
+            else:
+                yield DataRecord(dict(zip(header, record, strict=True)), where, number)
 
 
 def _records(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:

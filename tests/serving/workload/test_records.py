@@ -1,4 +1,6 @@
 import json
+import tracemalloc
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,37 @@ def test_a_broken_line_is_named(tmp_path, text, message):
 def test_a_missing_file_names_the_option(tmp_path, name, problem):
     with pytest.raises(ValueError, match=f"{problem}.*workload.path"):
         list(records.json_lines(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("12345,67\n", lambda path: records.csv_records(path, ("12345",), ",", quoted=True)),
+        ('{"a": 12345}\n', records.json_lines),
+    ],
+)
+def test_the_first_records_of_a_large_file_take_no_memory_for_the_others(tmp_path, line, read):
+    path = written(tmp_path, line * 200_000)
+    tracemalloc.start()
+    try:
+        first = list(islice(read(path), 3))
+        peak_nbytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(first) == 3
+    assert peak_nbytes < 300_000
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_field(tmp_path):
+    path = written(tmp_path, b"\xef\xbb\xbfa,b\r\n1,2\r\n")
+    assert [row.fields for row in records.csv_records(path, ("a", "b"), ",", quoted=True)] == [{"a": "1", "b": "2"}]
+    assert records.read_text(path) == "a,b\r\n1,2\r\n"
+
+
+def test_a_byte_of_another_encoding_far_into_a_file_is_named_by_its_line(tmp_path):
+    path = written(tmp_path, b"a\n" + b"1\n" * 9999 + b"\xe4\n")
+    with pytest.raises(InvalidRecordError, match=r"line 10001: not UTF-8 \(byte 0xe4\)"):
+        list(records.csv_records(path, ("a",), ",", quoted=True))
 
 
 def test_elements_of_a_json_list_know_index_and_line(tmp_path):
