@@ -103,7 +103,8 @@ class AzureTrace:
     """The first requests of a trace in the format of AzurePublicDataset's LLM inference traces, from time 0.
 
     CSV with TIMESTAMP, ContextTokens, GeneratedTokens, in order of time. `speed` 2 halves all gaps. With `use_lengths`
-    the recorded token counts limit each request's prompt and output; a short prompt stays short.
+    the recorded token counts limit each request's prompt and output; a short prompt stays short, and one token beside
+    the chat template is left of any.
     Source: Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024.
     """
 

@@ -29,28 +29,45 @@ class EncodedPrompt:
 
 
 def encode_prompt(
-    text: str, tokenizer: ChatTokenizer, *, template: Template, max_tokens: int, truncate: Truncate
+    text: str,
+    tokenizer: ChatTokenizer,
+    *,
+    template: Template,
+    max_tokens: int,
+    truncate: Truncate,
+    recorded_tokens: int | None = None,
 ) -> EncodedPrompt:
     """Encodes `text` as one user turn (`chat`, or `auto` with a tokenizer that has a template) or `plain`.
 
     A text above `max_tokens` loses its start (`left`: worked examples go first) or its middle (`middle`: instruction
-    and end of an article stay); the template's own tokens are kept. Raises ValueError for `chat` without a template,
-    and with `refuse` for a prompt above the limit.
+    and end of an article stay); the template's own tokens are kept. `recorded_tokens`, of a trace, may limit a prompt
+    further, but to one token beside the template at least. Raises ValueError for `chat` without a template, with
+    `refuse` for a prompt above the limit, and for a template above `max_tokens`.
     """
+    limit = min(max_tokens, recorded_tokens or max_tokens)
     chat = template == "chat" or (template == "auto" and bool(tokenizer.chat_template))
     full_text = _chat_text(text, tokenizer) if chat else text
     ids = _ids(tokenizer, full_text, special=not chat)
-    if len(ids) <= max_tokens:
+    if len(ids) <= limit:
         return EncodedPrompt(tuple(ids))
     head, body, tail = _chat_parts(full_text, text.strip(), tokenizer) if chat else _plain_parts(ids, tokenizer)
-    room = max_tokens - len(head) - len(tail)
-    if truncate == "refuse" or room < 1:
-        raise ValueError(
-            f"the prompt has {len(ids)} tokens, the limit is {max_tokens}: raise "
-            "workload.max_prompt_tokens, or cut with workload.truncate=left or middle"
-        )
-    kept = (*head, *_truncate(body, room, truncate), *tail)
+    framed = len(head) + len(tail)
+    if truncate == "refuse" or framed >= max_tokens:
+        raise ValueError(_too_long_text(len(ids), framed, limit, truncate))
+    kept = (*head, *_truncate(body, max(1, limit - framed), truncate), *tail)
     return EncodedPrompt(kept, max(0, len(ids) - len(kept)))
+
+
+def _too_long_text(num_tokens: int, framed: int, limit: int, truncate: Truncate) -> str:
+    if truncate == "refuse":
+        return (
+            f"the prompt has {num_tokens} tokens, the limit is {limit}: raise workload.max_prompt_tokens, or cut with "
+            "workload.truncate=left or middle"
+        )
+    return (
+        f"the prompt has {num_tokens} tokens, the limit is {limit}, and its template alone has {framed}: raise "
+        "workload.max_prompt_tokens, or set workload.template=plain"
+    )
 
 
 def _truncate(body: Sequence[int], max_tokens: int, truncate: Truncate) -> tuple[int, ...]:

@@ -134,8 +134,9 @@ class Workload:
                 request.prompt.text,
                 tokenizer,
                 template=self.template,
-                max_tokens=request.max_prompt_tokens,
+                max_tokens=self.max_prompt_tokens,
                 truncate=self.truncate,
+                recorded_tokens=request.max_prompt_tokens,
             )
         except ValueError as error:
             raise ValueError(f"{self.dataset.name} prompt {request.prompt.id}: {error}") from error

@@ -20,8 +20,10 @@ class Letters:
         return f"<{conversation[0]['content']}>"
 
 
-def read(text, chat=False, template="auto", limit=100, truncate="refuse"):
-    encoded = encode_prompt(text, Letters(chat), template=template, max_tokens=limit, truncate=truncate)
+def read(text, chat=False, template="auto", limit=100, truncate="refuse", recorded=None):
+    encoded = encode_prompt(
+        text, Letters(chat), template=template, max_tokens=limit, truncate=truncate, recorded_tokens=recorded
+    )
     return "".join(chr(token) if token > 1 else "^" for token in encoded.tokens), encoded.num_dropped
 
 
@@ -37,6 +39,9 @@ def read(text, chat=False, template="auto", limit=100, truncate="refuse"):
         ({"chat": True, "limit": 5, "truncate": "left"}, ("<def>", 3)),
         ({"chat": True, "limit": 5, "truncate": "middle"}, ("<aef>", 3)),
         ({"limit": 7}, ("^abcdef", 0)),
+        ({"chat": True, "truncate": "left", "recorded": 4}, ("<ef>", 4)),
+        ({"chat": True, "truncate": "left", "recorded": 1}, ("<f>", 5)),
+        ({"chat": True, "truncate": "middle", "recorded": 200, "limit": 5}, ("<aef>", 3)),
     ],
 )
 def test_prompts_are_encoded_by_template_and_limit(arguments, expected):
@@ -46,7 +51,7 @@ def test_prompts_are_encoded_by_template_and_limit(arguments, expected):
 def test_a_long_prompt_is_refused_with_what_to_do():
     with pytest.raises(ValueError, match=r"has 7 tokens, the limit is 6: raise workload.max_prompt_tokens, or cut"):
         read("abcdef", limit=6)
-    with pytest.raises(ValueError, match="has 8 tokens, the limit is 2"):
+    with pytest.raises(ValueError, match=r"limit is 2, and its template alone has 2: raise .*, or set workload.templ"):
         read("abcdef", chat=True, limit=2, truncate="left")
 
 

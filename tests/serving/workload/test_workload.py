@@ -7,6 +7,7 @@ from serving.workload.datasets.commonsense_qa import CommonsenseQA
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass
 from serving.workload.workload import ProfilingWorkload, Workload
+from tests.serving.workload.test_encoding import Letters
 
 
 class Twenty:
@@ -68,6 +69,16 @@ def test_recorded_lengths_only_lower_the_limits(tmp_path):
     assert [(request.max_prompt_tokens, request.max_new_tokens) for request in requests] == [(100, 7), (9, 50)]
     with pytest.raises(ValueError, match=r"lengths=true cuts prompts: set workload.truncate"):
         Workload(dataset=Twenty(), arrivals=arrivals)
+
+
+def test_a_row_of_a_trace_that_is_shorter_than_the_template_leaves_one_token_of_the_prompt(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,7\n")
+    arrivals = AzureTrace(path=trace, use_lengths=True)
+    workload = Workload(dataset=Twenty(), devices=1, num_prompts=1, arrivals=arrivals, truncate="left")
+    (request,) = workload.requests()
+    tokens = workload.encode(request, Letters(chat=True)).tokens
+    assert "".join(map(chr, tokens)) == f"<{request.prompt.text[-1]}>"
 
 
 def test_a_prompt_that_does_not_fit_is_named():
