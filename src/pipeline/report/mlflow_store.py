@@ -28,26 +28,43 @@ VALUE_CHARS = 6000
 MASK = "***"
 
 _SECRET_KEY = re.compile(
-    r"(^|[^a-z])(api|auth|private|access)?(key|token|password|passwd|secret|credentials?|bearer)([^a-z]|$)"
+    r"(^|(?<!per)[^a-z])((api|auth|private|access)?(key|token)|(api|auth|private|access)[_-]?(keys|tokens)"
+    r"|passwords?|passwds?|secrets?|credentials?|bearer|authorization)([^a-z]|$)"
 )
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_LOGINS = (
+    re.compile(r"(sql(?:\+\w+)?://)\S+(?=@)"),  # SQLAlchemy takes a password with any sign
+    re.compile(r"(://)[^/:@\s\"'\[]*:(?!\d+[/,?#])\S+(?=@)"),  # but HOST:PORT/PATH@VERSION is none
+    re.compile(r"(://)[^/\s]+(?=@)"),
+)
+_QUERY_VALUE = re.compile(r"(?<=[?&])([\w.-]+)=[^&#\s\"']+")
+_INNER_KEY = re.compile(r"[{,]\s*[\"']?([\w.-]+)[\"']?\s*:")
 FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
 
 
 def mask_secrets(node: Any, key: str = "") -> Any:
-    """The same plain data with `***` for values under keys that look like secrets, and for logins in addresses."""
+    """The same plain data with `***` for values under keys that look like secrets, and for logins and such values in
+    addresses.
+    """
     if node is not None and not isinstance(node, bool) and _SECRET_KEY.search(key.lower()):
         return MASK
     if isinstance(node, Mapping):
         return {str(name): mask_secrets(value, str(name)) for name, value in node.items()}
     if isinstance(node, list | tuple):
         return [mask_secrets(value) for value in node]
-    return _LOGIN.sub(MASK, node) if isinstance(node, str) else node
+    return _mask_addresses(node) if isinstance(node, str) else node
+
+
+def _mask_addresses(text: str) -> str:
+    for login in _LOGINS:
+        text = login.sub(rf"\1{MASK}", text)
+    return _QUERY_VALUE.sub(lambda one: f"{one[1]}={MASK}" if _SECRET_KEY.search(one[1].lower()) else one[0], text)
 
 
 def mask_override(override: str) -> str:
-    """`key=value` with the value masked as `mask_secrets` does."""
+    """`key=value` with the value masked as `mask_secrets` does; as a whole if a key inside it looks like a secret's."""
     key, equals, value = override.partition("=")
+    if "{" in value and any(_SECRET_KEY.search(inner.lower()) for inner in _INNER_KEY.findall(value)):
+        return f"{key}={MASK}"
     last = re.split(r"[./]", key)[-1]  # the folder of `variant/token_routing/router` names no secret
     return f"{key}{equals}{mask_secrets(value, last)}" if equals else override
 

@@ -89,7 +89,7 @@ def test_values_under_secret_names_are_masked(key):
     assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
 
 
-@pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "monkey", "tokenizer", "keep"])
+@pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "s_per_token", "monkey", "tokenizer", "keep"])
 def test_values_under_other_names_are_kept(key):
     assert mask_secrets({key: 48}) == {key: 48}
 
@@ -103,5 +103,41 @@ def test_empty_and_boolean_values_are_not_masked():
     assert mask_secrets({"api_key": None, "use_token": True}) == {"api_key": None, "use_token": True}
 
 
-def test_logins_in_addresses_are_masked():
-    assert mask_secrets({"uri": "postgresql://me:s3cret@db/x"}) == {"uri": "postgresql://***@db/x"}
+@pytest.mark.parametrize(
+    ("address", "masked"),
+    [
+        ("postgresql://me:s3cret@db/x", "postgresql://***@db/x"),
+        ("postgresql://me:s3@cret@db/x", "postgresql://***@db/x"),
+        ("postgresql+psycopg2://me:12/3@db:5432/x", "postgresql+psycopg2://***@db:5432/x"),
+        ("http://me:s3/cr@et@host:5000/", "http://***@host:5000/"),
+        ("http://s3cret@host/", "http://***@host/"),
+        ("http://host/v1?user=me&token=s3cret&n=1", "http://host/v1?user=me&token=***&n=1"),
+        ("http://host/v1?api-key=s3cret", "http://host/v1?api-key=***"),
+    ],
+)
+def test_logins_and_keys_in_addresses_are_masked(address, masked):
+    assert mask_secrets({"uri": address}) == {"uri": masked}
+    assert mask_override(f"tracking.uri={address}") == f"tracking.uri={masked}"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "http://host:5000/files@v2/x", "https://host/owner/name@v1", "sqlite:///outputs/mlflow.db",
+        "http://[::1]:5000/x@v1", "http://host/?max_tokens=4&q=a", "[http://a:80,http://b:80/x@v1]",
+        "{max_new_tokens: 4, name: a}", "${oc.env:HOST}", "[a, b]", "which token: the last",
+    ],
+)  # fmt: skip
+def test_other_values_are_kept(value):
+    assert mask_override(f"a.b={value}") == f"a.b={value}"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+cloud.api={api_key: sk-1}", "cloud.api={url: x, 'password':sk-1}", "cloud=[{access_tokens: [sk-1]}]",
+        "x.headers={Authorization: Bearer sk-1}", "a.api_keys=[sk-1,sk-2]", "a.secrets=sk-1",
+    ],
+)  # fmt: skip
+def test_secrets_inside_a_value_mask_it(override):
+    assert mask_override(override) == f"{override.partition('=')[0]}=***"
