@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.report.mlflow_store import VALUE_CHARS, Tracking
+from pipeline.report.mlflow_store import VALUE_CHARS, Tracking, key_text
 
 if TYPE_CHECKING:
     from mlflow.entities import Dataset
@@ -79,7 +79,7 @@ class MlflowLogger:
     def log_curves(self, run_id: str, points: Iterable[CurvePoint]) -> None:
         from mlflow.entities import Metric
 
-        items = [Metric(one.name, one.value, int(1000 * one.at_s), one.step) for one in points]
+        items = [Metric(key_text(one.name), one.value, int(1000 * one.at_s), one.step) for one in points]
         for at in range(0, len(items), _METRICS_PER_BATCH):
             self.client.log_batch(run_id, metrics=items[at : at + _METRICS_PER_BATCH])
 

@@ -6,6 +6,7 @@ Configuration is logged flat, within MLflow's limits, and with secrets masked.
 import json
 import logging
 import os
+import posixpath
 import re
 import shlex
 import sys
@@ -38,7 +39,7 @@ _LOGINS = (
 )
 _QUERY_VALUE = re.compile(r"(?<=[?&])([\w.-]+)=[^&#\s\"']+")
 _INNER_KEY = re.compile(r"[{,]\s*[\"']?([\w.-]+)[\"']?\s*:")
-FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
+_FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
 
 
 def mask_secrets(node: Any, key: str = "") -> Any:
@@ -86,7 +87,12 @@ def changes_result(key: str) -> bool:
 
 def flatten(config: Mapping[str, Any]) -> dict[str, str]:
     """Masked leaves by dotted key; lists of plain values stay whole, long keys and values are cut."""
-    return dict(_flat_items(mask_secrets(config), ""))
+    return dict(_flat_items(mask_secrets(config), "")) if config else {}
+
+
+def key_text(name: str) -> str:
+    """The name as MLflow takes it for a metric or a parameter: other signs become `_`, and a long name is cut."""
+    return posixpath.normpath(_FORBIDDEN_CHARS.sub("_", name)[:KEY_CHARS]).lstrip("/")
 
 
 def _flat_items(node: Any, place: str) -> Iterator[tuple[str, str]]:
@@ -98,7 +104,7 @@ def _flat_items(node: Any, place: str) -> Iterator[tuple[str, str]]:
             yield from _flat_items(item, f"{place}.{index}")
     else:
         text = node if isinstance(node, str) else json.dumps(node, ensure_ascii=False, default=str)
-        yield FORBIDDEN_CHARS.sub("_", place)[:KEY_CHARS], _cut(text)
+        yield key_text(place), _cut(text)
 
 
 def _cut(text: str) -> str:

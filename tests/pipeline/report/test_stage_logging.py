@@ -62,6 +62,25 @@ def test_a_stage_is_logged_once_and_linked_to_by_the_jobs_that_use_it(tmp_path, 
         )
 
 
+def test_names_that_mlflow_does_not_take_are_changed(tmp_path, tracking):
+    stage = shown(tmp_path / "stage", json.dumps({"WISP, 32B, 8 tokens//s (mean)/capacity": 12, "shares/50 %": [1, 2]}))
+    log_stages(MlflowLogger.open(tracking), [stage])
+    client, _ = tracking.connect()
+    (run,) = client.search_runs([stage_experiment(tracking)])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["metrics/WISP_ 32B_ 8 tokens/s _mean_/capacity"] == 12
+    assert run.data.metrics["metrics/shares/50 _"] == 2
+
+
+def test_a_stage_whose_settings_cannot_be_read_is_logged(tmp_path, tracking):
+    stage = shown(tmp_path / "stage", "{}")
+    (stage.path / manifest.MANIFEST_FILE).unlink()
+    log_stages(MlflowLogger.open(tracking), [stage])
+    client, _ = tracking.connect()
+    (run,) = client.search_runs([stage_experiment(tracking)])
+    assert (run.info.status, run.data.params) == ("FINISHED", {})
+
+
 def test_jobs_at_once_log_a_stage_once(tmp_path, tracking):
     stage = shown(tmp_path / "stage", "{}")
     stage_experiment(tracking)

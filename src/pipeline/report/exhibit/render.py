@@ -15,7 +15,7 @@ from pipeline.report.exhibit.map_plot import draw_maps
 from pipeline.report.exhibit.order import order_texts
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
-from pipeline.report.mlflow_store import FORBIDDEN_CHARS
+from pipeline.report.mlflow_store import key_text
 from pipeline.report.table import WIDTH, LabelledTexts, ReportPart, Table, csv_text, shared_decimals
 
 _LEGEND = (
@@ -162,7 +162,7 @@ def exhibit_metrics(shown: RenderedExhibit, results: Sequence[ClaimResult]) -> d
         cell = shown.measured_cell(row, column)
         if isinstance(cell, Estimate):
             place = "/".join(filter(None, ("exhibit", row.group, row.label, column.name)))
-            found[FORBIDDEN_CHARS.sub("_", place)] = cell.value
+            found[key_text(place)] = cell.value
     return found
 
 
