@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.config.arguments import split_options
 from pipeline.errors import UserError
 from pipeline.report.export import write
 from pipeline.report.export.finished import Finished, read_finished
@@ -19,10 +20,9 @@ _OPTIONS = ("export", "baseline", "requests", "out")
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command. Raises UserError."""
-    words = [word for word in argv if "=" not in word]
-    given = dict(word.split("=", 1) for word in argv if "=" in word)
-    unknown = sorted(given.keys() - set(_OPTIONS))
-    if len(words) != 1 or unknown:
+    words, given = split_options(argv, _OPTIONS)
+    if len(words) != 1:
+        unknown = [word.partition("=")[0] for word in words if "=" in word and not Path(word).exists()]
         problem = f"there is no option {unknown[0]}" if unknown else f"{len(words)} folders are named; name one"
         raise UserError(f"report: {problem}. There are\n{USAGE}")
     place = Path(words[0]).absolute()

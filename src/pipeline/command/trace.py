@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.arguments import split_options
 from pipeline.config.build import load
 from pipeline.errors import UserError
 
@@ -19,10 +20,9 @@ def main(argv: Sequence[str]) -> int:
         "export": (_export, 2, ("license", "origin")), "show": (_show, 1, ()),
         "import": (_import, 1, ("outputs", "name")),
     }  # fmt: skip
-    words = [word for word in argv[1:] if "=" not in word]
-    given = dict(word.split("=", 1) for word in argv[1:] if "=" in word)
     command, count, options = commands[argv[0]] if argv and argv[0] in commands else (None, 0, ())
-    if command is None or len(words) != count or given.keys() - set(options):
+    words, given = split_options(argv[1:], options)
+    if command is None or len(words) != count:
         raise UserError(f"trace: {' '.join(argv) or 'nothing'} was asked for; there are\n{USAGE}")
     try:
         command(*map(Path, words), **given)

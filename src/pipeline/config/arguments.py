@@ -1,7 +1,7 @@
 """The command line before Hydra reads it: spellings, configuration folders, and early checks."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -72,6 +72,13 @@ def choices_given(argv: Sequence[str], group: str) -> list[str]:
         if name == group:
             return [choice.strip().strip("'\"") for choice in value.split(",")]
     return []
+
+
+def split_options(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dict[str, str]]:
+    """The words of a command, and the values of its options NAME=VALUE: a file may have an equals sign in its name."""
+    is_option = {word: "=" in word and word.partition("=")[0] in names for word in argv}
+    options = (word.split("=", 1) for word in argv if is_option[word])
+    return [word for word in argv if not is_option[word]], dict(options)
 
 
 def config_folders(argv: Sequence[str]) -> Iterator[Path]:

@@ -29,7 +29,10 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError)
 """What reading a damaged or encrypted member raises; a method that Python lacks is a NotImplementedError, which is a
 RuntimeError, as is too deep JSON.
 """
-_ABOUT_FIELDS = {"version": int, "made_from": dict, "sessions": int, "rows": int, "shapes": dict, "members": dict}
+_ABOUT_FIELDS: dict[str, Any] = {
+    "version": int, "made_from": dict, "policy": str | None, "sessions": int, "rows": int, "shapes": dict,
+    "members": dict,
+}  # fmt: skip
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt")
 
 

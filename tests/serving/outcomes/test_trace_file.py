@@ -58,6 +58,12 @@ def about_with(**values: Any) -> Callable[[dict[str, bytes]], None]:
     return change
 
 
+def without_policy(members: dict[str, bytes]) -> None:
+    about = json.loads(members[ABOUT_FILE])
+    del about["policy"]
+    members[ABOUT_FILE] = json.dumps(about).encode()
+
+
 def test_what_is_imported_is_what_was_exported(recorded: Path, exported: Path, tmp_path: Path) -> None:
     import_trace(exported, tmp_path / "imported")
     before, after = load_trace(recorded), load_trace(tmp_path / "imported")
@@ -107,6 +113,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, bytes]], Any], str]] = {
     "a nested member": (lambda members: members.update({"tokenizer/../evil.json": b"{}"}), "and text files in tokeni"),
     "code": (lambda members: members.update({"tokenizer/tokenizer.py": b"1"}), "and text files in tokenizer/"),
     "no about": (lambda members: members.pop(ABOUT_FILE), "is no trace file: about.json cannot be used"),
+    "no policy": (without_policy, r"is no trace file: about.json cannot be used \(KeyError\('policy'\)\)"),
 }
 
 

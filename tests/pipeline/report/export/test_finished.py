@@ -284,6 +284,13 @@ def test_a_kept_result_is_printed_without_tests(tmp_path: Path, capsys: pytest.C
         report.main([str(file), "export=figures"])
 
 
+def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "seed=1.json"
+    file.write_bytes((results_folder() / "beyond" / "delay_transition.json").read_bytes())
+    report.main([str(file), f"out={tmp_path}"])
+    assert len(list(tmp_path.glob("*.tex"))) == 1
+
+
 def test_requests_are_chosen_by_rank_or_name(sweep: Path) -> None:
     artifact = Path(read_finished(sweep).rows[2].result.artifact or "")
     records = Records.read(artifact)
