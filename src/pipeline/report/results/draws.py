@@ -101,14 +101,19 @@ def summarise_draws(out: Path, *, drawn: Path) -> None:
 
 
 def summarise_tables(out: Path, *, drawn: Path) -> None:
-    """A stage: reads the table of each draw below `drawn`, and writes table_draws.json, each number's value by draw."""
+    """A stage: reads the table of each draw below `drawn`, and writes table_draws.json, the value by draw of each cell
+    that is a number in all of them.
+    """
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for folder in _draw_folders(drawn):
-        for row in read_rows(folder):
-            series = found.setdefault(row.group, {}).setdefault(row.label, {})
-            for metric, cell in row.measured.items():
-                if isinstance(cell, Estimate):
-                    series.setdefault(metric, []).append(cell.value)
+    folders = _draw_folders(drawn)
+    for row in (row for folder in folders for row in read_rows(folder)):
+        series = found.setdefault(row.group, {}).setdefault(row.label, {})
+        for metric, cell in row.measured.items():
+            if isinstance(cell, Estimate):
+                series.setdefault(metric, []).append(cell.value)
+    for series in (series for rows in found.values() for series in rows.values()):
+        for metric in [metric for metric, values in series.items() if len(values) < len(folders)]:
+            del series[metric]
     (out / TABLE_FILE).write_text(json.dumps(found), encoding="utf-8")
 
 

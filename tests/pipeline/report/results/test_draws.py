@@ -131,6 +131,23 @@ def test_a_table_of_one_run_decides_its_claims_draw_by_draw(tmp_path):
     }  # fmt: skip
 
 
+def rows_of(a, b, c):
+    return {row: {"latency/tbt_s/mean": cell} for row, cell in (("a", a), ("b", b), ("c", c))}
+
+
+def test_a_cell_that_is_a_number_in_some_draws_alone_decides_no_claim(tmp_path):
+    tables = [rows_of(None, 2, 1), rows_of(1, 2, 1), rows_of(3, 2, 3)]
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", run(tmp_path, tables), tmp_path / "results")
+    shares = current_shares(tmp_path / "results")["synera/x"]
+    assert {key.split(" / ")[1]: share for key, share in shares.items()} == {"c is faster": 0.6667}
+
+
+def test_values_of_unlike_draws_are_not_compared(tmp_path):
+    folder = run(tmp_path, [rows_of(None, 2, 1), rows_of(3, "any number", 1), rows_of(1, 2, 1)])
+    with pytest.raises(KeptResultError, match="no claim of synera/x is decided"):
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+
+
 def test_a_run_without_draws_says_how_to_get_them(tmp_path):
     JobResult("complete", None, "a", ("draws=packing",), artifact=str(tmp_path)).write(tmp_path / "run")
     with pytest.raises(KeptResultError, match=r"the run has no draws of the clock .*\+draws=packing"):
