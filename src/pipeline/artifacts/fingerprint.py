@@ -7,14 +7,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` beside `path` and rename it into place: a reader or a crash meets the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    # processes of two hosts or containers may have one number
+    beside = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def canonical_json(value: Any, where: str = "value") -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
 from pipeline.artifacts import estimates, fingerprint
 from pipeline.artifacts import manifest as record
@@ -105,7 +106,7 @@ class Store:
         try:
             for folder in (".work", ".locks"):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
-            probe = self.root / ".work" / f".probe-{os.getpid()}"
+            probe = self.root / ".work" / f".probe-{uuid4().hex}"
             probe.write_bytes(b"1")
             probe.unlink()
         except OSError as error:
@@ -161,9 +162,8 @@ class Store:
 
     def move_to_trash(self, folder: Path) -> Path:
         """Take `folder` out of the store with one rename, for the caller to delete where it is then."""
-        trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}-{os.getpid()}"
+        trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}-{uuid4().hex}"
         trash.parent.mkdir(exist_ok=True)
-        shutil.rmtree(trash, ignore_errors=True)
         return folder.rename(trash)
 
 

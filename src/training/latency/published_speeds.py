@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args
+from uuid import uuid4
 
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip
@@ -98,7 +99,7 @@ def append_speeds(file: Path, speeds: Sequence[PublishedSpeed]) -> None:
     before = file.read_text(encoding="utf-8-sig") if file.exists() else f"{','.join(COLUMNS)}\n"
     added = io.StringIO(newline="")
     csv.writer(added, lineterminator="\n").writerows(map(_cells, speeds))
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
         beside.write_text(before + "\n" * (not before.endswith("\n")) + added.getvalue(), encoding="utf-8")
         os.replace(beside, file)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.artifacts.fingerprint import canonical_json, content_digest
+from pipeline.artifacts.fingerprint import canonical_json, content_digest, write_atomic
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -131,3 +131,19 @@ def test_a_missing_path_and_an_empty_folder_have_no_digest(tmp_path: Path) -> No
         content_digest(tmp_path / "absent", tmp_path / "memo")
     with pytest.raises(ValueError, match="holds no file"):
         content_digest(tmp_path, tmp_path / "memo")
+
+
+def test_two_processes_of_one_number_write_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processes of two containers may; here the other writes when the one is about to rename its file."""
+    file, replace = tmp_path / "sweep.json", os.replace
+
+    def replace_late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        write_atomic(file, "the other's")
+        assert file.read_text() == "the other's"
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_late)
+    write_atomic(file, "the one's")
+    assert file.read_text() == "the one's"
+    assert list(tmp_path.iterdir()) == [file]

@@ -115,6 +115,21 @@ def test_a_new_attempt_replaces_the_old(store: Store) -> None:
     assert not any((store.root / ".work").iterdir())
 
 
+def test_two_processes_of_one_number_share_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As processes of two containers may; here the other tries the store while the one does."""
+    unlink = Path.unlink
+
+    def unlink_late(path: Path) -> None:
+        monkeypatch.setattr(Path, "unlink", unlink)
+        store.ensure_writable()
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink_late)
+    store.ensure_writable()
+    kept = [store.move_to_trash(put(store, corpus(), text)) for text in ("the one's", "the other's")]
+    assert [(folder / "deep" / "weights.safetensors").read_text() for folder in kept] == ["the one's", "the other's"]
+
+
 def test_explain_distinguishes_new_and_cached_artifacts(store: Store) -> None:
     assert store.explain(corpus()) == "new"
     assert not store.root.exists()
