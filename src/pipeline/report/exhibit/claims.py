@@ -37,7 +37,8 @@ def evaluate_claims(shown: RenderedExhibit) -> list[ClaimResult]:
 
 
 def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResult:
-    for row in filter(None, (claim.row, claim.baseline)):
+    relative = shown.exhibit.column(claim.metric).relative
+    for row in filter(None, (claim.row, claim.baseline, relative.row if relative else None)):
         if (found := shown.row(group, row)) and found.hypothetical:
             return ClaimResult(claim, group, "not evaluated", f"{row!r} is hypothetical")
     own = _cell(shown, claim, group, claim.row)

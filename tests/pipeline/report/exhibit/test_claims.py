@@ -58,6 +58,16 @@ def test_a_claim_on_a_relative_column_compares_the_ratio_with_a_value():
     assert found.difference.value == pytest.approx(0.4 - 0.5)
 
 
+def test_a_claim_on_a_column_relative_to_a_hypothetical_row_is_not_evaluated():
+    claims = (Claim("half", "b", "q of a", "at_most", value=0.5), Claim("low", "b", "q", "at_most", value=0.5))
+    columns = (ExhibitColumn("q"), ExhibitColumn("q of a", "q", relative=RelativeTo("a")))
+    rows = [ExhibitRow("", "a", {"q": GOOD}, hypothetical="of unlike pairs"), ExhibitRow("", "b", {"q": BAD})]
+    found = evaluate_claims(RenderedExhibit.with_reported_rows(Exhibit("t", columns, claims=claims), rows))
+    assert [(one.status, one.basis) for one in found] == [
+        ("not evaluated", "'a' is hypothetical"), ("holds", "95 % interval"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("than", ["b", "c"])
 def test_a_row_without_a_number_decides_nothing(than):
     (found,) = evaluate_claims(shown(Claim("so", "a", "q", "above", baseline=than), a=GOOD, b=None))
