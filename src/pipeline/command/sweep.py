@@ -34,9 +34,20 @@ def main(argv: Sequence[str], go_on: GoOn) -> int:
         print_parts(status_parts(folder, note), sys.stdout)
     else:
         command = resume_command(folder, note, argv[2:])
-        os.chdir(note.folder)
+        _enter(note.folder)
         go_on(command)
     return 0
+
+
+def _enter(folder: str) -> None:
+    """Makes the folder in which the command ran the current one. Raises UserError if it is not there."""
+    try:
+        os.chdir(folder)
+    except OSError as problem:
+        raise UserError(
+            f"sweep resume: the command ran in {folder}, which cannot be entered here ({problem.strerror}). Make that "
+            f"folder, or write into {SWEEP_FILE}, under `folder`, where the command is to run."
+        ) from problem
 
 
 def status_parts(folder: Path, note: SweepNote) -> list[ReportPart]:
@@ -84,11 +95,24 @@ def _choices(note: SweepNote, results: Mapping[int, JobResult | None]) -> dict[i
 
 
 def resume_command(folder: Path, note: SweepNote, words: Sequence[str]) -> list[str]:
-    """The command line that goes on with the sweep. Raises UserError if it held a secret."""
-    own = {word.partition("=")[0] for word in words}
-    kept = [word for word in note.command if word.partition("=")[0] not in {*own, "hydra.sweep.dir"}]
+    """The command line that goes on with the sweep; words replace the command's of the same setting, with one plus or
+    another. Raises UserError if it held a secret.
+    """
+    signs = {_key(word): word[: len(word) - len(word.lstrip("+"))] for word in note.command}
+    given = [_with_sign(word, signs) for word in words]
+    replaced = {*map(_key, words), "hydra.sweep.dir"}
+    kept = [word for word in note.command if _key(word) not in replaced]
     if masked := [word for word in kept if MASK in word]:
         raise UserError(f"sweep resume: the value of {masked[0]} is a secret and was not written; give it again.")
     if not kept:
         raise UserError(f"sweep resume: {folder / SWEEP_FILE} does not say the command; run it again by hand.")
-    return [*kept, *words, f"hydra.sweep.dir={folder}"]
+    return [*kept, *given, f"hydra.sweep.dir={folder}"]
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
+
+
+def _with_sign(word: str, signs: Mapping[str, str]) -> str:
+    """The word with the plus of the command, which Hydra wants for a setting that its files do not have."""
+    return word if word.startswith("~") or _key(word) not in signs else signs[_key(word)] + word.lstrip("+")
