@@ -58,7 +58,7 @@ class Branch:
     stopped: bool = False
     """True if the stop rule has ended this branch, or its tree is grown."""
     steps: int = 0
-    """Steps of the draft model that have extended it, the one for `token` included."""
+    """Steps of the draft model that have extended it; the step that finds `token` counts."""
 
     @property
     def continuation(self) -> TokenIds:

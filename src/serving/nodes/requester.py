@@ -71,7 +71,7 @@ class Requester:
             base_timeout_s: seconds to wait for a reply before the first retry; the timeout doubles with each retry.
             exclusive_chip: if False, draft one token per job, so that other sessions' work can run in between.
                 A tree is one job.
-            has_begun: True if this job is on the chip; None: no job ever waits for it.
+            has_begun: True if this job is on the chip; None: every job is, from the moment it is given.
         """
         self.session, self.policy, self.hop_path, self.ids = session, policy, hop_path, ids
         self.base_timeout_s, self.exclusive_chip, self.has_begun = base_timeout_s, exclusive_chip, has_begun
@@ -201,7 +201,7 @@ class Requester:
             return []  # late or duplicate
         if reply.committed_len > len(s.tokens):
             return self._retry(now, caches_lost=False)  # an earlier reply of this attempt was lost
-        job, self.job = self._begun_job(), None
+        job, self.job = self._job_to_keep(reply), None
         growing = self.drafting_branches if job is not None else []
         if s.monitor.learner:
             self._learn(reply.verdict.accepted, now)
@@ -217,25 +217,33 @@ class Requester:
             s.in_flight_drafts = ()
         else:
             s.attempt += 1
-        if job is not None and self._is_job_useful():
+        if job is not None and self._needs_job():
             self.job = job
         out += self._advance(now)
         return out
 
-    def _begun_job(self) -> int | None:
-        """The job, if it is on the chip."""
-        return self.job if self.job is not None and (self.has_begun is None or self.has_begun(self.job)) else None
+    def _job_to_keep(self, reply: Reply) -> int | None:
+        """The job on the chip, if the draft may go on with its outcome: it extends branches, or it fills the draft
+        model's cache. A fill that holds drafts in flight may hold rejected ones.
+        """
+        if self.job is None or not self.device_keeps_cache or reply.remaining_budget:
+            return None
+        if self.has_begun is not None and not self.has_begun(self.job):
+            return None
+        return self.job if self.drafting_branches or not self.session.in_flight_drafts else None
 
-    def _is_job_useful(self) -> bool:
-        """True if the job that a verdict has overtaken fills the draft model's cache, or if the adopted branch is one
-        of those that it extends, so that its token is the draft's next.
+    def _needs_job(self) -> bool:
+        """True if the draft goes on with the outcome of the job that the verdict has overtaken: a fill, or the next
+        token of the adopted branch.
         """
         s = self.session
-        if s.is_complete or not self.device_keeps_cache:
+        if s.is_complete:
             return False
         if not self.drafting_branches:
             return True
-        return s.in_flight_drafts is None and s.adopted in self.drafting_branches and bool(self.draft.next_stop(s))
+        if s.adopted not in self.drafting_branches or (s.draft and self._unverified()):
+            return False
+        return self.draft.next_stop(s) is not None
 
     def _learn(self, accepted: int, now: float) -> None:
         """Reports a round, unless the prompt's passes or a lost attempt are in its time."""

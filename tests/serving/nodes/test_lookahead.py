@@ -11,6 +11,7 @@ from serving.messages import (
     DraftDecision,
     DraftOutcome,
     DraftWork,
+    EmitTokens,
     GenerationRequest,
     MessageReceived,
     PeerLost,
@@ -28,7 +29,8 @@ from serving.messages import (
 )
 from serving.nodes.device import Device
 from serving.policy.slots.draft import WindowDraft
-from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.early_exit import SequencewiseExit
+from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import NoLookahead, SyneraLookahead
 from serving.policy.slots.prefill import WholePrefill
@@ -283,8 +285,9 @@ class SecondReplaced(NoLookahead):
         return ((1, 500),)
 
 
-def one_device(k: int = 4) -> Device:
-    p = policy("sled", lookahead=SecondReplaced(), kv_cache=PrefixCaching(), draft=WindowDraft(k))
+def one_device(k: int = 4, **override: Any) -> Device:
+    slots = {"lookahead": SecondReplaced(), "kv_cache": PrefixCaching(), "draft": WindowDraft(k)} | override
+    p = policy("sled", **slots)
     return Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
 
 
@@ -336,6 +339,46 @@ def test_a_fill_of_the_draft_models_cache_goes_on_behind_the_verdict() -> None:
     (drafting,) = [c.work for c in filled if isinstance(c, StartWork)]
     assert isinstance(drafting, DraftWork)
     assert (drafting.start, drafting.input_tokens) == (2, (3, 500))
+
+
+def test_a_fill_with_drafts_in_flight_is_abandoned() -> None:
+    """A verdict may reject some of them: what the fill leaves in the cache is not the text's."""
+    device = one_device()
+    looking = looking_ahead(device)
+    device.handle(WorkFinished(looking.job, drafted_ahead(77)), 1.05)
+    assert device.active_requester is not None
+    (fill,) = [c for c in device.active_requester.restart_draft(1.06) if isinstance(c, StartWork)]
+    assert isinstance(fill.work, DraftWork)
+    assert fill.work.input_tokens == (1, 2, 3, 4, 5, 6)
+    hit = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(1, 500), ("cloud",), 0)), 1.1)
+    (drafting,) = [c.work for c in hit if isinstance(c, StartWork)]
+    assert isinstance(drafting, DraftWork)
+    assert (drafting.start, drafting.input_tokens) == (0, (1, 2, 3, 4, 500, 77))
+    assert device.handle(WorkFinished(fill.job, DraftOutcome((), {}, (), False, 6)), 1.2) == []
+
+
+def test_without_a_cache_on_the_device_a_step_for_the_adopted_branch_is_abandoned() -> None:
+    device = one_device(kv_cache=NoPrefixCaching(device_keeps_cache=False))
+    looking_ahead(device)
+    hit = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(1, 500), ("cloud",), 0)), 1.1)
+    (judged,) = [c for c in hit if isinstance(c, DraftDecision)]
+    assert judged.lookahead_outcome == "position"
+    (drafting,) = [c.work for c in hit if isinstance(c, StartWork)]
+    assert isinstance(drafting, DraftWork)
+    assert drafting.input_tokens == (1, 2, 3, 4, 500)
+
+
+def test_tokens_that_are_not_verified_do_not_wait_for_a_step() -> None:
+    """Behind the sequence exit the adopted branch's first token is shown at once."""
+    device = one_device(early_exit=SequencewiseExit(0.0))
+    looking = looking_ahead(device)
+    (further,) = [
+        c for c in device.handle(WorkFinished(looking.job, drafted_ahead(77)), 1.05) if isinstance(c, StartWork)
+    ]
+    hit = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(1, 500), ("cloud",), 0)), 1.1)
+    shown = [c.tokens for c in hit if isinstance(c, EmitTokens)]
+    assert shown == [(4, 500), (77,)]
+    assert further.job not in [c.job for c in hit if isinstance(c, StartWork)]
 
 
 # The bookkeeping.

@@ -28,8 +28,8 @@ class Lookahead(Protocol):
         ...
 
     def num_steps(self, session: Session) -> int:
-        """Steps of the draft model while this verdict is awaited; each extends every branch by one token, and the first
-        of a branch without an assumed token only finds that.
+        """Steps of the draft model while this verdict is awaited. Each extends every branch by one token; the first
+        step of a branch that assumes no token finds that token.
         """
         ...
 
@@ -127,7 +127,7 @@ class HATLookahead:
 
     Args:
         num_candidates: candidates, the drafted token included; 3 at most.
-        max_steps: the most tokens to draft on each; fewer if lambda of Eq. 6 is fewer.
+        max_steps: the most steps, each a token for every candidate; fewer if lambda of Eq. 6 is fewer.
     """
 
     num_candidates: int = 3

@@ -242,8 +242,9 @@ def _wire_simulator(simulator: Simulator, topology: Topology, engines: OutcomeEn
 def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> dict[str, float]:
     """Rates over the window.
 
-    `wasted_tokens_per_s` are the rejected drafts of a device (WISP, Eq. 7), `dropped_share` the drafts that its stop
-    rule kept from the cloud. Both are left out where no draft model writes any.
+    `wasted_tokens_per_s` are the rejected drafts of a device (WISP, Eq. 7), `dropped_share` the drafts that the cloud
+    did not judge: those that a stop rule dropped, or that were drafted ahead for another verdict. All are left out where
+    no draft model writes any.
     """
     w = observer.counts
     found = {
