@@ -243,8 +243,8 @@ def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> di
     """Rates over the window.
 
     `wasted_tokens_per_s` are the rejected drafts of a device (WISP, Eq. 7), `dropped_share` the drafts that the cloud
-    did not judge: those that a stop rule dropped, or that were drafted ahead for another verdict. All are left out where
-    no draft model writes any.
+    did not judge: those that a stop rule dropped, or that were drafted ahead for another verdict. They are left out
+    where no draft model writes any.
     """
     w = observer.counts
     found = {
