@@ -6,7 +6,6 @@ Configuration is logged flat, within MLflow's limits, and with secrets masked.
 import json
 import logging
 import os
-import posixpath
 import re
 import shlex
 import sys
@@ -29,7 +28,7 @@ VALUE_CHARS = 6000
 MASK = "***"
 
 _SECRET_KEY = re.compile(
-    r"(^|(?<!per)[^a-z])((api|auth|private|access)?(key|token)|(api|auth|private|access)[_-]?(keys|tokens)"
+    r"(^|(?<!_per)[^a-z])((api|auth|private|access)?(key|token)|(api|auth|private|access)[_-]?(keys|tokens)"
     r"|passwords?|passwds?|secrets?|credentials?|bearer|authorization)([^a-z]|$)"
 )
 _LOGINS = (
@@ -40,6 +39,7 @@ _LOGINS = (
 _QUERY_VALUE = re.compile(r"(?<=[?&])([\w.-]+)=[^&#\s\"']+")
 _INNER_KEY = re.compile(r"[{,]\s*[\"']?([\w.-]+)[\"']?\s*:")
 _FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
+_FORBIDDEN_DOTS = re.compile(r"\.$|\.\.+")
 
 
 def mask_secrets(node: Any, key: str = "") -> Any:
@@ -91,8 +91,16 @@ def flatten(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def key_text(name: str) -> str:
-    """The name as MLflow takes it for a metric or a parameter: other signs become `_`, and a long name is cut."""
-    return posixpath.normpath(_FORBIDDEN_CHARS.sub("_", name)[:KEY_CHARS]).lstrip("/")
+    """The name as MLflow takes it for a metric or a parameter: other signs become `_`, as do a part `.` and dots that
+    begin with `..`; empty parts are left out, and a long name is cut.
+    """
+    parts = _FORBIDDEN_CHARS.sub("_", name)[:KEY_CHARS].split("/")
+    return "/".join(_begin_plainly(part) for part in parts if part) or "_"
+
+
+def _begin_plainly(part: str) -> str:
+    dots = _FORBIDDEN_DOTS.match(part)
+    return "_" + part[dots.end() :] if dots else part
 
 
 def _flat_items(node: Any, place: str) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,14 @@ import warnings
 
 import pytest
 
-from pipeline.report.mlflow_store import Tracking, flatten, mask_override, mask_secrets, tolerate_mlflow_errors
+from pipeline.report.mlflow_store import (
+    Tracking,
+    flatten,
+    key_text,
+    mask_override,
+    mask_secrets,
+    tolerate_mlflow_errors,
+)
 from pipeline.report.mlflow_view import run_page, runs_page
 
 
@@ -83,7 +90,27 @@ def test_mlflows_limits_are_kept():
     assert list(flatten({"a(b)": 1})) == ["a_b_"]
 
 
-@pytest.mark.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("", "_"), ("/", "_"), (".", "_"), ("..", "_"), ("../x", "_/x"), ("..x", "_x"), ("./x", "_/x"), ("x/.", "x/_"),
+        ("a/../b", "a/_/b"), ("/a//b/", "a/b"), (".a/b.c", ".a/b.c"), ("k" * 249 + "/..", "k" * 249),
+    ],
+)  # fmt: skip
+def test_a_key_is_a_path_that_mlflow_takes(name, text):
+    from mlflow.utils.validation import _validate_metric_name
+
+    assert key_text(name) == text
+    assert _validate_metric_name(text) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials", "developer_token",
+        "helper_password",
+    ],
+)  # fmt: skip
 def test_values_under_secret_names_are_masked(key):
     assert mask_secrets({"cloud": [{key: "s3cret"}]}) == {"cloud": [{key: "***"}]}
     assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
