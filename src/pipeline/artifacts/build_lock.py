@@ -62,15 +62,25 @@ def keys_in_use(folder: Path) -> set[str]:
 
 
 def other_reader(folder: Path, key: str) -> str | None:
-    """`process 7, which builds KEY`, if another process builds an artifact that needs this one; else None."""
-    for built, holder in _builders(folder).items():
+    """`process 7, which builds KEY`, if another process builds an artifact that needs this one; else None.
+
+    Takes the registration lock: a lock that another process tries at this moment would count as held.
+    """
+    with registration_lock(folder):
+        builders = _builders(folder)
+    for built, holder in builders.items():
         if holder and key in holder.needs and not holder.is_this_process:
             return f"{holder}, which builds {built}"
     return None
 
 
+def is_being_built(folder: Path, key: str) -> bool:
+    """True if there is a lease for building the artifact, also one that a killed process left."""
+    return _lease_path(folder, key).exists()
+
+
 def _builders(folder: Path) -> dict[str, Holder | None]:
-    """Who builds, by the key of what is built now; None where the lease cannot be read."""
+    """The holder of each lease, by the key of what it builds; None where the lease cannot be read."""
     held = {path.stem for path in folder.glob("[!.]*.lock") if _is_held(path)}
     held |= {path.stem for path in folder.glob("[!.]*.json") if path.stem not in held and _is_held_elsewhere(path)}
     return {key: read_holder(_lease_path(folder, key)) for key in sorted(held)}

@@ -6,6 +6,7 @@ A lease is a file that names its holder. The holder touches it every few seconds
 
 import _thread
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -77,20 +78,30 @@ def is_fresh(path: Path) -> bool:
             probe.unlink(missing_ok=True)
 
 
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+
+
 def _link(source: Path, target: Path) -> None:
     """Gives the file a second name, or a copy where the file system has no hard links (FAT, shared folders of virtual
-    machines, some buckets). Raises FileExistsError.
+    machines, some buckets). Raises FileExistsError, and OSError where neither can be written.
     """
     try:
         os.link(source, target)
-    except FileExistsError:
-        raise
-    except OSError:
-        content = source.read_bytes()
-        with target.open(
-            "xb", buffering=0
-        ) as file:  # empty for a moment, in which another host takes it for a stale one
+    except OSError as problem:
+        if problem.errno not in _NO_LINKS:
+            raise
+        _copy(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    content = source.read_bytes()
+    # The file is empty for a moment, in which another host takes it for a stale one.
+    with target.open("xb", buffering=0) as file:
+        try:
             file.write(content)
+        except OSError:
+            target.unlink()
+            raise
 
 
 class LeaseLostError(UserError):

@@ -6,14 +6,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from pipeline.artifacts.build_lock import hold_build_lock, other_reader
+from pipeline.artifacts.build_lock import hold_build_lock, is_being_built, other_reader
 from pipeline.artifacts.estimates import PeakMemory, measure_speed
 from pipeline.artifacts.lease import Lease
 from pipeline.artifacts.progress_display import ProgressCallback, StageObserver
@@ -59,13 +59,25 @@ class Runner:
             if _is_helper():
                 self._help(stage)
             self.store.ensure_writable()
-            report = partial(self.observer.waiting_for, stage)
-            with hold_build_lock(self.store.locks, stage, report) as lease:
+            with self._hold_lock(stage) as lease:
                 if self._needs_build(stage):
                     self._check_replaceable(stage)
-                    inputs = {name: self.ensure_built(needed) for name, needed in stage.inputs.items()}
+                    inputs = {name: self._ensure_readable(needed) for name, needed in stage.inputs.items()}
                     self._build(stage, inputs, lease)
         return self.store.path(stage)
+
+    def _ensure_readable(self, stage: Stage) -> Path:
+        """As `ensure_built`, for a build that reads the artifact: waits for a process that builds it again with force.
+
+        The build that reads has its lease by now, so a force that begins later finds it and is refused.
+        """
+        if is_being_built(self.store.locks, stage.key) and not self._needs_build(stage):
+            with self._hold_lock(stage):
+                pass
+        return self.ensure_built(stage)
+
+    def _hold_lock(self, stage: Stage) -> AbstractContextManager[Lease]:
+        return hold_build_lock(self.store.locks, stage, partial(self.observer.waiting_for, stage))
 
     def _needs_build(self, stage: Stage) -> bool:
         return stage.digest not in self._built and (self._is_forced(stage) or not self.store.has(stage))
@@ -88,8 +100,8 @@ class Runner:
         reader = other_reader(self.store.locks, stage.key) if self.store.has(stage) else None
         if reader:
             raise StoreError(
-                f"force: {stage.key} is being read by {reader}. Nothing was replaced; run the same command again when "
-                "that process has ended."
+                f"force: {stage.key} is being read by {reader}. {stage.key} was not replaced; run the same command "
+                "again when that process has ended."
             )
 
     def _build(self, stage: Stage, inputs: Mapping[str, Path], lease: Lease) -> None:

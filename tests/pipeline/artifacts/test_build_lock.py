@@ -1,15 +1,19 @@
 """Notes of claims: what they say while one is held, and that a broken one does no harm."""
 
 import errno
+import io
 import json
 import os
 import socket
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
-from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, registration_lock
+from pipeline.artifacts import build_lock
+from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, other_reader, registration_lock
 from pipeline.artifacts.lease import EXPIRY_S, Holder, Lease, LeaseLostError, is_fresh, read_holder
 from tests.programs.build_artifacts import graph
 
@@ -28,6 +32,19 @@ def test_a_held_build_lock_claims_the_stage_and_its_ancestors(tmp_path: Path) ->
 def claimed_elsewhere(folder: Path) -> set[str]:
     with registration_lock(folder):
         return keys_in_use(folder)
+
+
+def test_readers_are_looked_for_while_no_other_process_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tries the locks, and would find those held that the other tries."""
+
+    def read_builders(folder: Path) -> dict[str, Holder | None]:
+        with pytest.raises(Timeout):
+            FileLock(folder / ".registration.lock").acquire(timeout=0)
+        return {graph().key: Holder("other", 7, ["corpus-1"])}
+
+    monkeypatch.setattr(build_lock, "_builders", read_builders)
+    assert other_reader(tmp_path, "corpus-1") == f"process 7 on other, which builds {graph().key}"
+    assert other_reader(tmp_path, "corpus-2") is None
 
 
 def test_an_unreadable_claim_file_is_ignored(tmp_path: Path) -> None:
@@ -101,18 +118,18 @@ def test_a_holder_that_slept_too_long_learns_that_another_host_builds_now(tmp_pa
 def test_a_lease_whose_age_cannot_be_told_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = held_elsewhere(tmp_path, age_s=2 * EXPIRY_S)
     assert not is_fresh(path)
-    monkeypatch.setattr(Path, "touch", lambda *_: raise_full())
+    monkeypatch.setattr(Path, "touch", lambda *_: raise_error(errno.ENOSPC))
     assert is_fresh(path)
     path.unlink()
     assert not is_fresh(path)
 
 
-def raise_full() -> None:
-    raise OSError(errno.ENOSPC, "full")
+def raise_error(code: int) -> None:
+    raise OSError(code, os.strerror(code))
 
 
 def test_a_file_system_without_hard_links_holds_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", lambda source, target: raise_no_links())
+    monkeypatch.setattr(os, "link", lambda source, target: raise_error(errno.EPERM))
     with hold_build_lock(tmp_path, graph(), never):
         holder = read_holder(tmp_path / f"{graph().key}.json")
         assert holder is not None
@@ -123,8 +140,34 @@ def test_a_file_system_without_hard_links_holds_leases(tmp_path: Path, monkeypat
     assert str(read_holder(path)) == "process 7 on other"
 
 
-def raise_no_links() -> None:
-    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+class FullFile(io.FileIO):
+    def write(self, content: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_cannot_link_for_another_reason_leaves_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "link", lambda source, target: raise_error(code))
+    with pytest.raises(OSError, match=os.strerror(code)):
+        lease(tmp_path).try_acquire()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_when_a_lease_is_copied_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def open_full(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        return FullFile(path, "x") if mode == "xb" else opened(path, mode, *more, **named)
+
+    monkeypatch.setattr(os, "link", lambda source, target: raise_error(errno.EPERM))
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        lease(tmp_path).try_acquire()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_of_the_same_name_is_another_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from safetensors import SafetensorError
 
 from pipeline.artifacts import estimates
+from pipeline.artifacts.build_lock import hold_build_lock
 from pipeline.artifacts.lease import Holder, LeaseLostError
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
@@ -193,13 +195,35 @@ def test_what_another_process_reads_is_not_replaced(start: Start, tmp_path: Path
     reader, recorder = start("report"), Recorder()
     read_until(reader, "stopped")
     model, again = graph().inputs["model"], runner(tmp_path, recorder, "model")
-    message = f"force: {model.key} is being read by process {reader.pid}, which builds {graph().key}. Nothing was"
-    with pytest.raises(StoreError, match=message):
+    message = f"force: {model.key} is being read by process {reader.pid}, which builds {graph().key}. {model.key} was"
+    with pytest.raises(StoreError, match=f"{message} not replaced; run the same command again"):
         again.ensure_built(model)
     assert recorder.calls == []
     assert "have report model corpus" in rest_of(reader)
     again.ensure_built(model)
     assert recorder.calls == ["model"]
+
+
+def test_a_build_waits_for_an_input_that_is_being_built_again(tmp_path: Path) -> None:
+    """It would read files of two builds."""
+    model, store, read = graph().inputs["model"], Store(tmp_path), list[str]()
+    runner(tmp_path, Recorder()).ensure_built(model)
+
+    class Waiting(Recorder):
+        def waiting_for(self, stage: Stage, builder: str) -> None:
+            (store.path(stage) / "weights").write_text("model 9")
+            again.close()
+            self.notes.append(f"waits for {stage.name}")
+
+    def report(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
+        read.append((inputs["model"] / "weights").read_text())
+        (out / "report").write_text("of the model")
+
+    with ExitStack() as again:
+        again.enter_context(hold_build_lock(store.locks, model, lambda builder: None))
+        reader = Waiting()
+        Runner(store, report, reader).ensure_built(graph())
+    assert (reader.notes, read) == (["waits for model"], ["model 9"])
 
 
 def test_a_truncated_artifact_is_named_and_built_again(tmp_path: Path) -> None:
