@@ -35,15 +35,15 @@ class SweepNote:
         fingerprint.write_atomic(folder / SWEEP_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     def lists(self, number: int, overrides: Sequence[str]) -> bool:
-        """True if these are overrides of the job of this number: no setting has another value. An earlier command in
-        the same folder may have left other jobs there. Also true of a search, which lists none.
+        """True if these are the overrides of the job of this number, but for settings that change no result. An earlier
+        command in the same folder may have left other jobs there. Also true of a search, which lists none, and of a
+        job that was killed before it noted any.
         """
         if not self.jobs:
             return True
         if number >= len(self.jobs):
             return False
-        own, its = _choices(self.jobs[number]), _choices(overrides)
-        return all(own[key] == its[key] for key in own.keys() & its.keys())
+        return not overrides or _choices(self.jobs[number]) == _choices(overrides)
 
     def mark_ended(self, folder: Path) -> None:
         replace(self, ended=True).write(folder)

@@ -63,7 +63,11 @@ def test_jobs_that_another_command_left_in_the_folder_do_not_count(tmp_path):
         JobResult("complete", number, overrides=tuple(own)).write(tmp_path / str(number))
     SweepNote(jobs=[["seed=0", "+policy=a", "report=quiet"], ["seed=0", "+policy=b"]]).write(tmp_path)
     assert [one.number for one in comparison.read_jobs(tmp_path)] == [0]
+    JobResult("complete", 1, overrides=("stages.fit.rounds=2",)).write(tmp_path / "1")
+    assert [one.number for one in comparison.read_jobs(tmp_path)] == [0], "it has no setting of this command's job"
     assert status_parts(tmp_path, read_note(tmp_path))[0].startswith("2 jobs: 1 complete, 1 not begun;")
+    JobResult("running", 1).write(tmp_path / "1")
+    assert [one.number for one in comparison.read_jobs(tmp_path)] == [0, 1], "it was killed before it noted any"
     SweepNote().write(tmp_path)
     assert len(comparison.read_jobs(tmp_path)) == 4, "a search lists no jobs"
 
