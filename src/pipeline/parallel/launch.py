@@ -19,6 +19,7 @@ from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
 from pipeline.parallel.workers import LostTask, Workers
 from pipeline.report import job_result
+from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import OFF
 from pipeline.running import Job, create_job
 
@@ -57,7 +58,9 @@ class SweepLaunch:
         tracked = any(job.config.tracking.uri != OFF for job in jobs)
         ready = self.workers.prepare(cells.import_modules, (self.launch, tracked))
         plans = self._plan(jobs)
-        left = [job for job in jobs if not self._is_complete(job, plans.get(job.number))]
+        kept = {job.number: found for job in jobs if (found := _find_result(job, plans.get(job.number)))}
+        left = [job for job in jobs if job.number not in kept]
+        self._keep_results(jobs, kept)
         needed = [plans[job.number] for job in left if job.number in plans]
         shared, memory_nbytes = shared_stages(needed), max((plan.memory_nbytes for plan in needed), default=0.0)
         for job in (job for job in left if cells.is_complete(job)):  # of another configuration
@@ -82,16 +85,12 @@ class SweepLaunch:
             lines.progress(done, len(jobs))
         return plans
 
-    def _is_complete(self, job: Cell, plan: CellPlan | None) -> bool:
-        """True for a job that an earlier command of this sweep completed with the same configuration, perhaps in other
-        words; its result then has the words of this command.
-        """
-        found = job_result.read_result(cells.job_folder(job.config)) if cells.is_complete(job) else None
-        if not (plan and found and found.digest == plan.goal.digest and found.digest not in plan.stages):
-            return False
-        replace(found, overrides=cells.masked_overrides(job)).write(cells.job_folder(job.config))
-        self._say(f"job {job.number}: complete since an earlier command")
-        return True
+    def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
+        """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares."""
+        for job in (job for job in jobs if job.number in kept):
+            own = replace(kept[job.number], overrides=cells.masked_overrides(job))
+            own.write(cells.job_folder(job.config))
+            self._say(f"job {job.number}: complete since an earlier command")
 
     def _build_shared(
         self, stages: Sequence[Stage], plans: Mapping[int, CellPlan], memory_nbytes: float
@@ -126,7 +125,7 @@ class SweepLaunch:
             if cells.is_complete(job):
                 yield CellEnd(job.number, 0, "")
             else:
-                problem = f"lost {self.retries + 1} times: {lost.reason}"
+                problem = f"lost at least {self.retries + 1} times: {lost.reason}"
                 cells.failed_result(job, problem).write(cells.job_folder(job.config))
                 yield CellEnd(job.number, INTERNAL_ERROR, f"error: job {job.number} was {problem}\n")
 
@@ -198,6 +197,15 @@ def levels(stages: Sequence[Stage]) -> list[list[Stage]]:
         depth[stage.digest] = 1 + max((depth.get(digest, 0) for digest in stage.ancestors), default=0)
     numbers = sorted(set(depth.values()))
     return [[stage for stage in stages if depth[stage.digest] == number] for number in numbers]
+
+
+def _find_result(job: Cell, plan: CellPlan | None) -> JobResult | None:
+    """The result of an earlier command of this sweep, if it completed the job with the same configuration, perhaps
+    written differently.
+    """
+    found = job_result.read_result(cells.job_folder(job.config)) if cells.is_complete(job) else None
+    same = plan and found and found.digest == plan.goal.digest and found.digest not in plan.stages
+    return found if same else None
 
 
 def _blocked(job: Cell, plan: CellPlan | None, problems: Mapping[str, str]) -> Cell:

@@ -83,25 +83,26 @@ class JoblibWorkers:
     def run(
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
     ) -> Iterator[tuple[int, Any | LostTask]]:
-        """A process that dies takes the others along. What had not begun goes on, and what had begun runs again in
-        halves, until one task dies alone: that one is lost.
+        """A process that dies takes the others along. What joblib had not taken goes on; what it had taken runs again
+        in halves, until one task dies alone: that one is lost. Where it had taken none, all go on, once.
         """
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        count, groups = self.count(job_nbytes), [list(range(len(tasks)))]
+        count, groups, idle = self.count(job_nbytes), [list(range(len(tasks)))], False
         while groups:
-            waiting, sent = groups.pop(0), list[int]()
+            waiting, taken = groups.pop(0), list[int]()
             numbered = [(index, tasks[index]) for index in waiting]
             try:
-                for index, result in self._start(count, call, _noting(sent, numbered)):
+                for index, result in self._start(count, call, _noting(taken, numbered)):
                     waiting.remove(index)
                     yield index, result
             except TerminatedWorkerError as problem:
-                begun = [index for index in sent if index in waiting] or waiting
+                begun = [index for index in taken if index in waiting] or (waiting if idle else [])
+                idle = idle or not begun
                 if len(begun) == 1:
                     yield begun[0], LostTask(f"a worker process was killed, perhaps for its memory ({problem})"[:300])
-                unsent = [index for index in waiting if index not in begun]
-                groups = [*([unsent] if unsent else []), *groups, *_halves(begun)]
+                untaken = [index for index in waiting if index not in begun]
+                groups = [*([untaken] if untaken else []), *groups, *_halves(begun)]
 
     def _start(self, count: int, call: WorkerCall, numbered: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[Any]:
         """The first tasks have begun when this returns; the others follow as their results are taken."""
@@ -130,15 +131,15 @@ def _until_lost(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     return iter(())
 
 
-def _noting(sent: list[int], numbered: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """The tasks, whose numbers are noted in `sent` as they are taken."""
+def _noting(taken: list[int], numbered: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """The tasks, whose numbers are noted in `taken` as they are taken."""
     for index, task in numbered:
-        sent.append(index)
+        taken.append(index)
         yield index, task
 
 
 def _halves(numbers: list[int]) -> list[list[int]]:
-    """None of one number."""
+    """The two halves; of one number no list."""
     middle = (len(numbers) + 1) // 2
     return [numbers[:middle], numbers[middle:]] if len(numbers) > 1 else []
 

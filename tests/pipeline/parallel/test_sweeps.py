@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from hydra.core.singleton import Singleton
 from joblib.externals.loky import reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from pipeline.artifacts.stage import Stage
 from pipeline.command.main import main
@@ -22,7 +24,6 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import read_note
 from tests.support import stage_functions
 from tests.support.inline_workers import InlineWorkers
-from tests.support.killed_jobs import number_or_die
 
 _MEASURE = "tests.support.stage_functions.measure"
 EXPERIMENT = {
@@ -113,7 +114,7 @@ def test_a_job_that_is_lost_again_and_again_fails_alone(run: Run) -> None:
     InlineWorkers.lost += 3 * [("run_cells", 3)]
     code, out, _ = sweep(run)
     assert code == 1
-    assert "error: job 3 was lost 3 times: its host died" in out
+    assert "error: job 3 was lost at least 3 times: its host died" in out
     assert "3 of 4 jobs complete" in out
 
 
@@ -218,11 +219,47 @@ def test_processes_that_die_before_they_have_a_task_are_replaced() -> None:
     assert [index for index, _ in workers.run(os.getpid, [()], 0.0)] == [0]
 
 
-def test_of_tasks_that_run_beside_one_that_kills_its_process_that_one_alone_is_lost() -> None:
-    ended = dict(JoblibWorkers(2).run(number_or_die, [(number,) for number in range(6)], 0.0))
-    lost = {number for number, result in ended.items() if isinstance(result, LostTask)}
-    assert lost == {0}
-    assert [ended[number] for number in range(1, 6)] == [{"number": number} for number in range(1, 6)]
+class Pools:
+    """Stands for joblib's pools: of two tasks that run at once, 0 kills both before they end. The first `idle` pools
+    break before they have taken a task. `taken` has the tasks of each pool.
+    """
+
+    def __init__(self, idle: int = 0) -> None:
+        self.idle = idle
+        self.taken: list[list[int]] = []
+
+    def start(self, count: int, call: Any, numbered: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        self.taken.append([])
+        if len(self.taken) <= self.idle:
+            raise TerminatedWorkerError("while it had no task")
+        tasks = iter(numbered)
+        while running := list(islice(tasks, count)):
+            self.taken[-1] += [index for index, _ in running]
+            if any(task == (0,) for _, task in running):
+                raise TerminatedWorkerError("killed")
+            yield from ((index, call(*task)) for index, task in running)
+
+
+def run_in(pools: Pools, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> dict[int, Any]:
+    """What becomes of tasks with these numbers, two at once: the number, or "lost"."""
+    monkeypatch.setattr(JoblibWorkers, "_start", lambda self, *arguments: pools.start(*arguments))
+    ended = JoblibWorkers(2).run(abs, [(number,) for number in numbers], 0.0)
+    return {numbers[index]: "lost" if isinstance(one, LostTask) else one for index, one in ended}
+
+
+def test_of_tasks_that_run_beside_one_that_kills_its_process_that_one_alone_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools = Pools()
+    assert run_in(pools, monkeypatch, 4, 5, 0, 1, 2, 3) == {0: "lost", **{number: number for number in range(1, 6)}}
+    assert pools.taken == [[0, 1, 2, 3], [4, 5], [2], [3]]
+
+
+@pytest.mark.parametrize(("idle", "end"), [(1, 7), (2, "lost")])
+def test_a_pool_that_breaks_before_it_has_a_task_is_started_again_once(
+    monkeypatch: pytest.MonkeyPatch, idle: int, end: object
+) -> None:
+    assert run_in(Pools(idle), monkeypatch, 7) == {7: end}
 
 
 def test_options_out_of_range_are_refused() -> None:
