@@ -43,13 +43,15 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
 
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":
-    """The stages of a command line, inputs first: those that its goal needs, or the stage that it stops at."""
-    from pipeline.running import create_job
+    """The stages of a command line, inputs first: those that its goal needs, or the stage that it stops at.
+
+    Raises ConfigError for an invalid configuration.
+    """
+    from pipeline.running import create_job, planned_goal
 
     with composed(*overrides) as cfg:
         job = create_job(cfg)
-        goal = cfg.stage if cfg.stage in job.config["stages"] else cfg.goal
-        return list(job.plan(str(goal)).stages.values())
+        return list(job.plan(planned_goal(job)).stages.values())
 
 
 def run(cfg: "DictConfig") -> "JobReport | None":

@@ -226,11 +226,24 @@ def report_blocked(cfg: "DictConfig", problem: UserError) -> int:
     return print_error(problem)
 
 
-def _build_stage(job: Job, name: str) -> None:
-    """Builds a stage by its name and prints its text files."""
+def planned_goal(job: Job) -> str:
+    """The stage that the job plans: the goal, or the one that it stops at. Raises ConfigError for an unknown one."""
+    stop = str(job.config["stage"])
+    if stop in STOP_POINTS:
+        return str(job.config["goal"])
+    _check_known(job, stop)
+    return stop
+
+
+def _check_known(job: Job, name: str) -> None:
     if name not in job.config["stages"]:
         known = ", ".join([*STOP_POINTS, *sorted(job.config["stages"])])
         raise ConfigError(f"stage is {name!r}; allowed are {known}.")
+
+
+def _build_stage(job: Job, name: str) -> None:
+    """Builds a stage by its name and prints its text files."""
+    _check_known(job, name)
     from pipeline.report import job as report
 
     context = _job_context(job)

@@ -53,12 +53,17 @@ def encode_prompt(
     head, body, tail = _chat_parts(full_text, text.strip(), tokenizer) if chat else _plain_parts(ids, tokenizer)
     framed = len(head) + len(tail)
     if truncate == "refuse" or framed >= max_tokens:
-        raise ValueError(_too_long_text(len(ids), framed, limit, truncate))
+        raise ValueError(_too_long_text(len(ids), framed, limit, max_tokens, truncate))
     kept = (*head, *_truncate(body, max(1, limit - framed), truncate), *tail)
     return EncodedPrompt(kept, max(0, len(ids) - len(kept)))
 
 
-def _too_long_text(num_tokens: int, framed: int, limit: int, truncate: Truncate) -> str:
+def _too_long_text(num_tokens: int, framed: int, limit: int, max_tokens: int, truncate: Truncate) -> str:
+    if truncate == "refuse" and limit < max_tokens:
+        return (
+            f"the prompt has {num_tokens} tokens, the trace's row has {limit}: cut with workload.truncate=left or "
+            "middle, or set workload.arrivals.use_lengths=false"
+        )
     if truncate == "refuse":
         return (
             f"the prompt has {num_tokens} tokens, the limit is {limit}: raise workload.max_prompt_tokens, or cut with "

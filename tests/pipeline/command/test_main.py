@@ -151,6 +151,13 @@ def test_cache_why_explains_the_stages_of_any_run(say: Say, words: tuple[str, ..
     assert (name.rpartition("-")[0], why) == (last, "new")
 
 
+def test_cache_why_names_a_stage_that_is_not_there(say: Say) -> None:
+    assert (
+        "stage is 'qualty'; allowed are all, plan, train"
+        in say("cache", "why", "+policy=synera", "stage=qualty").refusal
+    )
+
+
 @pytest.mark.parametrize("options", [("--keep", "serve", "--older-than", "3"), ("serve", "--older-than", "7")])
 def test_options_of_cache_keep_their_values(say: Say, options: tuple[str, ...]) -> None:
     assert say("cache", "clean", *options).refusal.startswith("nothing stored is called 'serve'")

@@ -51,6 +51,10 @@ def test_prompts_are_encoded_by_template_and_limit(arguments, expected):
 def test_a_long_prompt_is_refused_with_what_to_do():
     with pytest.raises(ValueError, match=r"has 7 tokens, the limit is 6: raise workload.max_prompt_tokens, or cut"):
         read("abcdef", limit=6)
+    with pytest.raises(
+        ValueError, match=r"has 7 tokens, the trace's row has 4: cut with .* or set .*use_lengths=false"
+    ):
+        read("abcdef", recorded=4)
     with pytest.raises(ValueError, match=r"limit is 2, and its template alone has 2: raise .*, or set workload.templ"):
         read("abcdef", chat=True, limit=2, truncate="left")
 
