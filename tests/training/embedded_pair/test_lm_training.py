@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -86,10 +85,35 @@ def test_training_lowers_the_loss(toy_pair: tuple[Path, Path]) -> None:
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_the_teacher_leaves_the_accelerator_with_the_module(toy_pair: tuple[Path, Path]) -> None:
-    """Lightning moves the module alone, and the validation behind the training has both on the CPU."""
-    teacher = Mock(llama.Llama)
-    module = lm_training.LMModule(llama.load(toy_pair[1]), LMRecipe(steps=1), torch.float32, teacher)
-    module.on_fit_start()
-    module.on_fit_end()
-    assert [name for name, *_ in teacher.method_calls] == ["to", "cpu"]
+def note_place(model: llama.Llama, move: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> llama.Llama:
+    """Stands for `_apply`, by which torch moves a module: notes the device, and leaves the weights where they are."""
+    model.place = move(torch.empty(0)).device
+    return model
+
+
+def places(module: lm_training.LMModule) -> list[str]:
+    return [str(model.place) for model in (module.model, *module._teacher) if model]
+
+
+def test_the_teacher_trains_where_the_module_does_and_both_are_validated_on_the_cpu(
+    fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning moves the module alone."""
+    seen, fit, validate = [], Trainer.fit, lm_training._validation_loss
+
+    def fit_elsewhere(trainer: Trainer, module: lm_training.LMModule, *arguments: Any, **named: Any) -> None:
+        fit(trainer, module, *arguments, **named)
+        module.to("meta")
+        module.on_fit_start()
+        seen.append(places(module))
+        module.on_fit_end()
+
+    def note_validation(module: lm_training.LMModule, *arguments: Any) -> float:
+        seen.append(places(module))
+        return validate(module, *arguments)
+
+    monkeypatch.setattr(llama.Llama, "_apply", note_place)
+    monkeypatch.setattr(Trainer, "fit", fit_elsewhere)
+    monkeypatch.setattr(lm_training, "_validation_loss", note_validation)
+    small(fresh("out"), fresh("work"), toy_corpus, toy_pair[0], silent)
+    assert seen == [["meta", "meta"], ["cpu", "cpu"]]

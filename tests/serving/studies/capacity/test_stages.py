@@ -9,6 +9,7 @@ import pytest
 from serving.outcomes.constant import ConstantAcceptance
 from serving.progress import silent
 from serving.runtimes.simulated import Simulated
+from serving.studies.capacity import stages
 from serving.studies.capacity.load_test import LoadTest
 from serving.studies.capacity.search import CapacitySearch
 from serving.studies.capacity.stages import TableLayout, find_capacity, measure_load, run_jobs
@@ -84,7 +85,8 @@ def test_several_processes_find_the_capacities_of_one(tmp_path: Path) -> None:
     assert table(tmp_path / "1")["sled"]["4"]["slo_violation_rate/c"] == {"by_seed": {"0": 0}}
 
 
-def test_a_process_that_is_killed_ends_the_study_with_an_error(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_ends_the_study_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "_POLL_S", 0.05)
     with pytest.raises(ValueError, match="one of its processes was killed"):
         run_jobs([0, 1, 2], ["a", "b", "c"], number_or_die, tmp_path, silent, 2)
 
