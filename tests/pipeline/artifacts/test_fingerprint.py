@@ -134,13 +134,13 @@ def test_a_missing_path_and_an_empty_folder_have_no_digest(tmp_path: Path) -> No
 
 
 def test_two_processes_of_one_number_write_a_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As processes of two containers may; here the other writes when the one is about to rename its file."""
+    """As processes of two containers may; here the second one writes before the first one renames its file."""
     file, replace = tmp_path / "sweep.json", os.replace
 
     def replace_late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "replace", replace)
-        write_atomic(file, "the other's")
-        assert file.read_text() == "the other's"
+        write_atomic(file, "second")
+        assert file.read_text() == "second"
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", replace_late)

@@ -116,7 +116,7 @@ def test_a_new_attempt_replaces_the_old(store: Store) -> None:
 
 
 def test_two_processes_of_one_number_share_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As processes of two containers may; here the other tries the store while the one does."""
+    """As processes of two containers may; here the second one tries the store before the first one has ended."""
     unlink = Path.unlink
 
     def unlink_late(path: Path) -> None:
@@ -126,8 +126,8 @@ def test_two_processes_of_one_number_share_the_store(store: Store, monkeypatch: 
 
     monkeypatch.setattr(Path, "unlink", unlink_late)
     store.ensure_writable()
-    kept = [store.move_to_trash(put(store, corpus(), text)) for text in ("the one's", "the other's")]
-    assert [(folder / "deep" / "weights.safetensors").read_text() for folder in kept] == ["the one's", "the other's"]
+    kept = [store.move_to_trash(put(store, corpus(), text)) for text in ("first", "second")]
+    assert [(folder / "deep" / "weights.safetensors").read_text() for folder in kept] == ["first", "second"]
 
 
 def test_explain_distinguishes_new_and_cached_artifacts(store: Store) -> None:

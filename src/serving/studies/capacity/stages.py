@@ -34,7 +34,7 @@ JsonObject = dict[str, Any]
 _POLL_S = 1.0
 _KILLED = (
     "one of its processes was killed, perhaps for its memory. The jobs that ended are kept, and the same command goes "
-    "on; with fewer processes (the stage's option `processes`, of which null is one a core) each has more memory."
+    "on; with fewer processes (the stage's option `processes`; null is one for each core) each has more memory."
 )
 
 
