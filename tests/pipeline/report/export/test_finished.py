@@ -23,7 +23,7 @@ from pipeline.report.job_result import JobResult
 from pipeline.report.records import Records
 from pipeline.report.results.kept import results_folder
 from pipeline.report.summary import summarise
-from pipeline.report.sweep_note import SweepNote
+from pipeline.report.sweep_note import SweepNote, read_note
 from tests.pipeline.report.serve_artifact import drawn
 
 EXHIBIT = {
@@ -80,7 +80,9 @@ def with_exhibit(sweep: Path, tmp_path: Path) -> Path:
         "sweeper": {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper", "params": SWEPT},
     }  # fmt: skip
     (folder / "multirun.yaml").write_text(yaml.safe_dump({"hydra": hydra, "exhibit": EXHIBIT, "goal": "serve"}))
-    SweepNote(None, (), ("+experiment=mine",), ".", [[]] * 4).write(folder)
+    note = read_note(sweep)
+    assert note is not None
+    SweepNote(None, (), ("+experiment=mine",), ".", note.jobs[:4]).write(folder)
     return folder
 
 
