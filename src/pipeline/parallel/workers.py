@@ -132,7 +132,7 @@ def _until_lost(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
 
 
 def _noting(taken: list[int], numbered: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """The tasks, whose numbers are noted in `taken` as they are taken."""
+    """Yields the tasks, and appends the number of each to `taken` before that."""
     for index, task in numbered:
         taken.append(index)
         yield index, task

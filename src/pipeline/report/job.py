@@ -70,7 +70,7 @@ def print_report(artifact: Path, context: JobContext, file: TextIO | None = None
 
 
 def _draw_and_log(report: JobReport, context: JobContext, file: TextIO) -> JobReport:
-    look = LINE if context.report == "line" else SCREEN
+    look = SCREEN if context.report == "full" else LINE
     drawn = _draw_figures(report.records, context.folder / "figures", look) if _shows_figures(context) else ()
     report = replace(report, figures=drawn)
     run_id, link = _log_to_mlflow(context, file, partial(_log_report, report, context))

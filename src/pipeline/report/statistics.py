@@ -120,7 +120,7 @@ class MeanError:
 
     @classmethod
     def of(cls, values: Sequence[float], standard_error: float) -> MeanError:
-        """That of a mean of one value a replicate, whose standard error covers seeds and prompts."""
+        """The error of a mean with one value a replicate; `standard_error` covers both seeds and prompts."""
         seeds = sqrt(variance(values) / len(values)) if len(values) > 1 else 0.0
         return cls(sqrt(max(0.0, standard_error**2 - seeds**2)), seeds, len(values))
 

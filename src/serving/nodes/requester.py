@@ -223,8 +223,9 @@ class Requester:
         return out
 
     def _job_to_keep(self, reply: Reply) -> int | None:
-        """The job on the chip, if the draft may go on with its outcome: it extends branches, or it fills the draft
-        model's cache. A fill that holds drafts in flight may hold rejected ones.
+        """The job on the chip, if it extends branches or fills the draft model's cache with committed tokens alone.
+
+        A fill with drafts in flight may contain rejected ones.
         """
         if self.job is None or not self.device_keeps_cache or reply.remaining_budget:
             return None
@@ -233,8 +234,8 @@ class Requester:
         return self.job if self.drafting_branches or not self.session.in_flight_drafts else None
 
     def _needs_job(self) -> bool:
-        """True if the draft goes on with the outcome of the job that the verdict has overtaken: a fill, or the next
-        token of the adopted branch.
+        """True if the session uses the outcome of the job that ran when the verdict came: a fill, or a step of the
+        adopted branch.
         """
         s = self.session
         if s.is_complete:

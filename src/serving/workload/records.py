@@ -89,8 +89,8 @@ def read_text(path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path, newline: str) -> Iterator[TextIO]:
-    """The file, whose lines end as `open` says of `newline`. Raises ValueError as `read_text` does, for another
-    encoding only at the line that has it.
+    """Opens the file; `newline` is that of `open`. Raises ValueError as `read_text` does; where a line is not UTF-8,
+    once that line is read.
     """
     if not path.is_file():
         problem = "is a folder, needed is a file" if path.is_dir() else "does not exist"

@@ -132,7 +132,9 @@ def test_a_job_of_a_sweep_prints_one_line_and_leaves_its_report_in_a_file(artifa
         assert line.endswith(f"; 12.5 s to build device_model; {tmp_path / 'job' / 'report.txt'}")
 
 
-@pytest.mark.parametrize(("mode", "kinds"), [("full", {".png", ".pdf", ".svg"}), ("line", {".png"})])
+@pytest.mark.parametrize(
+    ("mode", "kinds"), [("full", {".png", ".pdf", ".svg"}), ("line", {".png"}), ("quiet", {".png"})]
+)
 def test_a_job_of_a_sweep_draws_no_files_for_print(artifact, tmp_path, tracking, mode, kinds):
     done = report.report_job(artifact, context(tmp_path, tracking, report=mode), io.StringIO())
     assert {path.suffix for path in (tmp_path / "job" / "figures").iterdir()} == kinds

@@ -1,7 +1,7 @@
 """Decides the papers' claims over all kept results together.
 
 Every claim in every group is one test: the distance of its difference from what is allowed, beside the bootstrap's
-standard error, whose part between seeds is Student's t, because the spread of three seeds may be small by chance. The
+standard error. What differs between seeds is Student's t, because the spread of three seeds may be small by chance. The
 p-values of a family of claims, those of the papers or ours on real text, are adjusted by Holm's method. The margins
 stand in the experiments' files.
 What rests on the clock of a chip model is decided only where the clock was drawn.

@@ -1,7 +1,6 @@
 """Loads a Hugging Face causal LM and decomposes it into embedding, rotary tables, layers, norm and LM head."""
 
 import ctypes
-import gc
 import importlib
 import logging
 import os
@@ -167,8 +166,7 @@ def load_causal_lm(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
     check_checkpoint(path)
-    gc.collect()  # the models of an earlier stage
-    return_freed_memory()
+    return_freed_memory()  # that of an earlier stage's models
     chosen = quantization_kwargs(quantization, DTYPES[dtype], device) | _truncated_config(path, num_layers)
     try:
         with _quiet_loading(partial=num_layers is not None):

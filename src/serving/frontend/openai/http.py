@@ -26,9 +26,9 @@ STALL_TIMEOUT_S = 30.0
 
 
 class HttpProtocol(H11Protocol):
-    """Sends tokens without delay, and closes connections that would use up the connection limit: those whose client
-    has begun a request and not sent its header within `header_timeout_s`, and those whose client takes none of the
-    data that waits for it within `stall_timeout_s`.
+    """Sends tokens without delay, and closes connections that would use up the connection limit. It closes one after
+    `header_timeout_s` without the whole header of a request that has begun, and one after `stall_timeout_s` in which
+    the client took none of the data that waits.
 
     A new connection counts as a request begun, and so do bytes of a body that arrive after the response.
     """
