@@ -70,8 +70,11 @@ class LMModule(LightningModule):
         matrices = [weight for block in self.model.layers() for weight in block.parameters() if weight.dim() > 1]
         chosen = {id(weight) for weight in matrices}
         others = [weight for weight in self.model.parameters() if id(weight) not in chosen]
-        optimizer = Muon(matrices, others, matrix_lr=self._recipe.matrix_learning_rate, lr=self._recipe.learning_rate)
-        factor: Callable[[int], float] = self._recipe.lr_factor
+        recipe = self._recipe
+        optimizer = Muon(
+            matrices, others, matrix_lr=recipe.matrix_learning_rate, lr=recipe.learning_rate, dtype=self._compute_dtype
+        )
+        factor: Callable[[int], float] = recipe.lr_factor
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
 
 

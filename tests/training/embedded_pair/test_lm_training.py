@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from serving.progress import silent
 from training.embedded_pair import llama, lm_training, stages
@@ -117,3 +118,25 @@ def test_the_teacher_trains_where_the_module_does_and_both_are_validated_on_the_
     monkeypatch.setattr(lm_training, "_validation_loss", note_validation)
     small(fresh("out"), fresh("work"), toy_corpus, toy_pair[0], silent)
     assert seen == [["meta", "meta"], ["cpu", "cpu"]]
+
+
+class MatrixProducts(TorchDispatchMode):
+    """Collects the dtypes of the factors of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm):
+            self.dtypes |= {each.dtype for each in args if isinstance(each, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_product_is_in_bf16_where_the_trainer_computes_in_fp32(
+    fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]
+) -> None:
+    """The optimiser's too: without AVX512_BF16 they take 60 times as long."""
+    with MatrixProducts() as products:
+        small(fresh("out"), fresh("work"), toy_corpus, toy_pair[0], silent)
+    assert products.dtypes == {torch.float32}
