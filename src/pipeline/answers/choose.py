@@ -23,6 +23,7 @@ from pipeline.answers.rows import Row, serve_rows
 from pipeline.answers.sampler import CandidateSampler
 from pipeline.answers.words import joined, kept_by_none, key_of, without
 from pipeline.errors import ConfigError, UserError
+from pipeline.report.plan import PlannedStage
 from serving.metrics import definitions
 
 RUNTIME = ("runtime", "runtime/outcomes")
@@ -191,7 +192,17 @@ class Search:
     def _build_inputs(self, space: CandidateSpace) -> None:
         """Builds what the search needs; a policy that cannot be served as it is is left out."""
         cells = self.input_cells(space)
-        for words, problem in self.evaluator.build_inputs(list(cells), self.question.require.lossless).items():
+        self._leave_out(cells, self.evaluator.build_inputs(list(cells), self.question.require.lossless))
+
+    def plan_inputs(self) -> list[PlannedStage]:
+        """What `run` would build, or has built; a policy that cannot be served as it is is left out."""
+        cells = self.input_cells(CandidateSpace.parse(self.question.policies))
+        stages, problems = self.evaluator.planned_stages(list(cells), self.question.require.lossless)
+        self._leave_out(cells, problems)
+        return stages
+
+    def _leave_out(self, cells: Mapping[tuple[str, ...], Candidate], problems: Mapping[tuple[str, ...], str]) -> None:
+        for words, problem in problems.items():
             if cells[words].is_default:
                 self.left_out.setdefault(cells[words].policy, problem)
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.answers import choose_report
 from pipeline.answers.asked import Asked
-from pipeline.answers.candidates import Candidate, CandidateSpace
+from pipeline.answers.candidates import Candidate
 from pipeline.answers.cell import composed_cell
 from pipeline.answers.choose import Answer, Effort, Question, Search
 from pipeline.answers.chosen_policy import check_name, policy_text, write_policy
+from pipeline.answers.evaluation import LOSSY
 from pipeline.answers.front import front_figure
 from pipeline.answers.ranking import excess, is_measured
 from pipeline.answers.rows import COST, SERVICE
@@ -63,11 +64,12 @@ class Choosing:
             print(f"note: {unused_note(unused, where)}", file=asked.out, flush=True)
             search.words = tuple(word for word in search.words if word not in unused)
         if asked.plan_only:
-            cells = list(search.input_cells(CandidateSpace.parse(search.question.policies)))
-            stages = asked.evaluator.planned_stages(cells, search.question.require.lossless)
-            if not stages:
-                raise ConfigError(_nothing_to_choose(search.question))
-            print(f"{describe_plan(stages)}\nthen {_planned_cells(search)}", file=asked.out, flush=True)
+            stages = search.plan_inputs()
+            if len(search.left_out) == len(search.question.policies):
+                raise ConfigError(_nothing_to_choose(search))
+            lines = [f"without {name}: {reason}" for name, reason in search.left_out.items()]
+            lines.append(f"then {_planned_cells(search)}")
+            print(describe_plan(stages), *lines, sep="\n", file=asked.out, flush=True)
         else:
             self._write(asked, search.words, search.run())
 
@@ -134,13 +136,13 @@ class Choosing:
         return figures.save_figure(front_figure(found.tried, kept, (x, y)), path, title)
 
 
-def _nothing_to_choose(question: Question) -> str:
-    named = ", ".join(question.policies)
-    if question.require.lossless:
+def _nothing_to_choose(search: Search) -> str:
+    named, reasons = ", ".join(search.left_out), list(dict.fromkeys(search.left_out.values()))
+    if reasons == [LOSSY]:
         return (
             f"choose: of {named} none writes the cloud model's own text here; name others, or require.lossless=false."
         )
-    return f"choose: of {named} none can be served here; name others, or another testbed."
+    return f"choose: of {named} none can be served here: {'; '.join(reasons)}"
 
 
 def _all_have_links(cfg: "DictConfig") -> bool:
@@ -150,9 +152,9 @@ def _all_have_links(cfg: "DictConfig") -> bool:
 
 
 def _planned_cells(search: Search) -> str:
-    effort = search.effort
+    effort, policies = search.effort, len(search.question.policies) - len(search.left_out)
     return (
-        f"{len(search.question.policies)} policies as they are and {effort.trials} drawn candidates with "
+        f"{policies} policies as they are and {effort.trials} drawn candidates with "
         f"{effort.requests[0]} requests each, the best {effort.keep[0]} with {effort.requests[1]}, {effort.keep[1]} "
         f"with {effort.requests[2]} under {len(effort.seeds)} seeds"
     )

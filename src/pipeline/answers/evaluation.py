@@ -80,22 +80,33 @@ class Evaluator:
                 self._failed_stages[stage.digest] = str(problem)
                 raise
 
-    def planned_stages(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> list[PlannedStage]:
-        """What the cells are served from, each stage once, with estimates of those to build; invalid cells are left
-        out.
+    def planned_stages(
+        self, cells: Sequence[Sequence[str]], only_lossless: bool = False
+    ) -> tuple[list[PlannedStage], dict[tuple[str, ...], str]]:
+        """What the cells are served from, each stage once, with estimates of those to build; and the problem of each
+        cell that has one, as `build_inputs` says it.
         """
         found: dict[str, PlannedStage] = {}
-        for words in cells:
+        problems = {}
+        for words in map(tuple, cells):
             try:
-                with composed_cell(words, self.config_dir) as cfg:
-                    job = create_job(cfg)
-                    plan = job.plan()
-            except ConfigError:
-                continue
-            if not only_lossless or _is_lossless(plan):
-                inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
-                found |= {one.key: one for one in plan_stages(inputs, plan.kinds, job.store)}
-        return list(found.values())
+                stages = self._planned_inputs(words, only_lossless)
+                if stages is None:
+                    problems[words] = LOSSY
+                found |= {one.key: one for one in stages or ()}
+            except ConfigError as problem:
+                problems[words] = str(problem).partition("\n")[0]
+        return list(found.values()), problems
+
+    def _planned_inputs(self, words: Sequence[str], only_lossless: bool) -> list[PlannedStage] | None:
+        """None for a lossy policy, where only lossless ones are asked for."""
+        with composed_cell(words, self.config_dir) as cfg:
+            job = create_job(cfg)
+            plan = job.plan()
+            if only_lossless and not _is_lossless(plan):
+                return None
+        inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
+        return plan_stages(inputs, plan.kinds, job.store)
 
     def _say(self, text: str) -> None:
         print(text, file=self.file, flush=True)

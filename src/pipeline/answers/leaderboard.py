@@ -8,7 +8,15 @@ from typing import ClassVar
 from pipeline.answers import leaderboard_page
 from pipeline.answers.asked import Asked
 from pipeline.answers.candidates import Candidate
-from pipeline.answers.leaderboard_report import Board, Setting, SettingResult, board_parts, notes, page_text
+from pipeline.answers.leaderboard_report import (
+    Board,
+    Setting,
+    SettingResult,
+    board_parts,
+    left_out_notes,
+    notes,
+    page_text,
+)
 from pipeline.answers.rows import COST, SERVICE, Row, serve_rows
 from pipeline.answers.words import joined, kept_by_none, unused_note
 from pipeline.artifacts import fingerprint
@@ -66,12 +74,21 @@ class Leaderboard:
             where = "leaderboard.requests, leaderboard.seeds, leaderboard.settings"
             print(f"note: {unused_note(unused, where)}", file=asked.out, flush=True)
         if asked.plan_only:
-            stages = asked.evaluator.planned_stages(first)
-            cells = f"then {len(pairs) * len(self.seeds)} cells of {self.requests} requests"
-            print(f"{describe_plan(stages)}\n{cells}", file=asked.out, flush=True)
+            self._print_plan(asked, pairs, first)
             return
         board = self._serve(asked, pairs, asked.evaluator.build_inputs(first))
         self._write(asked, board)
+
+    def _print_plan(self, asked: Asked, pairs: Sequence[tuple[str, str]], cells: Sequence[tuple[str, ...]]) -> None:
+        """`cells` are the first of each pair of setting and policy. Raises ConfigError if none can be served."""
+        stages, problems = asked.evaluator.planned_stages(cells)
+        left_out = {(self.settings[name].title, policy): problems[words]
+                    for (name, policy), words in zip(pairs, cells, strict=True) if words in problems}  # fmt: skip
+        if left_out and len(left_out) == len(pairs):
+            raise ConfigError(f"leaderboard: no cell can be served: {'; '.join(dict.fromkeys(left_out.values()))}")
+        without = [f"{label} {text}" for label, text in left_out_notes(left_out)]
+        cells_left = f"then {(len(pairs) - len(left_out)) * len(self.seeds)} cells of {self.requests} requests"
+        print(describe_plan(stages), *without, cells_left, sep="\n", file=asked.out, flush=True)
 
     def _policies(self, setting: Setting, named: tuple[str, ...]) -> list[str]:
         """The setting's own policies, else the board's; of these the `named` ones, if there are any."""

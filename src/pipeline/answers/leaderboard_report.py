@@ -150,16 +150,21 @@ def notes(board: Board, command: str, requests: int, seeds: int) -> Iterator[tup
     if not any(row.candidate.policy == BASELINE for result in board.results for row in result.rows):
         yield "of decoding's", f"needs {BASELINE} on the board"
     yield "kinds", f"{LOSSLESS}, and {LOSSY}: its quality is not measured here"
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for (title, policy), reason in board.left_out.items():
-        reasons.setdefault((policy, reason), []).append(title)
-    for (policy, reason), titles in reasons.items():
-        yield f"without {policy}", f"in {', '.join(titles)}: {reason}"
+    yield from left_out_notes(board.left_out)
     for result in board.results:
         if result.setting.only:
             yield result.setting.title, f"compares {', '.join(result.setting.only)} only"
         for policy, words in result.setting.own.items():
             yield f"{policy} there", f"{result.setting.title}: {' '.join(words)}"
+
+
+def left_out_notes(left_out: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str]]:
+    """The settings in which a policy is missing, with the reason; `left_out` has it by setting and policy."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for (title, policy), reason in left_out.items():
+        reasons.setdefault((policy, reason), []).append(title)
+    for (policy, reason), titles in reasons.items():
+        yield f"without {policy}", f"in {', '.join(titles)}: {reason}"
 
 
 def page_text(parts: Sequence[ReportPart], command: str) -> str:

@@ -58,6 +58,8 @@ def _planned(stage: Stage, kind: str, store: Store, pair: float) -> PlannedStage
 
 def describe_plan(stages: Sequence[PlannedStage]) -> str:
     """A line for what is to be built in all, and one for each stage: its kind and key, whether and why it would run."""
+    if not stages:
+        return "nothing to build: no stage is needed"
     width = max(len(stage.key) for stage in stages)
     lines = [f"  {one.kind:<8} {one.key:<{width}}  {one.time_text:>7}  {one.explanation}" for one in stages]
     return "\n".join([*_totals(stages), "stages, in the order in which they run:", *lines])

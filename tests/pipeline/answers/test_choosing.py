@@ -1,6 +1,7 @@
 """A search as a command asks for it: notes, refusals, and the line that runs what was chosen."""
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from pipeline.answers.asked import Asked, check_no_option
 from pipeline.answers.candidates import Candidate
 from pipeline.answers.choose import Effort, Question, Search
 from pipeline.answers.choosing import Choosing
+from pipeline.answers.evaluation import LOSSY, Evaluator
 from pipeline.answers.leaderboard import Leaderboard
 from pipeline.answers.requirements import Requirements
 from pipeline.errors import ConfigError
 from pipeline.report.mlflow_store import Tracking
+from pipeline.report.plan import PlannedStage
 from tests.pipeline.answers.test_choose import COST, EFFORT, SERVICE, FormulaEvaluator, formula
 
 
@@ -87,3 +90,50 @@ def test_a_command_may_ask_for_more_devices_than_are_required(tmp_path: Path) ->
     (fleets,) = [word for word in words if word.startswith("+hardware.fleets")]
     assert "count:24,network:wifi" in fleets
     assert "count:8,network:lte" in fleets
+
+
+@dataclass
+class PlanningEvaluator(FormulaEvaluator):
+    """Plans a stage for every cell but those of the policies in `refused`."""
+
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def planned_stages(
+        self, cells: Sequence[Sequence[str]], only_lossless: bool = False
+    ) -> tuple[list[PlannedStage], dict[tuple[str, ...], str]]:
+        policies = {tuple(words): dict(word.split("=", 1) for word in words)["policy"] for words in cells}
+        problems = {words: self.refused[name] for words, name in policies.items() if name in self.refused}
+        return [PlannedStage("model", "model-1", "train", "new", False, 4.0)], problems
+
+
+def plan(folder: Path, refused: Mapping[str, str], policies: Sequence[str]) -> str:
+    planning, out = PlanningEvaluator(workers=None, refused=refused), StringIO()  # type: ignore[arg-type]
+    asked = Asked(planning, (), tuple(policies), folder, Tracking("none"), plan_only=True, out=out)
+    Choosing(question(), {"first": EFFORT}).answer(asked)
+    return out.getvalue()
+
+
+def test_a_plan_says_which_policies_are_left_out_and_why(tmp_path: Path) -> None:
+    printed = plan(tmp_path, {"wisp": "there is no 'nope'"}, ("sled", "wisp"))
+    assert "1 of 1 stages to build" in printed
+    assert "\nwithout wisp: there is no 'nope'\nthen 1 policies" in printed
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        ({"sled": "there is no 'nope'"}, "choose: of sled none can be served here: there is no 'nope'"),
+        ({"sled": LOSSY}, "choose: of sled none writes the cloud model's own text here"),
+    ],
+)
+def test_a_plan_without_a_policy_says_the_reason(tmp_path: Path, refused: Mapping[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        plan(tmp_path, refused, ("sled",))
+
+
+def test_planning_tells_the_problem_of_a_cell_that_no_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(words: Sequence[str], config_dir: str | None) -> None:
+        raise ConfigError("there is no 'nope'.\nmore")
+
+    monkeypatch.setattr("pipeline.answers.evaluation.composed_cell", refuse)
+    assert Evaluator(workers=None).planned_stages([["policy=sled"]]) == ([], {("policy=sled",): "there is no 'nope'."})  # type: ignore[arg-type]

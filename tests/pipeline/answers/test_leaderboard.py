@@ -23,6 +23,7 @@ from pipeline.answers.percentiles import percentile_interval
 from pipeline.answers.rows import COLUMNS, SERVICE, Row, rows_table
 from pipeline.errors import ConfigError
 from pipeline.report.mlflow_store import Tracking
+from pipeline.report.plan import PlannedStage
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from tests.pipeline.report import serve_artifact
@@ -51,6 +52,11 @@ class WrittenEvaluator(Evaluator):
     def build_inputs(self, cells: Sequence[Sequence[str]], only_lossless: bool = False) -> dict[tuple[str, ...], str]:
         return {tuple(words): "this testbed has no tiers" for words in cells if "policy=hat" in words}
 
+    def planned_stages(
+        self, cells: Sequence[Sequence[str]], only_lossless: bool = False
+    ) -> tuple[list[PlannedStage], dict[tuple[str, ...], str]]:
+        return [], self.build_inputs(cells, only_lossless)
+
     def evaluate(self, name: str, cells: Sequence[Sequence[str]]) -> list[CellResult]:
         return [self._serve(tuple(words)) for words in cells]
 
@@ -72,9 +78,8 @@ def board() -> Leaderboard:
 
 def ask(question: Leaderboard, folder: Path, **options: Any) -> str:
     out = StringIO()
-    question.answer(
-        Asked(WrittenEvaluator(folder), ("seed=0",), options.get("policies", ()), folder, Tracking("none"), out=out)
-    )
+    evaluator, policies, plan_only = WrittenEvaluator(folder), options.get("policies", ()), options.get("plan", False)
+    question.answer(Asked(evaluator, ("seed=0",), policies, folder, Tracking("none"), plan_only, out=out))
     return out.getvalue()
 
 
@@ -284,3 +289,10 @@ def test_a_board_names_the_whole_command_that_writes_it(tmp_path: Path) -> None:
     board().answer(Asked(WrittenEvaluator(tmp_path), (), (), tmp_path, Tracking("none"), out=out, given=given))
     page = (tmp_path / "leaderboard" / "leaderboard.md").read_text(encoding="utf-8")
     assert "python -m pipeline +experiment=leaderboard +policy=sled 'leaderboard.seeds=[0]'" in page
+
+
+def test_a_plan_says_what_is_left_out_and_of_nothing_why(tmp_path: Path) -> None:
+    text = ask(board(), tmp_path, plan=True)
+    assert text.endswith("without hat in Near: this testbed has no tiers\nthen 10 cells of 6 requests\n")
+    with pytest.raises(ConfigError, match=r"^leaderboard: no cell can be served: this testbed has no tiers$"):
+        ask(board(), tmp_path, plan=True, policies=("hat",))

@@ -31,6 +31,7 @@ def test_an_estimate_that_no_earlier_build_supports_is_marked():
 
 def test_a_plan_without_work_says_so():
     assert plan.describe_plan([CORPUS]).startswith("nothing to build: all 1 stages are there")
+    assert plan.describe_plan([]) == "nothing to build: no stage is needed"
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(1700, False), (1900, True)])
