@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
@@ -9,6 +10,7 @@ from pipeline.search.space import SearchSpace, parse_space
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.distributions import FloatDistribution
 
 POLICY = "policy"
 
@@ -90,4 +92,14 @@ def _suggest(trial: "optuna.Trial", name: str, distribution: Any) -> Any:
         return trial.suggest_int(
             name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
         )
-    return round(trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log), 4)
+    low, high = distribution.low, distribution.high
+    drawn = trial.suggest_float(name, low, high, step=distribution.step, log=distribution.log)
+    return min(max(round(drawn, _decimals(distribution)), low), high)
+
+
+def _decimals(distribution: "FloatDistribution") -> int:
+    """Four, or as many as leave the numbers of a narrow interval apart; 12 of a range, whose numbers are exact."""
+    if distribution.step:
+        return 12
+    scale = distribution.low if distribution.log else distribution.high - distribution.low
+    return max(4, 3 - floor(log10(scale))) if scale else 4

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import optuna
 import pytest
 
 from pipeline.answers.candidates import Candidate, CandidateSpace
@@ -224,6 +225,35 @@ def test_slots_come_before_the_options_of_what_they_chose() -> None:
     one = Candidate("wisp", (("policy.draft.k", "4"), ("policy/draft", "path")))
     assert one.words == ("policy=wisp", "policy/draft=path", "policy.draft.k=4")
     assert one.described == "wisp, draft.k=4, draft=path"
+
+
+def drawn_values(sweep: str) -> list[float]:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
+    space = CandidateSpace.parse({"sled": {"policy.x": sweep}})
+    return [float(value) for _ in range(12) for _, value in space.draw(study.ask()).values]
+
+
+def test_a_range_of_numbers_keeps_its_steps() -> None:
+    assert set(drawn_values("range(0.0,1.0,0.25)")) <= {0.0, 0.25, 0.5, 0.75}
+    assert set(drawn_values("range(0.1,0.5,0.1)")) <= {0.1, 0.2, 0.3, 0.4}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "low", "high"),
+    [
+        ("tag(log,interval(1e-6,1e-4))", 1e-6, 1e-4),
+        ("interval(0.0,1e-5)", 0.0, 1e-5),
+        ("interval(0.00001,0.00001)", 1e-5, 1e-5),
+    ],
+)
+def test_numbers_of_a_narrow_interval_are_in_it_and_apart(sweep: str, low: float, high: float) -> None:
+    values = drawn_values(sweep)
+    assert low <= min(values) <= max(values) <= high
+    assert len(set(values)) == (12 if low < high else 1)
+
+
+def test_numbers_of_a_wide_interval_have_four_decimals() -> None:
+    assert all(value == round(value, 4) for value in drawn_values("interval(0.02,0.6)"))
 
 
 def test_a_space_keeps_fixed_options_and_knows_policies_that_it_does_not_list() -> None:
