@@ -100,9 +100,9 @@ def _range(start: Any, stop: Any, step: Any) -> "BaseDistribution":
 
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    steps = ceil((stop - start) / step) - 1
-    if step <= 0 or steps < 0:
+    if step <= 0 or stop <= start:
         raise ValueError("the range is empty or runs backwards")
+    steps = ceil((stop - start) / step) - 1
     if all(isinstance(one, int) for one in (start, stop, step)):
         return IntDistribution(start, start + steps * step, step=step)
     return FloatDistribution(start, start + steps * step, step=step)
