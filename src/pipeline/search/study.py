@@ -16,7 +16,7 @@ from serving.metrics import definitions
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import BaseDistribution
+    from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
 Direction = Literal["maximize", "minimize"]
 DIRECTIONS = get_args(Direction)
@@ -231,14 +231,25 @@ def _enqueue_initial(
 
 def _checked_value(key: str, value: Any, allowed: "BaseDistribution") -> Any:
     """The value as the distribution writes it. Raises ConfigError for a value outside it."""
-    from optuna.distributions import CategoricalDistribution
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(allowed, CategoricalDistribution):
-        value = str(value).replace(", ", ",")
-        if value in allowed.choices:
-            return value
-    elif isinstance(value, int | float) and not isinstance(value, bool) and allowed.low <= value <= allowed.high:  # type: ignore[attr-defined]
+        text = "null" if value is None else str(value).replace(", ", ",")
+        if text in allowed.choices:
+            return text
+    elif isinstance(allowed, FloatDistribution | IntDistribution) and _is_inside(value, allowed):
         return value
     raise ConfigError(
         f"hydra.sweeper.initial_points: {key} is {value!r}, which is outside of the search space: {allowed}."
+    )
+
+
+def _is_inside(value: Any, allowed: "FloatDistribution | IntDistribution") -> bool:
+    """True for a number from low to high, and of whole ones for a number on the step."""
+    from optuna.distributions import IntDistribution
+
+    if isinstance(value, bool) or not isinstance(value, int | float) or not allowed.low <= value <= allowed.high:
+        return False
+    return not isinstance(allowed, IntDistribution) or (
+        isinstance(value, int) and (value - allowed.low) % allowed.step == 0
     )

@@ -193,6 +193,18 @@ def test_invalid_search_settings_are_refused(tmp_path: Path) -> None:
             raise AssertionError("it began")
 
 
+def test_an_initial_point_is_one_that_a_sampler_could_draw(tmp_path: Path) -> None:
+    asked = parse_space({"n": "null,3", "i": "range(1,10,4)"}, [])
+    for number in (2.5, 2):
+        with (
+            pytest.raises(ConfigError, match=f"i is {number}, which is outside"),
+            open_study(tmp_path, asked, SCORE, 0, {"a": {"i": number}}),
+        ):
+            raise AssertionError("it began")
+    with open_study(tmp_path, asked, SCORE, 0, {"a": {"n": None, "i": 5}}) as study:
+        assert study.ask().params == {"n": "null", "i": 5}
+
+
 def test_sweep_syntax_becomes_distributions() -> None:
     params = {
         "a": "choice([512,128],[64,32])", "b": "tag(log,interval(1e-5,1e-3))", "c": "int(interval(32,256))",
