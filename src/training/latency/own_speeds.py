@@ -165,10 +165,10 @@ def _precision(run: BenchmarkRun, machine: OwnMachine) -> Precision:
 
 def _architecture(run: BenchmarkRun, machine: OwnMachine, known: Mapping[str, Architecture]) -> Architecture:
     if (given := machine.architecture) is not None:
-        own = given.parameters()
-        if run.parameters is not None and abs(run.parameters / own - 1) > _MAX_PARAMETER_ERROR:
+        own = _parameter_counts(given)
+        if run.parameters is not None and min(abs(run.parameters / n - 1) for n in own) > _MAX_PARAMETER_ERROR:
             raise ValueError(
-                f"{run.model!r} has {run.parameters:,} parameters, and architecture={given.name} has {own:,}"
+                f"{run.model!r} has {run.parameters:,} parameters, and architecture={given.name} has {own[0]:,}"
             )
         return given
     fitting = [each for each in known.values() if _fits(run, each)] if run.is_known_family else []
@@ -189,9 +189,13 @@ def _fits(run: BenchmarkRun, architecture: Architecture) -> bool:
     if run.parameters is None:
         own = architecture.source.split()[0].lower()
         return bool(run.model) and run.model.lower() in (own, f"{own}-instruct", f"{own}-chat")
+    return any(0 <= run.parameters - each <= _MAX_EXTRA_PARAMETERS for each in _parameter_counts(architecture))
+
+
+def _parameter_counts(architecture: Architecture) -> tuple[int, int]:
+    """With a tied head counted once, and as a file has them that stores it apart."""
     once = architecture.parameters()
-    twice = once + architecture.head_parameters * architecture.tied_embeddings
-    return any(0 <= run.parameters - each <= _MAX_EXTRA_PARAMETERS for each in (once, twice))
+    return once, once + architecture.head_parameters * architecture.tied_embeddings
 
 
 def _shape(architecture: Architecture) -> tuple[object, ...]:

@@ -53,6 +53,18 @@ def test_a_model_is_known_by_its_parameters_or_its_name():
     assert (row.architecture.name, row.precision, row.software) == ("qwen2_5_7b", "fp16", "vllm")
 
 
+@pytest.mark.parametrize("named", [None, MODELS["qwen2_5_0_5b"]])
+def test_a_tied_head_that_a_file_stores_apart_is_counted_with_and_without_a_name(
+    tmp_path: Path, named: Architecture | None
+):
+    file = tmp_path / "bench.json"
+    apart = {"model_n_params": 630_167_424, "model_size": 670_000_000}
+    file.write_text(json.dumps(records("llama_bench_2026.jsonl")[0] | apart))
+    machine = replace(MINE, chip=CHIPS["raspberry_pi_5"], architecture=named)
+    found = read_own_speeds([file], machine, MODELS)
+    assert [row.architecture.name for row in found.rows] == ["qwen2_5_0_5b"], found.refusals
+
+
 @pytest.mark.parametrize(
     ("changes", "given", "reason"),
     [
