@@ -187,8 +187,8 @@ def _architecture(run: BenchmarkRun, machine: OwnMachine, known: Mapping[str, Ar
 def _fits(run: BenchmarkRun, architecture: Architecture) -> bool:
     """True if the model has its number of parameters or, where the tool counts none, its name."""
     if run.parameters is None:
-        own = architecture.source.split()[0].lower()
-        return bool(run.model) and run.model.lower() in (own, f"{own}-instruct", f"{own}-chat")
+        own = next(iter(architecture.source.lower().split()), None)
+        return bool(run.model and own) and run.model.lower() in (own, f"{own}-instruct", f"{own}-chat")
     return any(0 <= run.parameters - each <= _MAX_EXTRA_PARAMETERS for each in _parameter_counts(architecture))
 
 

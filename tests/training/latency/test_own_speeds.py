@@ -85,6 +85,13 @@ def test_what_does_not_match_is_refused(tmp_path: Path, changes: dict[str, Any],
     assert reason in str(found.refusals[0])
 
 
+def test_an_architecture_that_names_no_source_fits_no_name():
+    nameless = replace(MODELS["qwen2_5_7b"], name="mine", source="")
+    served = OwnMachine(CHIPS["a100_80gb"], "default", "made up", "CC0", precision="fp16")
+    (row,) = read_own_speeds([BENCHMARKS / "vllm_serve.json"], served, {"mine": nameless, **MODELS}).rows
+    assert row.architecture.name == "qwen2_5_7b"
+
+
 def test_a_vllm_output_without_model_or_precision_asks_for_them():
     shape = own_speeds.LatencyShape(8, 512, 1)
     machine = OwnMachine(CHIPS["a100_80gb"], "default", "made up", "CC0", shape=shape)
