@@ -39,13 +39,18 @@ def _read_text(file: Path) -> str:
     if not file.is_file():
         raise ValueError(f"there is no file {file}.")
     try:
-        if (nbytes := file.stat().st_size) > MAX_NBYTES:
-            raise ValueError(f"{file} has {nbytes} bytes; at most {MAX_NBYTES} are read.")
+        check_size(file)
         return file.read_text(encoding="utf-8-sig")
     except OSError as problem:
         raise ValueError(f"{file} cannot be read: {problem.strerror}.") from problem
     except UnicodeDecodeError as problem:
         raise ValueError(f"{file} is no text in UTF-8 ({problem}).") from problem
+
+
+def check_size(file: Path) -> None:
+    """Raises ValueError for a file that is too large to be read."""
+    if (nbytes := file.stat().st_size) > MAX_NBYTES:
+        raise ValueError(f"{file} has {nbytes} bytes; at most {MAX_NBYTES} are read.")
 
 
 def _parse(text: str) -> list[Any]:

@@ -18,6 +18,7 @@ from uuid import uuid4
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip
 from serving.hardware.latency import ForwardLoad, batch_load
+from training.latency.benchmark_json import MAX_TOKENS, check_size
 
 Phase = Literal["decode", "prefill", "forward", "linear"]
 T = TypeVar("T")
@@ -84,6 +85,7 @@ def read_speeds(
     file: Path, chips: Mapping[str, Chip], architectures: Mapping[str, Architecture]
 ) -> list[PublishedSpeed]:
     """All rows of the file. Raises ValueError that names the line of a row that is not one."""
+    check_size(file)
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             rows = csv.DictReader(lines, strict=True)
@@ -130,8 +132,12 @@ def _parse(
         check_peaks_known(found.chip, found.mode)
     except ValueError as problem:
         raise ValueError(f"{where}: {problem}") from problem
-    if min(found.batch, found.new_tokens) < 1 or found.cached_tokens < 0 or not 0 < found.seconds < float("inf"):
-        raise ValueError(f"{where}: batch and new_tokens are 1 or more, cached_tokens 0 or more, seconds above 0")
+    counts = found.batch, found.new_tokens, found.cached_tokens
+    if min(counts[:2]) < 1 or min(counts) < 0 or max(counts) > MAX_TOKENS or not 0 < found.seconds < float("inf"):
+        raise ValueError(
+            f"{where}: batch and new_tokens are 1 or more, cached_tokens 0 or more, none above {MAX_TOKENS}, seconds "
+            "above 0"
+        )
     return found
 
 

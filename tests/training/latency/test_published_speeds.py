@@ -53,6 +53,8 @@ def test_every_row_of_the_project_has_a_source_and_a_licence():
         ("phase", "training", "line 2: 'training' is none of decode, prefill"),
         ("seconds", "-1", "line 2: batch and new_tokens are 1 or more"),
         ("batch", "many", "line 2: invalid literal"),
+        ("batch", "20000000000", "line 2: batch and new_tokens .* none above 10000000"),
+        ("cached_tokens", "10000001", "line 2: batch and new_tokens .* none above 10000000"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, column: str, value: str, message: str):
@@ -63,6 +65,12 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, column: str, value: 
         table.writerow(row)
     with pytest.raises(ValueError, match=f"mine.csv, {message}"):
         read_speeds(tmp_path / "mine.csv", CHIPS, MODELS)
+
+
+def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("training.latency.benchmark_json.MAX_NBYTES", 5)
+    with pytest.raises(ValueError, match="bytes; at most 5 are read"):
+        read_speeds(FILE, CHIPS, MODELS)
 
 
 def test_a_fit_finds_the_figures_that_made_the_rows():
