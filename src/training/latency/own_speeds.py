@@ -10,13 +10,11 @@ from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip
 from training.latency import benchmark_json, llama_bench, vllm_bench
 from training.latency.benchmark_run import BenchmarkRun, Refusal
-from training.latency.published_speeds import PublishedSpeed, check_peaks_known, row_key
+from training.latency.published_speeds import PRECISIONS, PublishedSpeed, check_peaks_known, row_key
 from training.latency.vllm_bench import LatencyShape
 
 SHAPE_FIELDS = ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
 """What an architecture needs to be a file of conf/model/architecture: the figures of a model's config.json."""
-PRECISIONS: tuple[Precision, ...] = ("fp16", "int8", "int4")
-"""Of the weights; the clock's fit has no rows of 32 bits."""
 _MAX_EXTRA_PARAMETERS = 1024
 """Factors of rotary positions, which a GGUF file may store beside the weights."""
 _MAX_PARAMETER_ERROR = 0.02

@@ -51,6 +51,7 @@ def test_every_row_of_the_project_has_a_source_and_a_licence():
         ("chip", "rtx_9999", "line 2: 'rtx_9999' is unknown; known are a100_80gb"),
         ("mode", "turbo", "line 2: chip .* has no mode 'turbo'"),
         ("phase", "training", "line 2: 'training' is none of decode, prefill"),
+        ("precision", "fp32", "line 2: 'fp32' is none of fp16, int8, int4"),
         ("seconds", "-1", "line 2: batch and new_tokens are 1 or more"),
         ("batch", "many", "line 2: invalid literal"),
         ("batch", "20000000000", "line 2: batch and new_tokens .* none above 10000000"),
