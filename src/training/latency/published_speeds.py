@@ -100,6 +100,7 @@ def read_speeds(
 
 def append_speeds(file: Path, speeds: Sequence[PublishedSpeed]) -> None:
     """Adds rows to a file of them, whole or not at all; a file that does not exist begins with the columns."""
+    file = file.resolve()  # else a symbolic link would be replaced, and what it names stay as it was
     before = file.read_text(encoding="utf-8-sig") if file.exists() else f"{','.join(COLUMNS)}\n"
     added = io.StringIO(newline="")
     csv.writer(added, lineterminator="\n").writerows(map(_cells, speeds))

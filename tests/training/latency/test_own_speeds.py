@@ -176,6 +176,16 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
 
 
+def test_rows_go_into_the_file_that_a_link_names(tmp_path: Path):
+    (tmp_path / "store").mkdir()
+    file, link = tmp_path / "store" / "mine.csv", tmp_path / "link.csv"
+    append_speeds(file, own_rows()[:1])
+    link.symlink_to(file)
+    append_speeds(link, own_rows()[1:])
+    assert link.is_symlink()
+    assert len(read_speeds(file, CHIPS, MODELS)) == 4
+
+
 def test_stored_rows_are_not_stored_again():
     stored = own_rows()[:3]
     found = read_own_speeds([BENCHMARKS / "llama_bench.json"], MINE, MODELS, stored)
