@@ -5,7 +5,6 @@ A file is a list of records, one record, or a record a line (JSON lines).
 
 import json
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TypeAlias
@@ -16,6 +15,8 @@ MAX_NBYTES = 64 * 2**20
 MAX_RECORDS = 10_000
 MAX_SAMPLES = 1_000_000
 MAX_TOKENS = 10_000_000
+MIN_NUMBER, MAX_NUMBER = 1e-12, 1e18
+"""Far from where ratios of two numbers are 0 or infinite."""
 MAX_TEXT = 200
 MAX_SPREAD = 0.2
 """Standard deviation of the repeats over their mean: above it something else ran on the machine."""
@@ -64,11 +65,11 @@ def _parse(text: str) -> list[Any]:
     return found if isinstance(found, list) else [found]
 
 
-def number(record: Record, name: str, least: float = 0.0) -> float:
-    """A finite number above `least`. Raises ValueError."""
+def number(record: Record, name: str, least: float = MIN_NUMBER) -> float:
+    """A number from `least` to `MAX_NUMBER`. Raises ValueError."""
     value = _required(record, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or not value > least:
-        raise ValueError(f"{name} is {_shown(value)}; a finite number above {least:g} is wanted")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_NUMBER:
+        raise ValueError(f"{name} is {_shown(value)}; a number from {least:g} to {MAX_NUMBER:g} is wanted")
     return float(value)
 
 
@@ -89,7 +90,7 @@ def text(record: Record, name: str, default: str | None = None) -> str:
 
 
 def samples(record: Record, name: str) -> list[float]:
-    """The list of finite numbers above 0; empty if there is none. Raises ValueError."""
+    """The list of numbers; empty if there is none. Raises ValueError."""
     values = record.get(name, [])
     if not isinstance(values, list) or len(values) > MAX_SAMPLES:
         raise ValueError(f"{name} is {_shown(values)}; a list of at most {MAX_SAMPLES} numbers is wanted")

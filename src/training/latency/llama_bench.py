@@ -123,7 +123,7 @@ def _timing(record: Record, num_tokens: int) -> tuple[float, str]:
         raise ValueError("avg_ns lies outside samples_ns: the record was changed")
     found = fields.spread(repeats)
     if "stddev_ns" in record:
-        found = fields.number(record, "stddev_ns", -1.0) / 1e9 / seconds
+        found = fields.number(record, "stddev_ns", 0.0) / 1e9 / seconds
         fields.check_spread(found)
     if "avg_ts" in record and not 0.9 < fields.number(record, "avg_ts") * seconds / num_tokens < 1.1:
         raise ValueError("avg_ts and avg_ns do not fit the number of tokens: the record was changed")

@@ -119,7 +119,7 @@ def _read_serve(record: Record, where: str) -> Iterator[BenchmarkRun | Refusal]:
     output_len = _mean_length(record, "total_output_tokens", "output_lens", completed)
     if output_len < 2:
         raise ValueError("answers of one token have no time per output token: take --random-output-len 128 or more")
-    fields.check_spread(fields.number(record, "std_tpot_ms", -1.0) / fields.number(record, "mean_tpot_ms"))
+    fields.check_spread(fields.number(record, "std_tpot_ms", 0.0) / fields.number(record, "mean_tpot_ms"))
     yield BenchmarkRun(
         where, SOFTWARE, model, "decode", 1, input_len + output_len // 2, 1,
         fields.number(record, "median_tpot_ms") / 1e3, f"vllm bench serve, {completed} requests one at a time, TPOT",

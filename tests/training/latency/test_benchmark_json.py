@@ -45,9 +45,11 @@ def test_a_missing_a_binary_and_a_large_file_are_refused(tmp_path: Path, monkeyp
         read_records(tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 0, True, "12", None])
-def test_a_number_is_finite_and_above_zero(value: object):
-    with pytest.raises(ValueError, match=r"avg_ns is .*; a finite number above 0 is wanted"):
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -1, 0, True, "12", None, 5e-324, pytest.param(10**400, id="huge")]
+)
+def test_a_number_is_neither_huge_nor_nothing(value: object):
+    with pytest.raises(ValueError, match=r"avg_ns is .*; a number from 1e-12 to 1e\+18 is wanted"):
         benchmark_json.number({"avg_ns": value}, "avg_ns")
 
 

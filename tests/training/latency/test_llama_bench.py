@@ -39,8 +39,11 @@ def test_a_newer_tools_fields_and_a_machine_without_gpu():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"avg_ns": float("nan")}, "avg_ns is nan; a finite number above 0"),
+        ({"avg_ns": float("nan")}, "avg_ns is nan; a number from 1e-12"),
         ({"avg_ns": -5}, "avg_ns is -5"),
+        ({"avg_ns": 10**400}, "avg_ns is 1000"),
+        ({"avg_ns": 5e-324, "samples_ns": []}, "avg_ns is 5e-324"),
+        ({"stddev_ns": -1}, "stddev_ns is -1; a number from 0"),
         ({"avg_ns": 10**9}, "avg_ns lies outside samples_ns"),
         ({"avg_ts": 9.0}, "avg_ts and avg_ns do not fit"),
         ({"samples_ns": [1, "2"]}, "samples_ns is '2'"),
