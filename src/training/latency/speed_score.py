@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from serving.hardware.chip import roofline
@@ -55,6 +55,8 @@ def _score(speed: PublishedSpeed) -> ScoredSpeed:
         missing = f"chip {chip.name} has no figures for {speed.software} (it has: {known})"
         return ScoredSpeed(speed, None, missing)
     model = roofline(chip, speed.mode, speed.architecture, speed.precision, software=speed.software)
+    if speed.phase == "linear":
+        model = replace(model, attention_pair_s=0, attention_read_s=0, forward_s=0, layer_s=0)
     evidence = chip.software[speed.software].sources.get("all", "no source given")
     return ScoredSpeed(speed, model.seconds(speed.load), f"{chip.name}, {speed.software}: {evidence}")
 

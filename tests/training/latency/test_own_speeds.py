@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.hardware.architecture import Architecture
+from serving.hardware.chip import roofline
 from tests.support.conf_files import CONF, architecture, chip, names
 from tests.training.latency.benchmark_files import BENCHMARKS, records
 from training.latency import own_speeds, stages
@@ -220,6 +222,13 @@ def test_rows_are_scored_with_the_figures_of_today():
     assert scored[0].label == "rtx_3090 llama_cpp llama3_8b int4 prefill 1 x 512"
     assert scored[0].basis.startswith("rtx_3090, llama_cpp: measured: fitted to 14 rows")
     assert [(one.kind, one.rows) for one in phase_scores(scored)] == [("decode", 2), ("forward", 1), ("prefill", 1)]
+
+
+def test_linear_layers_alone_are_scored_by_their_own_time():
+    row = replace(own_rows()[0], phase="linear")
+    model = roofline(row.chip, None, row.architecture, row.precision, software=row.software)
+    (scored,) = score_speeds([row])
+    assert scored.predicted_s == pytest.approx(hypot(model.linear_token_s * 512, model.linear_read_s))
 
 
 def test_software_without_figures_has_no_prediction():
