@@ -123,6 +123,8 @@ def mape_by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) ->
 class CrossValidation:
     """Cross-validation on the fitted configurations: mean and standard deviation over the folds."""
 
+    folds: int
+    """As many as asked for, or fewer, so that each has two configurations."""
     r2: float
     r2_deviation: float
     mape: float
@@ -195,9 +197,9 @@ def _bootstrap_intervals(
 
 
 def _cross_validate(x: Array, y: Array, solver: Solver, folds: int, generator: np.random.Generator) -> CrossValidation:
-    scores = []
+    scores, folds = [], min(folds, len(y) // 2)  # a fold of one configuration has no R2
     for left_out in np.array_split(generator.permutation(len(y)), folds):
         kept = np.setdiff1d(np.arange(len(y)), left_out)
         scores.append(score_fit(x[left_out], y[left_out], solver(x[kept], y[kept])))
     r2, mape = np.array([each.r2 for each in scores]), np.array([each.mape for each in scores])
-    return CrossValidation(float(r2.mean()), float(r2.std()), float(mape.mean()), float(mape.std()))
+    return CrossValidation(folds, float(r2.mean()), float(r2.std()), float(mape.mean()), float(mape.std()))

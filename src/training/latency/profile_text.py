@@ -104,7 +104,7 @@ def _score_lines(fit: LatencyFit, ordinary_fit: LatencyFit) -> list[str]:
             )
     folds, gap = fit.folds, fit.fitted.r2 - fit.held_out.r2
     lines.append(
-        f"cross-validation: R2 {folds.r2:.4f} ± {folds.r2_deviation:.4f}, "
+        f"cross-validation in {folds.folds} folds: R2 {folds.r2:.4f} ± {folds.r2_deviation:.4f}, "
         f"MAPE {folds.mape:.1%} ± {folds.mape_deviation:.1%}; R2 fitted minus held out {gap:.4f}"
     )
     return lines

@@ -139,6 +139,13 @@ def test_too_few_configurations_are_refused():
         fit_latency([timing for timing in some if timing is not next(t for t in some if not t.shape.held_out)], QUICK)
 
 
+@pytest.mark.parametrize("folds", [12, 20])
+def test_every_fold_has_two_configurations_though_the_budget_left_few(folds: int):
+    found = fit_latency(made_up(fitted=12, held_out=6), replace(QUICK, folds=folds)).folds
+    assert found.folds == 6
+    assert found.r2 > 0.99
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

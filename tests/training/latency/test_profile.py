@@ -94,7 +94,7 @@ def test_the_profile_text_describes_its_quality(profile):
         "cloud, timed as llama2_13b",
         "20 configurations fitted on, 10 held out, 2 runs of each or more, 10 warm-ups",
         "95 % interval",
-        "cross-validation: R2",
+        "cross-validation in 5 folds: R2",
         "memory-bound deterministic",
         "prefill of 128 tokens",
         "handing work to another thread (",
