@@ -29,7 +29,7 @@ class ClockErrors:
     def __post_init__(self) -> None:
         for name, errors in vars(self).items():
             if not errors or not all(map(isfinite, errors)):
-                raise ValueError(f"errors of the clock: {name} must be finite numbers, one at least.")
+                raise ValueError(f"{name} must be finite numbers, one at least")
 
     @classmethod
     def read(cls, path: Path) -> "ClockErrors":
@@ -37,7 +37,7 @@ class ClockErrors:
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             return cls(**{name: tuple(map(float, errors)) for name, errors in found.items()})
-        except (OSError, TypeError) as problem:
+        except (OSError, TypeError, AttributeError, ValueError) as problem:
             raise ValueError(f"{path} has no errors of the clock: {problem}.") from problem
 
     def factors(self, draw: int, chip: str, software: str, *, measured: bool) -> TimeFactors:

@@ -73,6 +73,15 @@ def spread(errors):
     return (sum(error**2 for error in errors) / len(errors)) ** 0.5
 
 
+@pytest.mark.parametrize(
+    "text", ["[1]", "{", '{"decode": [1]}', '{"decode": ["fast"]}', as_json({key: [] for key in vars(ERRORS)})]
+)
+def test_a_file_without_errors_is_named(tmp_path, text):
+    (tmp_path / "errors.json").write_text(text)
+    with pytest.raises(ValueError, match=r"errors\.json has no errors of the clock: "):
+        ClockErrors.read(tmp_path / "errors.json")
+
+
 def test_what_is_written_is_read(tmp_path):
     (tmp_path / "errors.json").write_text(as_json({name: list(own) for name, own in vars(ERRORS).items()}))
     assert ClockErrors.read(tmp_path / "errors.json") == ERRORS
