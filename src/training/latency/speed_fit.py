@@ -144,6 +144,8 @@ class SpeedFit:
 
     def predict_s(self, speeds: Sequence[PublishedSpeed]) -> Array:
         """Seconds of each row."""
+        if not speeds:
+            return np.zeros(0)
         return SpeedTerms.of(speeds).predict_s(np.array([self.figures(*speed.group) for speed in speeds]))
 
     def efficiency(self, silicon: str, software: str, source: str) -> SoftwareEfficiency:
