@@ -27,6 +27,7 @@ EXTRAS: Mapping[str, str] = {
     "browser": "the page's tests in Chromium",
 }
 """Optional dependencies and what needs them."""
+MEMINFO = Path("/proc/meminfo")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
 """Those that change the speed of matrix products, as /proc/cpuinfo names them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -80,7 +81,10 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _available_gib() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30
+    """What programs may still take: the kernel gives up its cache of files for them."""
+    text = MEMINFO.read_text(encoding="utf-8") if MEMINFO.exists() else ""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) / 2**20 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30
 
 
 def _gpus() -> list[str]:

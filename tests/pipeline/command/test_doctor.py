@@ -28,6 +28,12 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     assert "pip install 'tandem-llm[hub]' (lacks datasets)" in line
 
 
+def test_the_cache_of_files_counts_as_available_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "MEMINFO", tmp_path / "meminfo")
+    doctor.MEMINFO.write_text("MemTotal:  8388608 kB\nMemFree:  1048576 kB\nMemAvailable:  3145728 kB\n")
+    assert "GiB, 3.0 GiB available" in doctor.describe()
+
+
 def test_without_root_or_tc_netem_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.which", lambda *args, **kwargs: None)
     monkeypatch.setattr(doctor, "may_administer", lambda status: False)
