@@ -54,10 +54,22 @@ def _choices(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def read_note(folder: Path) -> SweepNote | None:
-    """The note of the sweep of this folder; None without one."""
+    """The note of the sweep of this folder; None without one that can be read."""
     try:
         found = json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))
         known = {field.name for field in fields(SweepNote)}
-        return SweepNote(**{key: value for key, value in found.items() if key in known})
+        note = SweepNote(**{key: value for key, value in found.items() if key in known})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
+    return note if _is_whole(note) else None
+
+
+def _is_whole(note: SweepNote) -> bool:
+    """True if what a file said has the types that commands rely on."""
+    texts = _are_texts(note.overrides) and _are_texts(note.command) and isinstance(note.folder, str)
+    jobs = isinstance(note.jobs, list | tuple) and all(map(_are_texts, note.jobs))
+    return texts and jobs and isinstance(note.run_id, str | None)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)

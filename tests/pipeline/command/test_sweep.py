@@ -34,3 +34,13 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the command ran in .*gone, which cannot be entered here \(No such file"):
         command.main(["resume", str(tmp_path)], ran.append)
     assert not ran
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"jobs": 5, "command": ["a"]}', '{"jobs": ["seed=0"]}', '{"command": "a"}', '{"folder": null}', "[]", "{"],
+)
+def test_a_note_of_other_types_is_not_readable(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(UserError, match=r"there is no readable sweep\.json in "):
+        command.main(["status", str(tmp_path)], lambda words: None)
