@@ -106,7 +106,14 @@ def resume_command(folder: Path, note: SweepNote, words: Sequence[str]) -> list[
         raise UserError(f"sweep resume: the value of {masked[0]} is a secret and was not written; give it again.")
     if not kept:
         raise UserError(f"sweep resume: {folder / SWEEP_FILE} does not say the command; run it again by hand.")
-    return [*kept, *given, f"hydra.sweep.dir={folder}"]
+    return [*kept, *given, f"hydra.sweep.dir={_quoted(str(folder))}"]
+
+
+def _quoted(text: str) -> str:
+    """The text for Hydra, which takes a bare comma for a sweep."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _key(word: str) -> str:

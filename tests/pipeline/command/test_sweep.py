@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.command import sweep as command
 from pipeline.errors import UserError
@@ -25,7 +26,15 @@ COMMAND = ("+policy=synera,sled", "experiment=a", "+stages.fit.rounds=2", "seed=
 )
 def test_a_word_replaces_the_command_s_whatever_its_plus(words: tuple[str, ...], expected: tuple[str, ...]) -> None:
     note = SweepNote(command=[*COMMAND, "hydra.sweep.dir=elsewhere"])
-    assert command.resume_command(Path("/s"), note, words) == [*expected, "hydra.sweep.dir=/s"]
+    assert command.resume_command(Path("/s"), note, words) == [*expected, "hydra.sweep.dir='/s'"]
+
+
+@pytest.mark.parametrize("name", ["s,w", "it's", "a=b", "[1] {x}", "back\\"])
+def test_hydra_reads_the_folder_as_it_is_named(name: str) -> None:
+    word = command.resume_command(Path("/s") / name, SweepNote(command=COMMAND), ())[-1]
+    found = OverridesParser.create().parse_override(word)
+    assert not found.is_sweep_override()
+    assert found.value() == f"/s/{name}"
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
