@@ -21,7 +21,7 @@ from pipeline.answers.ranking import is_measured, promoted, ranked
 from pipeline.answers.requirements import Requirements
 from pipeline.answers.rows import Row, serve_rows
 from pipeline.answers.sampler import CandidateSampler
-from pipeline.answers.words import joined, kept_by_none, key_of, without
+from pipeline.answers.words import check_each_once, joined, kept_by_none, key_of, without
 from pipeline.errors import ConfigError, UserError
 from pipeline.report.plan import PlannedStage
 from serving.metrics import definitions
@@ -50,6 +50,7 @@ class Effort:
             raise ValueError(f"effort.requests is {self.requests}; give three numbers that do not fall: 24, 96, 400")
         if not (self.trials >= 0 and min(self.keep) >= 1 and self.seeds and self.batch >= 1):
             raise ValueError("effort: trials is 0 or more, keep and batch are 1 or more, and there is a seed")
+        check_each_once("effort.seeds", self.seeds)
 
 
 @dataclass(frozen=True)

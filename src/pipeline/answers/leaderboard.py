@@ -18,7 +18,7 @@ from pipeline.answers.leaderboard_report import (
     page_text,
 )
 from pipeline.answers.rows import COST, SERVICE, Row, serve_rows
-from pipeline.answers.words import joined, kept_by_none, unused_note
+from pipeline.answers.words import check_each_once, joined, kept_by_none, unused_note
 from pipeline.artifacts import fingerprint
 from pipeline.errors import ConfigError
 from pipeline.report.export.write import write_tables
@@ -59,6 +59,8 @@ class Leaderboard:
         unknown = [name for name in self.named_settings if name not in self.settings]
         if unknown:
             raise ValueError(f"leaderboard.in has {unknown[0]!r}; there are {', '.join(self.settings)}")
+        check_each_once("leaderboard.in", self.named_settings)
+        check_each_once("leaderboard.seeds", self.seeds)
 
     def answer(self, asked: Asked) -> None:
         """Serves the cells, prints the board, and writes it below OUTPUTS/leaderboard."""

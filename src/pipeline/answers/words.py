@@ -40,6 +40,13 @@ def unused_note(words: Sequence[str], where: str) -> str:
     return f"{', '.join(words)}: of no effect here, since every cell sets the same itself; see {where}"
 
 
+def check_each_once(name: str, values: Sequence[object]) -> None:
+    """Raises ValueError for a value of option `name` that is given twice."""
+    repeated = [value for value in values if values.count(value) > 1]
+    if repeated:
+        raise ValueError(f"{name} has {repeated[0]!r} twice, which would be served and counted as two; give it once")
+
+
 def mixed_networks(networks: Mapping[str, float], fleet: Mapping[str, object], devices: int) -> tuple[str, ...]:
     """The words of a testbed that deals `devices` devices, all of one `fleet`, to networks by their shares.
 

@@ -177,6 +177,11 @@ def test_a_quality_that_could_not_be_measured_breaks_the_limit() -> None:
     assert broken(row("routes", 1, 1), found.question.require) == []  # no text was asked for
 
 
+def test_a_seed_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^effort\.seeds has 1 twice"):
+        replace(EFFORT, seeds=(0, 1, 1))
+
+
 def test_an_objective_that_is_better_when_higher_is_refused() -> None:
     with pytest.raises(ValueError, match="better when lower"):
         replace(question(), objective=("quality/mean",))

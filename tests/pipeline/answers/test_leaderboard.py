@@ -279,6 +279,13 @@ def test_a_percentile_without_records_has_no_interval() -> None:
     assert percentile_interval("latency/ttft_s/p90", [{}]) is None
 
 
+def test_a_setting_or_seed_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^leaderboard\.in has 'near' twice"):
+        replace(board(), named_settings=("near", "far", "near"))
+    with pytest.raises(ValueError, match=r"^leaderboard\.seeds has 0 twice"):
+        replace(board(), seeds=(0, 0))
+
+
 def test_a_board_of_no_requests_is_refused() -> None:
     with pytest.raises(ValueError, match=r"leaderboard\.requests is 0; each cell serves 1 request or more"):
         replace(board(), requests=0)
