@@ -58,6 +58,9 @@ def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any
     """
     import numpy as np
 
+    if not (folder / HEADER_FILE).is_file():
+        raise ValueError(f"there is no trace in {folder}, which has no {HEADER_FILE}; name the folder of an artifact "
+                         "that stage=record_outcomes made")  # fmt: skip
     trace = load_trace(folder)
     tables, tokens = table_arrays(trace.tables), [token for one in trace.sessions for token in one.token_ids]
     members = {

@@ -30,5 +30,7 @@ def test_the_command_exports_shows_and_imports(tmp_path: Path, capsys: pytest.Ca
         command.main(["import", str(file), "output=elsewhere"])
     with pytest.raises(UserError, match="license is empty"):
         command.main(["export", str(recorded), str(file)])
+    with pytest.raises(UserError, match=r"^there is no trace in .*; name the folder of an artifact that stage=record"):
+        command.main(["export", str(tmp_path), str(file), "license=CC0-1.0", "origin=made up"])
     with pytest.raises(UserError, match="trace: give was asked for; there are\npython -m pipeline trace export"):
         command.main(["give"])
