@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.config import arguments, composed_cache
 from pipeline.config.collector import collector_paused, resume_collector
-from pipeline.config.hydra_errors import as_config_errors
+from pipeline.config.hydra_errors import as_config_errors, suggestion
 from pipeline.errors import INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
@@ -34,7 +34,16 @@ def main() -> None:
             sys.exit(command(argv[1:]))
         except UserError as error:
             sys.exit(print_error(error))
+    if argv and argv[0].isidentifier():
+        sys.exit(print_error(_no_command(argv[0], list(commands))))
     _run(arguments.normalise(argv))
+
+
+def _no_command(word: str, commands: Sequence[str]) -> str:
+    return (
+        f"there is no command {word!r}.{suggestion(word, commands)} There are {', '.join(commands)}, and a run, which "
+        "is +policy=NAME: `python -m pipeline --help` has them all."
+    )
 
 
 def _run(argv: list[str]) -> None:
@@ -155,6 +164,8 @@ def report_interrupted_sweep() -> None:
 def _run_show_command(argv: list[str]) -> int:
     from pipeline.command.help import show_group
 
+    if problem := arguments.find_missing_folder(argv):
+        raise UserError(problem)
     with _closed_pipe_tolerated():
         print(show_group(arguments.normalise(argv)))
     return 0

@@ -74,6 +74,22 @@ def test_help_works_without_a_policy(run: Callable[..., tuple[int, str, str]], a
     assert (code, out.startswith("usage: python -m pipeline +policy=NAME")) == (0, True)
 
 
+@pytest.mark.parametrize(("word", "near"), [("help", ""), ("reslts", " Did you mean results?")])
+def test_a_first_word_that_is_no_command_is_said_to_be_none(
+    run: Callable[..., tuple[int, str, str]], word: str, near: str
+) -> None:
+    code, out, err = run(word, "list")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: there is no command '{word}'.{near} There are cache, show, results")
+    assert "`python -m pipeline --help`" in err
+
+
+def test_show_refuses_a_folder_that_is_not_there(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = run("show", "policy", "--config-dir", "/nope")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: there is no configuration folder /nope")
+
+
 def test_show_prints_the_choices_of_a_group(run: Callable[..., tuple[int, str, str]]) -> None:
     code, out, _ = run("show", "runtime")
     assert (code, [line.split()[0] for line in out.splitlines()[:4]]) == (0, ["emulated", "grpc", "local", "simulated"])
