@@ -55,13 +55,22 @@ class Given:
             raise UserError(problem)
         own = list(config_folders(argv))[:-1]
         words = list(_without_options(argv))
-        facts = dict(word.split("=", 1) for word in words if "=" in word and not Path(word).exists())
         files = [word for word in words if "=" not in word or Path(word).exists()]
-        unknown = sorted(facts.keys() - WORDS.keys())
-        if not files or unknown or len(files) + len(facts) < len(words):
-            wrong = f"there is no {unknown[0]!r}.{suggestion(unknown[0], list(WORDS))} " if unknown else ""
+        given = [word.split("=", 1) for word in words if word not in files]
+        wrong = _wrong_word([name for name, _ in given])
+        if wrong or not files:
             raise UserError(f"{wrong}{usage()}")
-        return cls(tuple(map(Path, files)), facts, own[0] if own else None)
+        return cls(tuple(map(Path, files)), dict(given), own[0] if own else None)
+
+
+def _wrong_word(names: Sequence[str]) -> str:
+    """What is wrong with the first word that is unknown or repeated; empty if all are right."""
+    for name in names:
+        if name not in WORDS:
+            return f"there is no {name!r}.{suggestion(name, list(WORDS))} "
+        if names.count(name) > 1:
+            return f"{name}= is given twice; give it once. "
+    return ""
 
 
 def _without_options(argv: Sequence[str]) -> Iterator[str]:
@@ -97,7 +106,10 @@ def _report(given: Given) -> list[ReportPart]:
     if given.facts or not all(file.suffix == ".csv" for file in given.files):
         raise UserError("a file of rows (.csv) says all that is known, and is only scored: give it without words.")
     library = Library.open(given.config_dir)
-    return _score_parts([row for file in given.files for row in _stored_rows(file, library)])
+    rows = [row for file in given.files for row in _stored_rows(file, library)]
+    if not rows:
+        raise UserError(f"no row is in {', '.join(map(str, given.files))}, so there is nothing to score.")
+    return _score_parts(rows)
 
 
 def _stored_rows(file: Path, library: Library) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 from pipeline.command.main import main
 from pipeline.command.named_objects import Library
 from pipeline.command.speeds import WORDS, Given
+from training.latency.published_speeds import COLUMNS
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "tests" / "training" / "latency" / "benchmarks"
@@ -101,7 +102,7 @@ def test_a_chip_of_ones_own_needs_its_peaks_only(run: Run) -> None:
     [
         ((), "usage: python -m pipeline speeds FILE"),
         ((LLAMA, "chop=rtx_3090"), "there is no 'chop'. Did you mean chip? usage:"),
-        ((LLAMA, "chip=rtx_3090", "chip=a40"), "usage:"),
+        ((LLAMA, "chip=rtx_3090", "chip=a40"), "chip= is given twice; give it once. usage:"),
         ((LLAMA,), "the output does not say chip: chip=, a chip of conf/hardware/chip"),
         ((LLAMA, "chip=rtx_3090", "out=mine.csv"), "the output does not say source"),
         ((LLAMA, "chip=rtx_3090", "source=us", "out=mine.csv"), "the output does not say licence"),
@@ -130,6 +131,11 @@ def test_the_words_of_the_page_are_those_of_the_command() -> None:
     for line in lines:
         assert Given.parse(shlex.split(line)).files
     assert [word for word in WORDS if f"`{word}=`" not in page and f" {word}=" not in page] == []
+
+
+def test_a_file_without_a_row_is_said_to_have_none(run: Run) -> None:
+    Path("mine.csv").write_text(f"{','.join(COLUMNS)}\n")
+    assert run("mine.csv") == (2, "", "error: no row is in mine.csv, so there is nothing to score.\n")
 
 
 def test_a_file_that_is_no_table_of_rows_is_not_added_to(run: Run) -> None:
