@@ -17,6 +17,7 @@ from pipeline.report.statistics import ConfidenceInterval, holm, paired_p_values
 from pipeline.report.sweep_note import SweepNote, read_note
 from pipeline.report.table import (
     LabelledTexts,
+    Remark,
     ReportPart,
     Table,
     csv_text,
@@ -268,7 +269,7 @@ def _metrics_table(rows: Sequence[ComparisonRow]) -> Table:
         *(_marked(rows, key, [_scaled(key, row.result.metrics.get(key)) for row in rows]) for key in keys),
     ]
     cells = [
-        (*_labels(row), row.problem) if row.problem else (*_labels(row), *(column[place] for column in columns))
+        (*_labels(row), Remark(row.problem)) if row.problem else (*_labels(row), *(column[place] for column in columns))
         for place, row in enumerate(rows)
     ]
     return Table(headings, tuple(cells), num_label_columns=1 + len(names))

@@ -19,11 +19,15 @@ WIDTH = 100
 _GAP = "  "
 
 
+class Remark(str):
+    """A text behind a row's labels, in place of its values."""
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of cells below headings of one or two lines; the first `num_label_columns` columns label a row.
 
-    A row with a single cell behind its labels has a remark there instead of values.
+    A row may have a `Remark` behind its labels instead of values.
     """
 
     headings: tuple[str, ...]
@@ -62,7 +66,7 @@ class Table:
         return max(map(len, [*self.headings[column].split("\n"), *values]))
 
     def _is_remark(self, row: tuple[str, ...]) -> bool:
-        return len(row) == self.num_label_columns + 1 < len(self.headings)
+        return isinstance(row[-1], Remark)
 
     def _select_columns(self, columns: Sequence[int]) -> "Table":
         rows = tuple(row if self._is_remark(row) else tuple(row[column] for column in columns) for row in self.rows)

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline.report.table import (
     LabelledTexts,
+    Remark,
     Table,
     format_nbytes,
     format_number,
@@ -13,7 +14,7 @@ from pipeline.report.table import (
 )
 
 TABLE = Table(
-    ("job", "policy", "TBT ms\nmean", "quality"), (("0", "sled", "12.5", "0.9"), ("1", "edge", "failed: no")), 2
+    ("job", "policy", "TBT ms\nmean", "quality"), (("0", "sled", "12.5", "0.9"), ("1", "edge", Remark("failed: no"))), 2
 )
 
 
@@ -36,6 +37,18 @@ def test_columns_beyond_the_width_continue_in_a_second_table():
     assert first.headings == ("job", "policy", "TBT ms\nmean")
     assert second.headings == ("job", "policy", "quality")
     assert [len(one.rows) for one in (first, second)] == [2, 1]
+
+
+def test_a_long_remark_does_not_widen_the_only_column_of_a_block():
+    rows = (("0", "20.2 [19, 21]", "0.9"), ("1", Remark("failed: " + "very long " * 15)))
+    table = Table(("job", "TBT ms", "quality"), rows)
+    lines = [line for block in table.split_to_width(20) for line in block.lines(20)]
+    assert lines[:4] == [
+        "job         TBT ms",
+        "---  -------------",
+        "0    20.2 [19, 21]",
+        "1    failed: very l…",
+    ]
 
 
 def test_facts_are_wrapped_after_their_labels():

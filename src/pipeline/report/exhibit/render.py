@@ -16,7 +16,7 @@ from pipeline.report.exhibit.order import order_texts
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
 from pipeline.report.mlflow_store import key_text
-from pipeline.report.table import WIDTH, LabelledTexts, ReportPart, Table, csv_text, shared_decimals
+from pipeline.report.table import WIDTH, LabelledTexts, Remark, ReportPart, Table, csv_text, shared_decimals
 
 _LEGEND = (
     ("ours", "value [95 % interval, seeds and prompts resampled] (least to greatest seed); a dash: not known"),
@@ -85,7 +85,7 @@ def _row(shown: RenderedExhibit, row: ExhibitRow, labels: tuple[str, ...], cells
     empty = not any(cell is not None for cell in row.measured.values()) and not shown.exhibit.reported_rows().get(
         (row.group, row.label)
     )
-    return (*labels, row.problem) if empty and row.problem else (*labels, *cells)
+    return (*labels, Remark(row.problem)) if empty and row.problem else (*labels, *cells)
 
 
 def _column_cells(shown: RenderedExhibit, column: ExhibitColumn) -> list[str]:
