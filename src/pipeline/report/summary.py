@@ -60,7 +60,11 @@ def _values(formula: Formula, records: Records, known: Mapping[str, float]) -> I
             spread = Percentiles.of(value for request in requests for value in _items(request, attribute))
             yield from ((f"/{name}", getattr(spread, name)) for name in STATISTICS if spread)
         case definitions.SlaPercentiles(attribute):
-            yield from _sla([value for request in requests for value in _items(request, attribute)])
+            ranked = _ranked(requests, attribute)
+            yield from ((f"/p{100 * share:g}", percentile(ranked, share)) for share in _SLA_SHARES if ranked)
+        case definitions.SlaShares(attribute):
+            ranked = _ranked(requests, attribute)
+            yield from ((f"{limit:g}", bisect_right(ranked, limit) / len(ranked)) for limit in _SLA_LIMITS_S if ranked)
         case definitions.Count(attribute, ""):
             yield "", sum(not attribute or getattr(request, attribute) for request in requests)
         case definitions.Count(_, by):
@@ -103,11 +107,8 @@ def _is_known(requests: Sequence[RequestRecord], attribute: str) -> bool:
     return all(getattr(request, attribute) is not None for request in requests)
 
 
-def _sla(times_s: Sequence[float]) -> Iterator[tuple[str, float]]:
-    ranked = sorted(times_s)
-    if ranked:
-        yield from ((f"/p{100 * share:g}", percentile(ranked, share)) for share in _SLA_SHARES)
-        yield from ((f"/within_{limit_s:g}", bisect_right(ranked, limit_s) / len(ranked)) for limit_s in _SLA_LIMITS_S)
+def _ranked(requests: Sequence[RequestRecord], attribute: str) -> list[float]:
+    return sorted(value for request in requests for value in _items(request, attribute))
 
 
 def _rate(total: float, requests: Sequence[RequestRecord]) -> float:

@@ -90,7 +90,17 @@ class Distribution:
 
 @dataclass(frozen=True)
 class SlaPercentiles:
-    """Time that a share of an attribute's items does not exceed (`p50`), and share within a time (`within_0.3`)."""
+    """Time that a share of an attribute's items does not exceed (`p50`)."""
+
+    attribute: str
+
+    def __str__(self) -> str:
+        return self.attribute
+
+
+@dataclass(frozen=True)
+class SlaShares:
+    """Share of an attribute's items within a time in seconds, which replaces `*`."""
 
     attribute: str
 
@@ -150,6 +160,7 @@ Formula: TypeAlias = (
     | Rate
     | Distribution
     | SlaPercentiles
+    | SlaShares
     | BusyPeriods
     | CloudUse
     | CloudCost
@@ -202,7 +213,7 @@ class MetricSpec:
         """The key of each number."""
         if isinstance(self.formula, Distribution):
             return tuple(f"{self.key}/{statistic}" for statistic in STATISTICS)
-        return (f"{self.key}/*",) if isinstance(self.formula, SlaPercentiles) else (self.key,)
+        return (f"{self.key}/p*",) if isinstance(self.formula, SlaPercentiles) else (self.key,)
 
 
 def _wasted_draft_s(rejected: Any, draft_s: Any, drafted: Any, whole: Any) -> Any:
@@ -297,8 +308,14 @@ METRICS: tuple[MetricSpec, ...] = (
                Ratio("cloud_stall_s", "service_s"), "lower"),
     MetricSpec("sla/prefill_128_s", "s", "Time to first token per 128 tokens of the prompt (HAT, section 4.2).",
                SlaPercentiles("prefill_128_s"), "lower"),
+    MetricSpec("sla/prefill_128_s/within_*", "share", "Times to first token per 128 tokens of the prompt that are at "
+               "most so many seconds (HAT, section 4.2).",
+               SlaShares("prefill_128_s"), "higher"),
     MetricSpec("sla/decode_10_s", "s", "Time for ten tokens behind the first (HAT, section 4.2).",
                SlaPercentiles("decode_10_s"), "lower"),
+    MetricSpec("sla/decode_10_s/within_*", "share", "Times for ten tokens behind the first that are at most so many "
+               "seconds (HAT, section 4.2).",
+               SlaShares("decode_10_s"), "higher"),
     MetricSpec("offloading/chunk_share", "share", "Offloaded draft chunks over draft chunks.",
                Ratio("chunks_offloaded", "chunks"), heading="chunks\nasked %"),
     MetricSpec("offloading/token_share", "share", "Tokens of the text that the cloud accepted or wrote.",

@@ -15,6 +15,7 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import Records
 from pipeline.report.summary import smooth_metric, summarise
 from pipeline.report.table import plain_lines
+from pipeline.search.study import create_objective
 from serving.metrics import definitions
 from serving.metrics.batch_timing import estimator_errors
 from serving.metrics.definitions import METRICS, Distribution, MetricSpec, Ratio
@@ -96,6 +97,17 @@ def test_every_number_of_a_summary_has_a_definition(records):
     assert definitions.find("latency/tbt/mean") is None
     with pytest.raises(KeyError, match="latency/tbt/mean"):
         summarise(records)["latency/tbt/mean"]
+
+
+@pytest.mark.parametrize("name", ["prefill_128_s", "decode_10_s"])
+def test_of_shares_within_a_time_the_higher_is_better_and_of_times_the_lower(records, name):
+    known = summarise(records).metrics()
+    share, time = f"sla/{name}/within_0.5", f"sla/{name}/p50"
+    assert {share, time} <= known.keys()
+    assert [(one.better, one.style) for one in map(definitions.find, (share, time))] == [
+        ("higher", "%"), ("lower", "ms")
+    ]  # fmt: skip
+    assert create_objective((share, time)).directions == ("maximize", "minimize")
 
 
 def test_every_error_of_the_estimator_has_a_definition():
