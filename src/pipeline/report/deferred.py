@@ -68,11 +68,14 @@ def finish(text: str) -> None:
     except Exception as problem:  # whatever it is: this process has no terminal
         write_failure(context, f"{type(problem).__name__}: {problem}")
         raise
+    lines = printed.getvalue().splitlines()
+    said = [line for line in lines if line.startswith("figures: ")]
     if context.tracking.enabled and report.result.run_id is None:
-        said = [line for line in printed.getvalue().splitlines() if line.startswith("MLflow: ")]
-        write_failure(context, said[-1] if said else "MLflow did not say why.")
-        return
-    note.unlink(missing_ok=True)
+        said += [line for line in lines if line.startswith("MLflow: ")][-1:] or ["MLflow did not say why."]
+    if said:
+        write_failure(context, "; ".join(said))
+    else:
+        note.unlink(missing_ok=True)
 
 
 def encode(artifact: Path, context: JobContext) -> str:

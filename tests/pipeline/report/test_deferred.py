@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.report import deferred
+from pipeline.report import deferred, figures
 from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_store import Tracking
 from tests.pipeline.report.serve_artifact import drawn
@@ -60,6 +60,19 @@ def test_the_other_process_draws_and_logs_what_the_command_left(
     assert (run.info.status, run.info.start_time) == ("FINISHED", int(1000 * job.started_s))
     assert SECRET not in str(run.data.params)
     assert list(deferred.take_failures(tmp_path)) == []
+
+
+def test_figures_that_the_other_process_cannot_draw_are_said_by_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no font")
+
+    monkeypatch.setattr(figures, "draw_latency", fail)
+    job = deferrable(tmp_path, Tracking(uri="none", outputs=str(tmp_path)))
+    deferred.finish(deferred.encode(drawn(tmp_path / "serve", n=12), job))
+    (said,) = deferred.take_failures(tmp_path)
+    assert said.endswith("was not drawn or logged. figures: could not draw them (ValueError: no font)")
 
 
 def test_a_failure_is_said_once_by_the_next_command(tmp_path: Path) -> None:

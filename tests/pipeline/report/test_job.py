@@ -117,6 +117,28 @@ def test_without_mlflow_table_figures_and_result_are_written(artifact, tmp_path)
     assert not list(tmp_path.rglob("*.db"))
 
 
+def test_a_job_whose_figures_are_interrupted_is_complete(artifact, tmp_path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report.figures, "draw_latency", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        report.report_job(artifact, context(tmp_path, OFF), io.StringIO())
+    assert read_result(tmp_path / "job").status == "complete"
+
+
+def test_a_job_whose_figures_cannot_be_drawn_is_complete_and_says_so(artifact, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise ValueError("no font")
+
+    monkeypatch.setattr(report.figures, "draw_latency", fail)
+    file = io.StringIO()
+    done = report.report_job(artifact, context(tmp_path, OFF), file)
+    assert "figures: could not draw them (ValueError: no font)" in file.getvalue()
+    assert done.figures == ()
+    assert read_result(tmp_path / "job") == done.result
+
+
 @pytest.mark.parametrize(("mode", "num_lines"), [("line", 1), ("quiet", 0)])
 def test_a_job_of_a_sweep_prints_one_line_and_leaves_its_report_in_a_file(artifact, tmp_path, mode, num_lines):
     file = io.StringIO()
