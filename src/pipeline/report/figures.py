@@ -80,6 +80,7 @@ def _set_title(figure: "Figure", title: str) -> None:
 
 def add_legend(figure: "Figure", look: FigureLook = SCREEN) -> None:
     """One legend for all panels, below them, in as many columns as fit; labels wider than the figure lose their middle.
+    None without labels.
 
     The figure grows by the legend's further rows, and its panels with many series.
     """
@@ -87,11 +88,13 @@ def add_legend(figure: "Figure", look: FigureLook = SCREEN) -> None:
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
+    if not found:
+        return
     names = sorted(found, key=lambda label: label.endswith(REPORTED))
     width, height = map(float, figure.get_size_inches())
     room_pt = 72 * width - look.legend_margin_em * look.legend_pt
     labels = [_shortened(label, room_pt, look) for label in names]
-    column_pt = max((_width_pt(label, look.legend_pt) for label in labels), default=0.0) + look.handle_pt
+    column_pt = max(_width_pt(label, look.legend_pt) for label in labels) + look.handle_pt
     rows = ceil(len(labels) / max(1, int(room_pt / column_pt)))
     crowd = 0.06 * min(32, max(0, len(labels) - 8))
     figure.set_size_inches(width, height + crowd + (rows - 1) * 1.5 * look.legend_pt / 72)

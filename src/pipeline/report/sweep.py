@@ -11,6 +11,7 @@ search.json: {metrics, directions, best: [number], trials: [{number, label, stat
 import json
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 from hydra.experimental.callback import Callback
 
 from pipeline.config.compose import written_overrides
-from pipeline.errors import ConfigError, UserError, print_error
+from pipeline.errors import INTERNAL_ERROR, ConfigError, UserError, print_error
 from pipeline.report import plan
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import (
@@ -115,7 +116,7 @@ class SweepCallback(Callback):
             plan.remove_planned(folder)
         elif config.get("stage", "all") == "all":
             SweepCallback.running = None
-            rows = finish_sweep(self.folder, self.tracking, self._out, self.exhibit, baseline=self.baseline)
+            rows = self._finish()
             if note := read_note(self.folder):
                 note.mark_ended(self.folder)
             if not rows:
@@ -124,6 +125,16 @@ class SweepCallback(Callback):
                 sys.exit(JOB_FAILED)
         if self.worker_status:
             sys.exit(self.worker_status)
+
+    def _finish(self) -> "list[ComparisonRow]":
+        """As `finish_sweep`. Raises SystemExit where it fails: Hydra would turn an exception into a warning."""
+        try:
+            return finish_sweep(self.folder, self.tracking, self._out, self.exhibit, baseline=self.baseline)
+        except UserError as problem:
+            sys.exit(print_error(problem))
+        except Exception:  # a fault of the project: printed in full
+            traceback.print_exc()
+            sys.exit(INTERNAL_ERROR)
 
     def interrupt(self) -> None:
         """Print and log what is there after Ctrl-C."""

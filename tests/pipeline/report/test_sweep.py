@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.errors import BAD_INPUT
+from pipeline.errors import BAD_INPUT, INTERNAL_ERROR, UserError
 from pipeline.report import sweep
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
@@ -98,6 +98,20 @@ def test_a_sweep_whose_jobs_left_nothing_fails(tmp_path, capsys):
     with pytest.raises(SystemExit, match=str(sweep.JOB_FAILED)):
         callback.on_multirun_end(OmegaConf.create({"stage": "all"}))
     assert f"no job of this sweep left anything in {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"), [(UserError("no room on the disk"), BAD_INPUT), (ValueError("a fault"), INTERNAL_ERROR)]
+)
+def test_a_sweep_whose_report_fails_says_why_and_fails(tmp_path, monkeypatch, capsys, problem, code):
+    def fail(*_: object, **__: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(sweep, "finish_sweep", fail)
+    callback = sweep.SweepCallback(Tracking(uri="none", outputs=str(tmp_path)), io.StringIO())
+    with pytest.raises(SystemExit, match=str(code)):
+        callback.on_multirun_end(OmegaConf.create({"stage": "all"}))
+    assert str(problem) in capsys.readouterr().err
 
 
 def test_a_sweep_logs_its_exhibit_in_its_own_run(sweeps):

@@ -1,5 +1,6 @@
 """Maps of exhibits: a cell for each row, in the colour of what stands in it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def test_a_cell_has_the_colour_of_its_policy_and_a_tie_a_square_of_the_next(
     assert drawn == [(colour["sled"], 0.96), (colour["wisp"], 0.96), (colour["sled"], 0.42)]  # of three that tie, two
     cheapest = [hex_colour(patch) for patch in made[1].axes[0].patches]
     assert cheapest == [colour["wisp"]]  # where none keeps the promise there is no colour
+
+
+def test_a_map_of_cells_without_a_winner_has_no_colour_and_no_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "save_figure", lambda _sheet, path, _title: path)  # takes seconds
+    rows = [replace(row, measured={**row.measured, "cheapest": "none"}) for row in shown().rows]
+    paths = draw_maps(replace(shown(), rows=rows), tmp_path / "exhibit.png")
+    assert [path.name for path in paths] == ["exhibit.png", "exhibit_cheapest.png"]
 
 
 def hex_colour(patch: object) -> str:
