@@ -49,9 +49,9 @@ def check_baseline(name: str, jobs: Sequence[Sequence[str]]) -> None:
     raise ConfigError(f"baseline={name}: no job of this sweep is that. {differ}.")
 
 
-def matches(name: str, choices: Mapping[str, str], policy: str = "") -> bool:
-    """True if a job with these choices and this policy is meant by `name`: sled, 0.2 or budget=0.2."""
-    return name == policy or any(_is_same(name, value) or name == f"{key}={value}" for key, value in choices.items())
+def matches(name: str, choices: Mapping[str, str]) -> bool:
+    """True if a job with these choices is meant by `name`: sled, 0.2 or budget=0.2."""
+    return any(_is_same(name, value) or name == f"{key}={value}" for key, value in choices.items())
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -53,6 +53,7 @@ class ComparisonRow:
     """One job: the `choices` in which jobs differ, its mean quality, and how it compares with the others.
 
     baseline     the number of the job that it is compared with; None for a baseline itself
+    is_baseline  others are compared with it, as soon as they have results
     differences  by metric; empty unless both served the same prompts
     best         the metrics in which no job with the same prompts is better, unless all are alike
     pareto       the metrics against which no job with the same prompts has a better quality
@@ -65,6 +66,7 @@ class ComparisonRow:
     differences: Mapping[str, Difference] = field(default_factory=dict)
     best: frozenset[str] = frozenset()
     pareto: tuple[str, ...] = ()
+    is_baseline: bool = False
 
     @property
     def problem(self) -> str | None:
@@ -102,7 +104,12 @@ def compare_results(found: Sequence[JobResult], baseline: str | None = None) -> 
     differences = _differences(found, sums, against)
     rows = [
         ComparisonRow(
-            one, chosen, _quality(one, own), None if other is None else found[other].number, differences[place]
+            one,
+            chosen,
+            _quality(one, own),
+            None if other is None else found[other].number,
+            differences[place],
+            is_baseline=place in candidates,
         )
         for place, (one, chosen, own, other) in enumerate(zip(found, choices, sums, against, strict=True))
     ]
@@ -127,12 +134,12 @@ def _quality(one: JobResult, sums: Mapping[str, PromptSums]) -> ConfidenceInterv
 
 
 def _baselines(found: Sequence[JobResult], choices: Sequence[Mapping[str, str]], name: str | None) -> list[int]:
-    """The places of the complete jobs that are the baseline `name`; a policy counts where the jobs' policies differ."""
+    """The places of the complete jobs that are the baseline `name`: with this value, else of this policy."""
     complete = [place for place, one in enumerate(found) if one.status == "complete"]
     if name is None:
         return complete[:1]
-    several = len({one.policy for one in found if one.policy}) > 1
-    return [place for place in complete if matches(name, choices[place], found[place].policy if several else "")]
+    by_value = [place for place in complete if matches(name, choices[place])]
+    return by_value or [place for place in complete if found[place].policy == name]
 
 
 def _differences(
@@ -334,10 +341,18 @@ def print_table(sweep: Path, file: TextIO, baseline: str | None = None) -> list[
     """Prints the comparison of the jobs below `sweep`, which may have been interrupted; its rows."""
     rows = compare_jobs(sweep, baseline)
     parts = comparison_parts(rows)
-    if baseline is not None and rows and all(row.baseline is None for row in rows):
-        parts.append(LabelledTexts((("baseline", f"no complete job is {baseline}: there are no differences"),)))
+    if baseline is not None and rows and (remark := _baseline_remark(rows, baseline)):
+        parts.append(LabelledTexts((("baseline", remark),)))
     print_parts(parts, file)
     return rows
+
+
+def _baseline_remark(rows: Sequence[ComparisonRow], name: str) -> str:
+    """Why nothing can be compared with the baseline; empty if something can."""
+    if not any(row.is_baseline for row in rows):
+        return f"no complete job is {name}: there are no differences"
+    others = any(row.problem is None and not row.is_baseline for row in rows)
+    return "" if others else f"every complete job is {name}: there are no differences yet"
 
 
 def write_csv(rows: Sequence[ComparisonRow], path: Path) -> Path:

@@ -97,7 +97,7 @@ def read_finished(folder: Path, baseline: str | None = None) -> Finished:
             f"{folder}: none of its {len(rows)} jobs has a result ({rows[0].problem}). Run it again: "
             f"`python -m pipeline sweep resume {folder}` goes on with a sweep."
         )
-    if baseline is not None and all(row.baseline is None for row in rows):
+    if baseline is not None and not any(row.is_baseline for row in rows):
         raise FinishedError(f"baseline={baseline}: no complete job of {folder} is that; name a policy or a value that "
                             f"jobs differ in: {', '.join(_values(rows))}.")  # fmt: skip
     exhibits, written = _exhibits(folder, note, rows)

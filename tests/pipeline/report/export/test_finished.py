@@ -105,6 +105,13 @@ def test_a_named_baseline_is_what_rows_are_tested_against(sweep: Path) -> None:
         read_finished(sweep, "7")
 
 
+def test_a_sweep_that_was_stopped_behind_its_baseline_is_reported(sweep: Path) -> None:
+    """All that is complete is synera; the job that failed has no values."""
+    (table,) = read_finished(sweep, "synera").tables
+    assert table.against == {4: 0}
+    assert len(table.rows) == 5
+
+
 def test_an_exhibit_is_made_anew_from_the_jobs(sweep: Path, tmp_path: Path) -> None:
     found = read_finished(with_exhibit(sweep, tmp_path))
     table, jobs = found.tables
