@@ -165,9 +165,12 @@ def _differences(
 
 
 def _ranked(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -> list[ComparisonRow]:
-    """The rows with what they are best in, and where they are Pareto-optimal, among the rows with the same prompts."""
+    """The rows with what they are best in, and where they are Pareto-optimal, among the rows with the same prompts.
+
+    Rows without records are compared with none: their prompts are not known.
+    """
     found = list(rows)
-    for own in dict.fromkeys(prompts):
+    for own in filter(None, dict.fromkeys(prompts)):
         group = [place for place, one in enumerate(prompts) if one == own and rows[place].problem is None]
         if len(group) > 1:
             metrics = [rows[place].result.metrics for place in group]

@@ -214,6 +214,14 @@ def test_deleted_records_cost_only_the_interval(sweep, tmp_path):
     assert row.result.metrics["quality/mean"] == 0.5
 
 
+def test_jobs_without_records_are_not_ranked_against_each_other(tmp_path):
+    for number, right in enumerate((0.5, 0.9)):
+        artifact = drawn(tmp_path / f"serve{number}", "synera", 0.5, right=right, n=8)
+        finished(tmp_path / "sweep", number, artifact, f"workload={number}")
+        (artifact / "requests.parquet").unlink()
+    assert [(row.best, row.pareto) for row in compare_jobs(tmp_path / "sweep")] == [(frozenset(), ())] * 2
+
+
 def test_jobs_are_labelled_by_the_overrides_that_differ():
     jobs = [["+policy=sled", "network=lte", "seed=1"], ["policy=synera", "network=lte", "seed=1", "a.budget=0.2"]]
     assert differing_overrides(jobs) == [{"policy": "sled", "budget": "-"}, {"policy": "synera", "budget": "0.2"}]

@@ -60,13 +60,18 @@ def _baselines(rows: Sequence[ComparisonRow]) -> dict[int, int]:
 
 
 def _prompt_groups(rows: Sequence[ComparisonRow], by_job: Sequence[RequestsByPrompt]) -> list[str]:
-    """The name of each row's group; empty where all complete jobs served the same prompts."""
+    """The name of each row's group; empty where all complete jobs served the same prompts. Without its records, a
+    complete job is a group of its own.
+    """
     prompts = [tuple(requests) for requests in by_job]
-    known = list(dict.fromkeys(own for own in prompts if own))
-    if len(known) < 2:
+    known = dict.fromkeys(own for row, own in zip(rows, prompts, strict=True) if row.problem is None)
+    if len(known) < 2 and () not in known:
         return [""] * len(rows)
-    first = {own: rows[prompts.index(own)].result.number for own in known}
-    return [f"prompts of job {first[own]}" if own in first else "no records" for own in prompts]
+    names = {own: f"prompts of job {rows[prompts.index(own)].result.number}" for own in known if own}
+    return [
+        names.get(own) or ("no records" if row.problem else f"job {row.result.number}, no records")
+        for row, own in zip(rows, prompts, strict=True)
+    ]
 
 
 def _job_cells(result: JobResult, keys: Sequence[str], requests: RequestsByPrompt) -> tuple[ResultCell, ...]:

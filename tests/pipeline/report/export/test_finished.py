@@ -112,6 +112,16 @@ def test_a_sweep_that_was_stopped_behind_its_baseline_is_reported(sweep: Path) -
     assert len(table.rows) == 5
 
 
+def test_a_job_without_records_is_compared_with_none(tmp_path: Path) -> None:
+    for number, right in enumerate((0.4, 0.6, 0.9)):
+        artifact = drawn(tmp_path / f"serve{number}", "synera", n=8, right=right)
+        finished(tmp_path / "sweep" / str(number), artifact, number, "+policy=synera", f"b={number}")
+    (artifact / "requests.parquet").unlink()
+    SweepNote(jobs=[["+policy=synera", f"b={number}"] for number in range(3)]).write(tmp_path / "sweep")
+    (table,) = read_finished(tmp_path / "sweep").tables
+    assert [row.group for row in table.rows] == ["prompts of job 0", "prompts of job 0", "job 2, no records"]
+
+
 def test_an_exhibit_is_made_anew_from_the_jobs(sweep: Path, tmp_path: Path) -> None:
     found = read_finished(with_exhibit(sweep, tmp_path))
     table, jobs = found.tables
