@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.report.comparison import QUALITY, ComparisonRow
@@ -11,7 +12,7 @@ from pipeline.report.exhibit.render import sample_sizes
 from pipeline.report.exhibit.rows import Cell, RenderedExhibit
 from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn
 from pipeline.report.export.results import Direction, ResultCell, ResultColumn, ResultRow, ResultTable
-from pipeline.report.job_result import JobResult, transport_checks
+from pipeline.report.job_result import transport_checks
 from pipeline.report.prompt_sums import prompt_sums, requests_by_prompt
 from pipeline.report.text_reference import RequestsByPrompt
 from serving.metrics import definitions
@@ -26,22 +27,36 @@ def comparison_table(rows: Sequence[ComparisonRow], title: str, baseline: str | 
     The rows are compared with their baselines where a `baseline` is named, else with the best of their group.
     """
     keys = [key for key in (QUALITY, *definitions.COMPARED) if any(key in row.result.metrics for row in rows)]
-    by_job = [requests_by_prompt(row.result.artifact) if row.problem is None else {} for row in rows]
-    groups = _prompt_groups(rows, by_job)
+    by_job = [_served(row, keys) for row in rows]
+    groups = _prompt_groups(rows, [served.prompts for served in by_job])
     numbered = len({tuple(row.choices.values()) for row in rows}) < len(rows)
     found = [
-        ResultRow(
-            _labels(row, numbered), _job_cells(row.result, keys, requests) if row.problem is None else (), group,
-            row.problem or "", sum(map(len, requests.values())),
-        )
-        for row, requests, group in zip(rows, by_job, groups, strict=True)
-    ]  # fmt: skip
+        ResultRow(_labels(row, numbered), served.cells, group, row.problem or "", served.num_requests)
+        for row, served, group in zip(rows, by_job, groups, strict=True)
+    ]
     heads = (*(("job",) if numbered else ()), *(rows[0].choices if rows else ()))
     columns = tuple(metric_column(key, _quality_name(rows) if key == QUALITY else "") for key in keys)
     against = _baselines(rows) if baseline is not None else {}
     notes = [("baseline", baseline)] if baseline is not None else []
     notes += [("note", text) for text in transport_checks(row.result for row in rows)]
     return ResultTable(COMPARISON, title, heads, columns, tuple(found), against, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What a table keeps of a job's records, which may be large."""
+
+    cells: tuple[ResultCell, ...]
+    prompts: tuple[str, ...]
+    num_requests: int
+
+
+def _served(row: ComparisonRow, keys: Sequence[str]) -> _Served:
+    if row.problem is not None:
+        return _Served((), (), 0)
+    requests = requests_by_prompt(row.result.artifact)
+    cells = tuple(_job_cell(row.result.metrics.get(key), key, requests) for key in keys)
+    return _Served(cells, tuple(requests), sum(map(len, requests.values())))
 
 
 def _labels(row: ComparisonRow, numbered: bool) -> tuple[str, ...]:
@@ -59,11 +74,10 @@ def _baselines(rows: Sequence[ComparisonRow]) -> dict[int, int]:
     return {place: places[row.baseline] for place, row in enumerate(rows) if row.baseline is not None}
 
 
-def _prompt_groups(rows: Sequence[ComparisonRow], by_job: Sequence[RequestsByPrompt]) -> list[str]:
+def _prompt_groups(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -> list[str]:
     """The name of each row's group; empty where all complete jobs served the same prompts. Without its records, a
     complete job is a group of its own.
     """
-    prompts = [tuple(requests) for requests in by_job]
     known = dict.fromkeys(own for row, own in zip(rows, prompts, strict=True) if row.problem is None)
     if len(known) < 2 and () not in known:
         return [""] * len(rows)
@@ -72,10 +86,6 @@ def _prompt_groups(rows: Sequence[ComparisonRow], by_job: Sequence[RequestsByPro
         names.get(own) or ("no records" if row.problem else f"job {row.result.number}, no records")
         for row, own in zip(rows, prompts, strict=True)
     ]
-
-
-def _job_cells(result: JobResult, keys: Sequence[str], requests: RequestsByPrompt) -> tuple[ResultCell, ...]:
-    return tuple(_job_cell(result.metrics.get(key), key, requests) for key in keys)
 
 
 def _job_cell(value: float | None, key: str, requests: RequestsByPrompt) -> ResultCell:

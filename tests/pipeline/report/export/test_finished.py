@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import weakref
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import yaml
 from pipeline.command import report
 from pipeline.errors import UserError
 from pipeline.report.export import page as html_page
+from pipeline.report.export import tables
 from pipeline.report.export.figures import WIDTH_IN
 from pipeline.report.export.finished import FinishedError, read_finished
 from pipeline.report.export.kinds import check_runs, parse_kinds
 from pipeline.report.export.timeline import choose_requests, read_time_lines, svg
 from pipeline.report.job_result import JobResult
-from pipeline.report.records import Records
+from pipeline.report.prompt_sums import requests_by_prompt
+from pipeline.report.records import Records, RequestRecord
 from pipeline.report.results.kept import results_folder
 from pipeline.report.summary import summarise
 from pipeline.report.sweep_note import SweepNote, read_note
@@ -120,6 +123,25 @@ def test_a_job_without_records_is_compared_with_none(tmp_path: Path) -> None:
     SweepNote(jobs=[["+policy=synera", f"b={number}"] for number in range(3)]).write(tmp_path / "sweep")
     (table,) = read_finished(tmp_path / "sweep").tables
     assert [row.group for row in table.rows] == ["prompts of job 0", "prompts of job 0", "job 2, no records"]
+
+
+def test_a_table_keeps_no_request_of_the_jobs_that_it_has_read(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Requests(dict[str, list[RequestRecord]]):
+        """Unlike a dict, it can be watched."""
+
+    left: list[int] = []
+    read: list[weakref.ref[Requests]] = []
+
+    def by_prompt(artifact: str | None) -> Requests:
+        left.append(sum(one() is not None for one in read))
+        found = Requests(requests_by_prompt(artifact))
+        read.append(weakref.ref(found))
+        return found
+
+    rows = read_finished(sweep).rows
+    monkeypatch.setattr(tables, "requests_by_prompt", by_prompt)
+    tables.comparison_table(rows, "four jobs")
+    assert left == [0, 0, 0, 0]
 
 
 def test_an_exhibit_is_made_anew_from_the_jobs(sweep: Path, tmp_path: Path) -> None:
