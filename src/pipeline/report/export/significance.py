@@ -12,6 +12,8 @@ that were not tested take part with a p-value of 1, which can only raise the oth
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
 
 from pipeline.report.export.results import ResultCell, ResultTable
 from pipeline.report.job_summary import BOOTSTRAP_SEED
@@ -101,9 +103,22 @@ def _num_pairs(table: ResultTable, column: int) -> int:
     """The pairs of a column that have a test, in all groups."""
     found = 0
     for group in table.groups:
-        cells = [table.rows[row].cells[column] for row in table.places(group)]
-        found += sum(_pair(one, other) for at, one in enumerate(cells) for other in cells[:at])
+        alike: dict[tuple[Any, ...], list[ResultCell]] = {}
+        for row in table.places(group):
+            cell = table.rows[row].cells[column]
+            alike.setdefault(_signature(cell), []).append(cell)
+        kinds = list(alike.values())
+        found += sum(len(own) * (len(own) - 1) // 2 for own in kinds if _pair(own[0], own[0]))
+        found += sum(len(one) * len(other) for one, other in combinations(kinds, 2) if _pair(one[0], other[0]))
     return found
+
+
+def _signature(cell: ResultCell) -> tuple[Any, ...]:
+    """What `_pair` looks at."""
+    sums = cell.sums.prompts if cell.sums else None
+    if cell.estimate is None:
+        return (sums,)
+    return sums, tuple(cell.estimate.values), *((key, one.prompts) for key, one in cell.estimate.resamples.items())
 
 
 def _pair(one: ResultCell, other: ResultCell) -> bool:

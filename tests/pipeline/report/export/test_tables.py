@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from pipeline.report.estimate import estimate_mean, pool
+from pipeline.report.estimate import Estimate, estimate_mean, pool
+from pipeline.report.export import significance
 from pipeline.report.export.html import html_table
 from pipeline.report.export.latex import escape, latex_table
 from pipeline.report.export.results import ResultCell, ResultColumn, ResultRow, ResultTable
@@ -100,6 +102,21 @@ def test_a_large_table_keeps_marks_that_permutations_could_not_show() -> None:
     found = judge(table(row("best", WAVE), *rows))
     assert found.num_tests == 26 * 25 // 2
     assert all(found.differs(place, 0) for place in range(1, 26))
+
+
+def test_pairs_of_cells_are_counted_by_their_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells whose seeds overlap are a pair; those of other prompts, or without resamples, are none."""
+    one, both, other = (pool([estimate_mean(WAVE, seed) for seed in seeds]) for seeds in ("0", "01", "1"))
+    kinds = [one, both, other, estimate_mean(FAR[:20], "0"), Estimate({"0": 1.0})]
+    rows = [ResultRow((f"{n}",), (ResultCell.of(kind),)) for n, kind in enumerate(kinds * 4) if kind]
+    cells = [own.cells[0] for own in rows]
+    expected = sum(significance._pair(*pair) for pair in combinations(cells, 2))
+    looked: list[int] = []
+    pair = significance._pair
+    monkeypatch.setattr(significance, "_pair", lambda *two: looked.append(1) or pair(*two))
+    assert significance._num_pairs(table(*rows), 0) == expected
+    assert 0 < expected < len(rows) * (len(rows) - 1) // 2
+    assert len(looked) == 5 + 10
 
 
 def test_latex_is_bold_at_the_best_and_has_daggers_where_rows_differ() -> None:
