@@ -116,13 +116,14 @@ def remove_planned(folder: Path) -> None:
 
 def sweep_parts(folder: Path) -> list[ReportPart]:
     """What is printed of a planned sweep: a row for each job that could be planned, and what is built in all."""
-    found = [_read(path) for path in sorted(folder.glob(f"*/{PLAN_FILE}"), key=lambda path: _number(path.parent))]
+    paths = sorted(folder.glob(f"*/{PLAN_FILE}"), key=lambda path: _number(path.parent))
+    found = [_read(path) for path in paths]
     choices = differing_overrides([one["overrides"] for one in found])
     plans = [[PlannedStage(**stage) for stage in one["stages"]] for one in found]
     names = list(choices[0]) if choices else []
     rows = [
-        (str(number), *chosen.values(), *_cells(plan))
-        for number, (chosen, plan) in enumerate(zip(choices, plans, strict=True))
+        (path.parent.name, *chosen.values(), *_cells(plan))
+        for path, chosen, plan in zip(paths, choices, plans, strict=True)
     ]
     table = Table(("job", *names, "cached", "about", "to build"), tuple(rows), num_label_columns=1 + len(names))
     totals = _totals(stage for plan in plans for stage in plan)

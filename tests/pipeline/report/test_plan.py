@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.report import plan
 from pipeline.report.plan import PlannedStage
-from pipeline.report.table import print_parts
+from pipeline.report.table import Table, print_parts
 
 CORPUS = PlannedStage("corpus", "corpus-1", "train", "cached (built today)", cached=True)
 
@@ -50,6 +50,15 @@ def test_the_plan_of_a_sweep_is_one_table_that_counts_a_shared_stage_once(tmp_pa
     lines = [line.split() for line in file.getvalue().splitlines()]
     assert ["0", "sled", "1", "of", "3", "110", "s", "model,", "serve_sled"] in lines
     assert "3 of 4 stages to build, about 2 min" in file.getvalue()
+
+
+def test_the_jobs_of_a_planned_sweep_have_their_own_numbers_where_one_could_not_be_planned(tmp_path: Path):
+    for number, policy in ((0, "sled"), (2, "synera")):
+        (tmp_path / str(number)).mkdir()
+        plan.write_plan(tmp_path / str(number), [f"policy={policy}"], [CORPUS])
+    table = plan.sweep_parts(tmp_path)[0]
+    assert isinstance(table, Table)
+    assert [row[:2] for row in table.rows] == [("0", "sled"), ("2", "synera")]
 
 
 @pytest.mark.parametrize("other", [None, "job.json", "0/figures/a.png"])
