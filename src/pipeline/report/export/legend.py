@@ -1,8 +1,8 @@
 """What the marks of a table mean."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from pipeline.report.export.results import ResultTable
+from pipeline.report.export.results import ResultCell, ResultTable
 from pipeline.report.export.significance import SIGNIFICANCE, Judgement
 
 DAGGER = "†"
@@ -14,7 +14,7 @@ def legend(table: ResultTable, found: Judgement) -> Iterator[tuple[str, str]]:
     """Pairs of mark and meaning, of those marks that the table has; then the table's own notes."""
     cells = [cell for row in table.rows for cell in row.cells]
     if any(cell.low is not None for cell in cells):
-        yield "[ ]", "95 % interval, bootstrap over seeds and prompts"
+        yield "[ ]", _interval_text(cells)
     if found.best:
         yield "bold", "best of the column" + (" in its group" if len(table.groups) > 1 else "")
     if found.p_values:
@@ -27,3 +27,12 @@ def legend(table: ResultTable, found: Judgement) -> Iterator[tuple[str, str]]:
             f"tests, Holm's correction for {tests})",
         )
     yield from (note for note in table.notes if note[0] in _NAMED_NOTES)
+
+
+def _interval_text(cells: Sequence[ResultCell]) -> str:
+    """What the intervals are; how those of written values were made is not known."""
+    known = [cell.estimate for cell in cells if cell.estimate]
+    if not known:
+        return "95 % interval over seeds and prompts"
+    several = any(len(one.values) > 1 for one in known)
+    return "95 % interval, bootstrap over prompts" + (", Student's t over seeds" if several else "")

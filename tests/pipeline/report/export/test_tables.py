@@ -15,6 +15,7 @@ from pipeline.report.estimate import Estimate, estimate_mean, pool
 from pipeline.report.export import significance
 from pipeline.report.export.html import html_table
 from pipeline.report.export.latex import escape, latex_table
+from pipeline.report.export.legend import legend
 from pipeline.report.export.results import ResultCell, ResultColumn, ResultRow, ResultTable
 from pipeline.report.export.significance import judge
 from pipeline.report.export.tidy import tidy_csv
@@ -129,6 +130,18 @@ def test_latex_is_bold_at_the_best_and_has_daggers_where_rows_differ() -> None:
     assert r"TBT \& gaps, \% $\uparrow$" in text
     assert r"\caption{Rows of 50 \% \& more}" in text
     assert "Holm's correction for 3 comparisons" in text
+
+
+def test_the_legend_names_the_method_of_the_intervals() -> None:
+    seeds = pool([estimate_mean(WAVE, "0"), estimate_mean(FAR, "1")])
+    assert seeds is not None
+    written = ResultRow(("a",), (ResultCell(1.0, 0.5, 1.5, by_seed={"0": 0.9, "1": 1.1}),))
+    tables = [THREE, table(ResultRow(("a",), (ResultCell.of(seeds),))), table(written)]
+    assert [dict(legend(one, judge(one)))["[ ]"] for one in tables] == [
+        "95 % interval, bootstrap over prompts",
+        "95 % interval, bootstrap over prompts, Student's t over seeds",
+        "95 % interval over seeds and prompts",
+    ]
 
 
 def assert_sound(text: str) -> None:
