@@ -34,14 +34,16 @@ class ErrorRow:
     simulated: float
 
     @property
-    def relative_error(self) -> float:
-        """The error of the simulation over the mean of the real runs."""
-        return self.simulated / mean(self.real) - 1
+    def relative_error(self) -> float | None:
+        """The error of the simulation over the mean of the real runs; None where that is 0."""
+        return self.simulated / mean(self.real) - 1 if mean(self.real) else None
 
     @property
-    def real_spread(self) -> float:
-        """The largest distance of a real run from their mean, as a share of it; no simulation can be better."""
-        return max(abs(value / mean(self.real) - 1) for value in self.real)
+    def real_spread(self) -> float | None:
+        """The largest distance of a real run from their mean, as a share of it; no simulation can be better. None where
+        the mean is 0.
+        """
+        return max(abs(value / mean(self.real) - 1) for value in self.real) if mean(self.real) else None
 
 
 def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mapping[str, Path]) -> None:
@@ -64,7 +66,8 @@ def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mappin
         report[name] = [
             {**vars(line), "relative_error": line.relative_error, "real_spread": line.real_spread} for line in lines
         ]
-        metrics |= {f"{name}/{line.metric}/{line.statistic}".replace(" ", "_"): line.relative_error for line in lines}
+        errors = {f"{name}/{line.metric}/{line.statistic}".replace(" ", "_"): line.relative_error for line in lines}
+        metrics |= {key: error for key, error in errors.items() if error is not None}
         _draw(name, runs, model, out / "figures" / f"{name}.png")
     (out / "validation.txt").write_text("\n".join(plain_lines(parts)) + "\n", encoding="utf-8")
     (out / "validation.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
@@ -96,9 +99,9 @@ def _row(line: ErrorRow) -> tuple[str, ...]:
         line.metric + unit,
         line.statistic,
         format_number(scale * mean(line.real)),
-        f"± {format_percent(line.real_spread)}",
+        "-" if line.real_spread is None else f"± {format_percent(line.real_spread)}",
         format_number(scale * line.simulated),
-        f"{100 * line.relative_error:+.1f} %",
+        "-" if line.relative_error is None else f"{100 * line.relative_error:+.1f} %",
         f"± {format_percent(aim)}" if aim else "",
     )
 
