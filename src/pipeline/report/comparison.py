@@ -54,6 +54,7 @@ class ComparisonRow:
 
     baseline     the number of the job that it is compared with; None for a baseline itself
     is_baseline  others are compared with it, as soon as they have results
+    prompts      a number that jobs with the same prompts share; None without records
     differences  by metric; empty unless both served the same prompts
     best         the metrics in which no job with the same prompts is better, unless all are alike
     pareto       the metrics against which no job with the same prompts has a better quality
@@ -67,6 +68,7 @@ class ComparisonRow:
     best: frozenset[str] = frozenset()
     pareto: tuple[str, ...] = ()
     is_baseline: bool = False
+    prompts: int | None = None
 
     @property
     def problem(self) -> str | None:
@@ -102,6 +104,7 @@ def compare_results(found: Sequence[JobResult], baseline: str | None = None) -> 
     candidates = _baselines(found, choices, baseline)
     against = [nearest(own, candidates, choices) for own in range(len(found))]
     differences = _differences(found, sums, against)
+    groups = {own: number for number, own in enumerate(dict.fromkeys(map(_prompts, sums))) if own}
     rows = [
         ComparisonRow(
             one,
@@ -110,10 +113,11 @@ def compare_results(found: Sequence[JobResult], baseline: str | None = None) -> 
             None if other is None else found[other].number,
             differences[place],
             is_baseline=place in candidates,
+            prompts=groups.get(_prompts(own)),
         )
         for place, (one, chosen, own, other) in enumerate(zip(found, choices, sums, against, strict=True))
     ]
-    return _ranked(rows, [_prompts(own) for own in sums])
+    return _ranked(rows)
 
 
 def _paired_sums(one: JobResult) -> dict[str, PromptSums]:
@@ -164,14 +168,14 @@ def _differences(
     return differences
 
 
-def _ranked(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -> list[ComparisonRow]:
+def _ranked(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """The rows with what they are best in, and where they are Pareto-optimal, among the rows with the same prompts.
 
     Rows without records are compared with none: their prompts are not known.
     """
     found = list(rows)
-    for own in filter(None, dict.fromkeys(prompts)):
-        group = [place for place, one in enumerate(prompts) if one == own and rows[place].problem is None]
+    for own in {row.prompts for row in rows} - {None}:
+        group = [place for place, row in enumerate(rows) if row.prompts == own and row.problem is None]
         if len(group) > 1:
             metrics = [rows[place].result.metrics for place in group]
             winning = {key: _best_text(key, metrics) for key in (QUALITY, *definitions.COMPARED)}

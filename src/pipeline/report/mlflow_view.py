@@ -175,8 +175,12 @@ _MAX_NAMED = 3
 def best_sentence(rows: Sequence[ComparisonRow]) -> str:
     """`Job 2 (policy=sled) has the highest quality (0.41) and the lowest ...`, for each job that is best in a metric.
 
-    A metric in which all jobs are the same names none of them; of equals, the first is named.
+    A metric in which all jobs are the same names none of them; of equals, the first is named. Jobs with different or
+    unknown prompts are not compared.
     """
+    compared = {row.prompts for row in rows if row.result.metrics.keys() & _JUDGED.keys()}
+    if len(compared) > 1 or None in compared:
+        return "Only jobs with the same prompts are compared: the best of them are marked."
     won: dict[int, list[str]] = {}
     for key, name in _JUDGED.items():
         values = {at: row.result.metrics[key] for at, row in enumerate(rows) if key in row.result.metrics}

@@ -177,6 +177,7 @@ def test_jobs_with_other_prompts_are_not_ranked_against_each_other(sweep, tmp_pa
     rows = compare_jobs(sweep)
     assert [QUALITY in row.best for row in rows[:3]] == [False, True, False]
     assert rows[2].pareto == ()
+    assert [row.prompts for row in rows] == [0, 0, 1, None, None, None]
 
 
 def test_slo_violations_are_a_column_where_a_class_is_set(sweep, tmp_path):

@@ -1,6 +1,7 @@
 """Pages of the MLflow UI: a sweep's view and description, and the command that opens them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from pipeline.report.mlflow_store import VALUE_CHARS, Tracking
 def row(number: int, policy: str, **metrics: float) -> ComparisonRow:
     words = (f"policy={policy}", "network=lte", f"outputs=/tmp/{number}")
     found = {key.replace("__", "/"): value for key, value in metrics.items()}
-    return ComparisonRow(JobResult("complete", number, policy, words, metrics=found), {"policy": policy})
+    return ComparisonRow(JobResult("complete", number, policy, words, metrics=found), {"policy": policy}, prompts=0)
 
 
 ROWS = [
@@ -55,6 +56,12 @@ def test_a_description_says_which_job_is_best_and_why():
     assert "cost" not in note.partition("\n")[0]
     assert "| 1 | sled |" in note
     assert note.endswith("![preview/tradeoff.png](get-artifact?path=preview/tradeoff.png&run_uuid=r1)")
+
+
+@pytest.mark.parametrize("prompts", [1, None])
+def test_a_description_names_no_best_job_across_different_prompts(prompts):
+    note = mlflow_view.sweep_note([*ROWS, replace(row(3, "wisp", quality__mean=0.9), prompts=prompts)], "r1", [])
+    assert note.startswith("Only jobs with the same prompts are compared: the best of them are marked.\n")
 
 
 def test_a_long_comparison_is_cut_to_what_a_tag_may_hold():
