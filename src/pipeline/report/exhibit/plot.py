@@ -1,6 +1,6 @@
 """Draws an exhibit's figure: measured points as lines with intervals, reported points as hollow markers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,10 +170,15 @@ def _x_positions(points: Sequence[PlotPoint], categories: Sequence[str] | None) 
 
 
 def _set_log_scales(axes: "Axes", figure: ExhibitFigure, panel: Panel) -> None:
+    """Logarithmic scales; linear below the least value where one has no place on a logarithmic scale."""
     if figure.log_x and panel.categories is None:
-        least = min(
-            (abs(float(point.x)) for points in panel.measured.values() for point in points if point.x), default=1.0
-        )
+        least = _least(float(point.x) for points in panel.measured.values() for point in points)
         axes.set_xscale("symlog", linthresh=least) if axes.dataLim.x0 <= 0 else axes.set_xscale("log")
     if figure.log_y:
-        axes.set_yscale("log")
+        ys = [point.y for line in (*panel.measured.values(), *panel.reported.values()) for point in line]
+        axes.set_yscale("symlog", linthresh=_least(ys)) if min(ys) <= 0 else axes.set_yscale("log")
+
+
+def _least(values: Iterable[float]) -> float:
+    """The least distance from 0 of those that are not 0."""
+    return min((abs(value) for value in values if value), default=1.0)

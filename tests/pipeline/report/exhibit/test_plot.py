@@ -3,9 +3,9 @@
 import pytest
 
 from pipeline.report import figures
-from pipeline.report.estimate import estimate_mean
+from pipeline.report.estimate import Estimate, estimate_mean
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.plot import draw_exhibit
+from pipeline.report.exhibit.plot import build_panels, draw_exhibit, panels_figure
 from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn, ExhibitFigure
 from pipeline.report.series_style import COLOURS, POLICIES
@@ -46,3 +46,18 @@ def test_lines_of_an_exhibit_are_told_apart_and_its_legend_covers_nothing(lines,
     assert drawn[: len(POLICIES)] == list(COLOURS[: min(lines, len(POLICIES))])
     assert (path.with_suffix(".pdf").exists(), path.with_suffix(".svg").exists()) == (True, True)
     assert_readable(found[0], lines, path)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"), [((0, 10, 1000), "symlog"), ((1, 10, 1000), "log"), ((0, 0, 0), "symlog")]
+)
+def test_a_logarithmic_axis_shows_a_value_of_zero(values, scale):
+    figure = ExhibitFigure("{rate}", "q", log_y=True)
+    rows = [
+        ExhibitRow("a", f"rate {rate}", {"q": Estimate({"": value})}, {"rate": f"{rate}"})
+        for rate, value in enumerate(values)
+    ]
+    shown = RenderedExhibit(Exhibit("cost by rate", (ExhibitColumn("q"),), figure=figure), rows)
+    (axes,) = panels_figure(shown, figure, build_panels(shown, figure), (4.0, 3.0)).axes
+    assert axes.get_yscale() == scale
+    assert axes.get_ylim()[0] < min(values) <= max(values) < axes.get_ylim()[1]
