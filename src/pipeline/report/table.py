@@ -192,14 +192,13 @@ def csv_text(records: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def format_number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits, never an exponent; a dash for None."""
+def format_number(value: float | None) -> str:
+    """Three significant digits, in six decimals at most, never an exponent; a dash for None."""
     if value is None:
         return "-"
     if value == 0:
         return "0"
-    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
-    return f"{value:,.{max(0, min(digits, digits - whole))}f}"
+    return f"{value:,.{shared_decimals([value])}f}"
 
 
 def shared_decimals(values: Sequence[float]) -> int:

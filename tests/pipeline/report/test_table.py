@@ -1,4 +1,5 @@
 import io
+from math import inf
 
 import pytest
 
@@ -83,7 +84,11 @@ def test_a_file_gets_plain_lines_and_a_terminal_colours(monkeypatch):
     [
         (None, "-"),
         (0.0, "0"),
-        (0.01234, "0.012"),
+        (0.1234, "0.123"),
+        (0.01234, "0.0123"),
+        (-0.00041, "-0.000410"),
+        (4e-7, "0.000000"),
+        (inf, "inf"),
         (1.5, "1.50"),
         (-23.45, "-23.4"),
         (170.4, "170"),
