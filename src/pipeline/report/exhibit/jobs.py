@@ -79,11 +79,10 @@ def _rows_of_tables(template: RowTemplate, jobs: Sequence[ComparisonRow], base: 
             chosen.setdefault(place, choices)
             if row.problem:
                 why.setdefault(place, row.problem)
-    problem = _problem(jobs)
     if not found:
-        return [ExhibitRow("", "no table", problem=problem or "no job left an artifact")] if jobs else []
+        return [ExhibitRow("", "no table", problem=lost_jobs(jobs) or "no job left an artifact")] if jobs else []
     return [
-        ExhibitRow(*place, _pooled_cells(tables), chosen[place], problem=why.get(place, problem))
+        ExhibitRow(*place, _pooled_cells(tables), chosen[place], problem=why.get(place))
         for place, tables in _in_order_of_groups(found).items()
     ]
 
@@ -147,12 +146,12 @@ def _row(
     choices = {**choices_of(first.result.overrides, base), "row": where.label, "group": where.group}
     num_requests = sum(len(requests) for found in by_prompt for requests in found.values())
     hypothetical = next((job.result.hypothetical for _, job in complete if job.result.hypothetical), "")
-    problem = _problem([job for _, job in members])
+    problem = lost_jobs([job for _, job in members])
     return ExhibitRow(where.group, where.label, measured, choices, problem, num_requests, hypothetical)
 
 
-def _problem(jobs: Sequence[ComparisonRow]) -> str | None:
-    """Why some of the row's jobs have no result."""
+def lost_jobs(jobs: Sequence[ComparisonRow]) -> str | None:
+    """Why some of these jobs have no result."""
     lost = [f"job {job.result.number} {job.problem}" for job in jobs if job.problem]
     return "; ".join(lost) or None
 

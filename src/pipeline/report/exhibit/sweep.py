@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.compose import written_overrides
 from pipeline.errors import ConfigError
 from pipeline.report.choices import check_baseline
-from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
+from pipeline.report.exhibit.jobs import RowKey, choices_of, lost_jobs, row_key, rows_of_jobs
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
 from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit, parse_override, template_fields
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
@@ -45,16 +45,21 @@ class SweepExhibit:
         """Writes exhibit.json, exhibit.csv and exhibit.png into the sweep's folder."""
         rows = rows_of_jobs(self.exhibit, jobs, self.base_choices)
         shown = RenderedExhibit.with_reported_rows(self.exhibit, rows)
-        notes = [*transport_checks(job.result for job in jobs), *self._missing_metric_notes(jobs, rows)]
+        notes = [*transport_checks(job.result for job in jobs), *self._missing_notes(jobs, rows)]
         return write_exhibit(shown, folder, folder / "exhibit.png", notes)
 
     def shown(self, jobs: Sequence[ComparisonRow]) -> RenderedExhibit:
         """The exhibit with the rows of the jobs; writes nothing."""
         return RenderedExhibit.with_reported_rows(self.exhibit, rows_of_jobs(self.exhibit, jobs, self.base_choices))
 
-    def _missing_metric_notes(self, jobs: Sequence[ComparisonRow], rows: Sequence[ExhibitRow]) -> Iterator[str]:
-        """Columns whose metric no job has: those of stages are known only after the jobs."""
+    def _missing_notes(self, jobs: Sequence[ComparisonRow], rows: Sequence[ExhibitRow]) -> Iterator[str]:
+        """Columns whose metric no job has: those of stages are known only after the jobs. Of tables also the jobs that
+        left none, since no row is theirs alone.
+        """
         if self.exhibit.rows and self.exhibit.rows.from_table:
+            lost = lost_jobs(jobs)
+            if lost and any(row.measured for row in rows):
+                yield lost
             yield from missing_metric_notes(self.exhibit, rows)
             return
         known = {metric for job in jobs for metric in job.result.metrics}

@@ -9,8 +9,10 @@ from pipeline.report.context import JobContext, StageRun
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.jobs import rows_of_jobs
 from pipeline.report.exhibit.schema import ExhibitColumn, RowTemplate
+from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
+from pipeline.report.table import plain_lines
 from pipeline.report.text_reference import shared_prefix
 from tests.pipeline.report.serve_artifact import request, write
 
@@ -79,6 +81,19 @@ def test_a_sweep_without_any_table_says_why(tmp_path, monkeypatch, status):
     (line,) = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
     assert not line.measured
     assert line.problem == {"failed": "job 0 failed: no disk", "complete": "no job left an artifact"}[status]
+
+
+def test_a_job_that_left_no_table_is_one_note_and_no_problem_of_any_row(tmp_path):
+    for number in (0, 1):
+        rows = {"all": {"top_1": 0.5}, "some": {"top_1": 0.6, "why": "few answers"}}
+        reported(tmp_path, number, 0.5, rows=rows)
+    JobResult("failed", 2, "sled", ("seed=2",), error="boom").write(tmp_path / "sweep" / "2")
+    exhibit = Exhibit("t", (ExhibitColumn("top_1"),), rows=RowTemplate(pool_over="seed", from_table=True))
+    jobs = comparison.compare_jobs(tmp_path / "sweep")
+    assert [row.problem for row in rows_of_jobs(exhibit, jobs, {})] == [None, "few answers"]
+    said = "\n".join(plain_lines(SweepExhibit(exhibit).write(jobs, tmp_path).parts))
+    assert said.count("job 2 failed: boom") == 1
+    assert said.count("some: few answers") == 1
 
 
 def test_rows_of_a_table_have_no_texts():
