@@ -11,8 +11,9 @@
 
 rows.json is `{row: {metric: cell}}`, or `{group: {row: {metric: cell}}}`, with the metrics of the exhibit's columns. A
 cell is a number, a text, null, or a list with a number for each prompt, which gets an interval and pairs with lists of
-the same length; or `{"by_seed": {seed: number or list}}`, with an interval that covers the seeds too. The cell `why` is
-a text that says why a row lacks values, or why they are what they are: it stands behind the table.
+the same length; or `{"by_seed": {seed: number or list}}`, with an interval that covers the seeds too. In a table that
+is one replicate of several, such seeds are replicates of their own, such as `3/0`. The cell `why` is a text that says
+why a row lacks values, or why they are what they are: it stands behind the table.
 """
 
 import json
@@ -80,16 +81,17 @@ def _cell(value: Any, where: str, replicate: str) -> Cell:
     if value is None or isinstance(value, str):
         return value
     try:
-        return _by_seed(value[BY_SEED]) if isinstance(value, dict) else _estimate(value, replicate)
+        return _by_seed(value[BY_SEED], replicate) if isinstance(value, dict) else _estimate(value, replicate)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as problem:
         raise TableError(
             f"{where} is {value!r}; a number, a text, null, a list of numbers, or these by_seed are wanted."
         ) from problem
 
 
-def _by_seed(cells: Mapping[str, Any]) -> Estimate:
+def _by_seed(cells: Mapping[str, Any], replicate: str) -> Estimate:
     if not cells:
         raise ValueError("no seed")
+    cells = {f"{replicate}/{seed}": value for seed, value in cells.items()} if replicate else cells
     if not any(isinstance(value, list) for value in cells.values()):
         return estimate_seeds({str(seed): float(value) for seed, value in cells.items()})
     found = [_estimate(value, str(seed)) for seed, value in cells.items()]

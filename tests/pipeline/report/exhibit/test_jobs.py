@@ -71,6 +71,14 @@ def test_the_rows_of_the_jobs_tables_are_pooled_over_their_seeds(tmp_path):
     assert (line.measured["count"].value, line.measured["how"]) == (5, "by hand")
 
 
+def test_seeds_within_the_tables_of_several_seeds_are_all_pooled(tmp_path):
+    for number, values in enumerate(((0.5, 0.6), (0.9, 1.0))):
+        reported(tmp_path, number, 0.5, rows={"all": {"top_1": {"by_seed": dict(zip("01", values, strict=True))}}})
+    exhibit = Exhibit("t", (ExhibitColumn("top_1"),), rows=RowTemplate(pool_over="seed", from_table=True))
+    (line,) = rows_of_jobs(exhibit, comparison.compare_jobs(tmp_path / "sweep"), {})
+    assert dict(line.measured["top_1"].values) == {"0/0": 0.5, "0/1": 0.6, "1/0": 0.9, "1/1": 1.0}
+
+
 @pytest.mark.parametrize("status", ["failed", "complete"])
 def test_a_sweep_without_any_table_says_why(tmp_path, monkeypatch, status):
     """A job without an artifact reads no rows.json of the folder that the command ran in."""
