@@ -255,8 +255,10 @@ def _quality(records: Records, summary: JobSummary) -> str:
     scored = [request for request in records.requests if request.quality is not None]
     if not scored:
         return "not measured"
-    scores, prompts = [request.quality or 0.0 for request in scored], [request.prompt_id for request in scored]
-    found = statistics.mean_interval(scores, seed=BOOTSTRAP_SEED, clusters=prompts)
+    scores = [request.quality or 0.0 for request in scored]
+    alike = len({request.prompt_id for request in records.requests}) == 1  # then they count one by one, as in a sweep
+    clusters = None if alike else [request.prompt_id for request in scored]
+    found = statistics.mean_interval(scores, seed=BOOTSTRAP_SEED, clusters=clusters)
     text = f"{records.meta.quality_metric} {found.mean:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}"
     by_task = [f"{task} {value:.2f}" for task, value in summary.below("quality/by_task/").items()]
     tasks = f"; by task: {', '.join(by_task)}" if len(by_task) > 1 else ""

@@ -317,6 +317,12 @@ def test_the_table_names_the_source_of_tokens_and_time(tmp_path):
     assert "emulated: time from the chips" in file.getvalue()
 
 
+def test_requests_that_share_one_prompt_are_resampled_one_by_one(tmp_path):
+    rows = [request(f"{n}", ["cloud"], [0.5], prompt_id="p", quality=float(n > 1)) for n in range(5)]
+    done = report.print_report(write(tmp_path / "x", rows), context(tmp_path, OFF), io.StringIO())
+    assert "0.600, 95 % interval 0.200 to 1.000" in " ".join(done.text.split())
+
+
 def test_unknown_energy_cost_and_quality_are_shown_as_unknown(tmp_path):
     lone = request("a", ["cloud"], [0.5])
     file = io.StringIO()
