@@ -58,11 +58,12 @@ def running_result(context: JobContext) -> JobResult:
 
 
 def read_result(folder: Path) -> JobResult | None:
-    """The result of the job of this folder; None if none ever started."""
+    """The result of the job of this folder; None if none ever started. Fields that newer code wrote are left out."""
     try:
         found: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        return JobResult(**found | {"overrides": tuple(found["overrides"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        known = {key: found[key] for key in found.keys() & JobResult.__dataclass_fields__.keys()}
+        return JobResult(**known | {"overrides": tuple(found["overrides"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return _from_hydra(folder)
 
 

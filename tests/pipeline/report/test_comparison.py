@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -271,6 +272,14 @@ def test_the_secrets_of_a_recorded_job_are_masked(tmp_path):
     context = JobContext(tmp_path, Tracking(), {"policy": {"name": "sled"}}, overrides, number=2)
     job_result.running_result(context).write(tmp_path)
     assert job_result.read_result(tmp_path) == JobResult("running", 2, "sled", ("policy=sled", "a.token=***"))
+
+
+def test_a_complete_job_of_newer_code_is_complete(sweep):
+    path = sweep / "0" / "job.json"
+    before = job_result.read_result(sweep / "0")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "new": 1}))
+    assert before.status == "complete"
+    assert job_result.read_result(sweep / "0") == before
 
 
 def test_an_empty_sweep_folder_has_no_jobs(tmp_path):
