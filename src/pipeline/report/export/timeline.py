@@ -168,7 +168,9 @@ def _step(until_s: float) -> float:
 
 
 def _format_s(seconds: float, step_s: float) -> str:
-    return f"{1000 * seconds:.0f} ms" if step_s < 0.1 else f"{seconds:.{0 if step_s >= 1 else 1}f} s"
+    """As many decimals as tell the step's multiples apart."""
+    scale, unit = (1000, "ms") if step_s < 0.1 else (1, "s")
+    return f"{scale * seconds:.{max(0, -floor(log10(scale * step_s)))}f} {unit}"
 
 
 def _bars(spans: Sequence[Span], y: float, scale: float) -> Iterator[str]:

@@ -16,7 +16,7 @@ import yaml
 from pipeline.command import report
 from pipeline.errors import UserError
 from pipeline.report.export import page as html_page
-from pipeline.report.export import tables
+from pipeline.report.export import tables, timeline
 from pipeline.report.export.figures import WIDTH_IN
 from pipeline.report.export.finished import FinishedError, read_finished
 from pipeline.report.export.kinds import check_runs, parse_kinds
@@ -346,3 +346,10 @@ def test_requests_are_chosen_by_rank_or_name(sweep: Path) -> None:
     assert text.count("<rect") >= len(line.spans) / 2
     assert "cloud verifies" in text
     assert text.count("<title>") >= len({*line.request.token_times_s})
+
+
+@pytest.mark.parametrize("until_s", [0.00007, 0.0045, 0.02, 0.45, 0.99, 3.3, 70.0])
+def test_the_ticks_of_a_time_line_have_labels_of_their_own(until_s: float) -> None:
+    labels = re.findall(r"[\d.]+ m?s", "".join(timeline._axis(until_s, 1.0, 10.0)))
+    assert len(labels) > 4
+    assert len(set(labels)) == len(labels)
