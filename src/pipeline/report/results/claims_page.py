@@ -53,7 +53,7 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 - **verdict**: *holds* or *does not hold* (with the side on which ours lies, where a number is claimed; an effect that
   is larger than claimed does not hold either) at p < {significance} after Holm's correction over all tests of this
   page. *Depends*: it holds in some groups and not in others. *Holds in part*: it holds in some, the others are
-  undecided. Without an interval (one value, or a percentile) the values alone decide.
+  undecided or not run. Without an interval (one value, or a percentile) the values alone decide.
 - ***undecided*** names its reason. *interval*: p is 0.05 or more before any correction. *Holm*: it is less, but many
   tests were made. *within the margin*: there is no interval, and the value is at the margin. *clock*: the clock's error
   turns the verdict in more than 5 % of its draws. *clock not drawn*: the values decide, but they are times, loads,

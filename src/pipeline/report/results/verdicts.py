@@ -64,7 +64,7 @@ class PaperClaim:
     @property
     def verdict(self) -> Verdict:
         """That of all groups. It depends if it holds in one and not in another, and holds in part if the others are
-        undecided; where it holds in none it does not hold if it does not in one.
+        undecided or not run; where it holds in none it does not hold if it does not in one, else it is undecided.
         """
         found = {test.verdict for test in self.tests}
         if len(found) == 1:

@@ -1,14 +1,21 @@
 import json
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from pipeline.report.estimate import Estimate, estimate_mean
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.claims import claim_status, count_statuses, evaluate_claims
+from pipeline.report.exhibit.claims import ClaimStatus, claim_status, count_statuses, evaluate_claims
 from pipeline.report.exhibit.render import exhibit_parts, write_files
 from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
 from pipeline.report.table import plain_lines
+
+
+def test_the_documentation_names_every_status():
+    text = (Path(__file__).parents[4] / "docs" / "exhibits.md").read_text(encoding="utf-8")
+    assert [status for status in get_args(ClaimStatus) if f"*{status}*" not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,9 @@ def test_groups_merge_and_say_where_a_claim_holds():
     assert dict(count_verdicts([found])) == {"depends": 1}
 
 
-def test_a_claim_that_fails_in_no_group_holds_in_part():
-    (found,) = decide([result(claim(1.0, group="g"), claim(0.0, group="h"))], {})
+@pytest.mark.parametrize("other", [{}, {"error": None, "status": "not evaluated"}])
+def test_a_claim_that_fails_in_no_group_holds_in_part(other):
+    (found,) = decide([result(claim(1.0, group="g"), claim(0.0, group="h", **other))], {})
     assert found.verdict == "holds in part"
 
 
