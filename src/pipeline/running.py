@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pipeline.artifacts import environment
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, StageObserver, display_for
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
@@ -153,7 +154,7 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
     if "trial" in job.config:
         preflight.check_chosen_on_open_prompts(job.config, "a search")
     goal = str(cfg.goal)
-    _note_unusual_values(job)
+    _print_notes(job)
     if stop == "all" and goal == "serve":
         return _run_and_report(job)
     if stop == "all":
@@ -171,8 +172,9 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
     return None
 
 
-def _note_unusual_values(job: Job) -> None:
-    for note in preflight.unusual_values(job.config):
+def _print_notes(job: Job) -> None:
+    """Of what is allowed, and probably not meant."""
+    for note in preflight.unusual_values(job.config) + preflight.slow_dtypes(job.config, environment.cpu_flags()):
         job.observer.note(f"note: {note}")
 
 
@@ -193,7 +195,7 @@ def print_known_plan(entry: "CacheEntry") -> bool:
     except Exception:  # whatever it is, it comes again after Hydra
         entry.drop()
         return False
-    _note_unusual_values(job)
+    _print_notes(job)
     print(text)
     return True
 

@@ -59,6 +59,16 @@ def _unnamed_processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_flags() -> frozenset[str]:
+    """The processor's features, as /proc/cpuinfo names them; none where there is no such file."""
+    import re
+
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    return frozenset(found[1].split()) if found else frozenset()
+
+
 def revision(file: Path = Path(__file__)) -> str | None:
     """The commit of the code, with `-dirty` if it was changed since; None where git does not track `file`.
 

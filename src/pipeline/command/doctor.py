@@ -63,21 +63,12 @@ def describe() -> str:
 def _machine() -> Iterator[Finding]:
     facts = environment.machine()
     yield Finding("processor", f"{facts['processor']}, {facts['cores']} cores for this process")
-    flags = _cpu_flags()
+    flags = environment.cpu_flags()
     yield Finding("CPU features", ", ".join(name for name in CPU_FEATURES if name in flags) or "none that matter")
     yield Finding("memory", f"{facts['memory_gib']} GiB, {_available_gib():.1f} GiB available")
     yield Finding("disk", f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free in {Path.cwd()}")
     gpus = _gpus()
     yield Finding("GPU", ", ".join(gpus) or "none: accelerator=cuda and trainer=gpu are refused", bool(gpus))
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return frozenset()
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-    return frozenset(found[1].split()) if found else frozenset()
 
 
 def _available_gib() -> float:

@@ -21,6 +21,13 @@ USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
 """Dotted place -> lowest and highest usual value, and what the value is. A value outside is allowed, and noted."""
 
 
+DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
+    "bf16": frozenset({"avx512f", "bf16"}),
+    "fp16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
+}
+"""Dtype -> the features of a processor of which one is enough for products that are no slower than in fp32."""
+
+
 def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_cached: Callable[[Stage], bool]) -> None:
     """Raises ConfigError if serving, or the training of a stage that is not cached, wants a GPU and torch sees none."""
     if str(config["accelerator"]).startswith("cuda") and not _sees_gpu():
@@ -52,6 +59,23 @@ def _no_gpu(option: str, value: str, instead: str) -> str:
 
     why = "is a build without CUDA" if torch.version.cuda is None else "sees none here"
     return f"{option} is {value}, and torch {torch.__version__} {why}. Nothing was run; set {instead}."
+
+
+def slow_dtypes(config: Mapping[str, Any], cpu_flags: frozenset[str]) -> list[str]:
+    """A note for each model that runs on this processor in a dtype for which it has no instructions."""
+    on_cpu = config["accelerator"] == "cpu" and not str(select(config, "runtime._target_")).endswith(".Simulated")
+    if not on_cpu or not cpu_flags:
+        return []
+    notes = []
+    for role in ("device", "cloud"):
+        place, model = f"model.{role}.dtype", select(config, f"model.{role}") or {}
+        wanted = DTYPE_FLAGS.get(str(model.get("dtype")), cpu_flags)
+        if not wanted & cpu_flags and model.get("backend", "torch") == "torch" and not model.get("server"):
+            notes.append(
+                f"{place} is {model['dtype']}, for which this processor has no instructions ("
+                f"{', '.join(sorted(wanted))}): passes take 2 to 9 times as long as with {place}=fp32."
+            )
+    return notes
 
 
 def unusual_values(config: Mapping[str, Any]) -> list[str]:

@@ -65,3 +65,35 @@ def test_nothing_is_chosen_on_sealed_prompts() -> None:
     preflight.check_chosen_on_open_prompts({"workload": {"dataset": {"evaluation": "open"}}}, "a search")
     with pytest.raises(ConfigError, match=r"a search chooses .* Set workload.dataset.evaluation=open"):
         preflight.check_chosen_on_open_prompts({"workload": {"dataset": {"evaluation": "sealed"}}}, "a search")
+
+
+AVX2, AVX512, ARM = frozenset({"avx2"}), frozenset({"avx2", "avx512f"}), frozenset({"asimd", "bf16", "asimdhp"})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags", "changes", "noted"),
+    [
+        ("bf16", AVX2, {}, True),
+        ("fp16", AVX512, {}, True),
+        ("bf16", AVX512, {}, False),
+        ("bf16", ARM, {}, False),
+        ("fp16", ARM, {}, False),
+        ("fp32", AVX2, {}, False),
+        ("bf16", frozenset(), {}, False),
+        ("bf16", AVX2, {"backend": "llama_cpp"}, False),
+        ("bf16", AVX2, {"server": "a server's address"}, False),
+    ],
+)
+def test_a_dtype_that_the_processor_does_not_multiply_gets_a_note(
+    dtype: str, flags: frozenset[str], changes: dict[str, str], noted: bool
+):
+    config = {
+        "accelerator": "cpu",
+        "runtime": {"_target_": "serving.runtimes.emulated.Emulated"},
+        "model": {"device": {"dtype": "fp32"}, "cloud": {"dtype": dtype, **changes}},
+    }
+    found = preflight.slow_dtypes(config, flags)
+    assert len(found) == noted
+    assert not noted or f"model.cloud.dtype is {dtype}" in found[0]
+    assert not preflight.slow_dtypes({**config, "accelerator": "cuda"}, flags)
+    assert not preflight.slow_dtypes({**config, "runtime": {"_target_": "serving.runtimes.simulated.Simulated"}}, flags)
