@@ -22,10 +22,10 @@ USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
 
 
 DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
-    "bf16": frozenset({"avx512f", "bf16"}),
+    "bf16": frozenset({"avx512_bf16", "bf16"}),
     "fp16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
 }
-"""Dtype -> the features of a processor of which one is enough for products that are no slower than in fp32."""
+"""Dtype -> the features of a processor of which one means that it multiplies in that dtype."""
 
 
 def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_cached: Callable[[Stage], bool]) -> None:
@@ -62,7 +62,7 @@ def _no_gpu(option: str, value: str, instead: str) -> str:
 
 
 def slow_dtypes(config: Mapping[str, Any], cpu_flags: frozenset[str]) -> list[str]:
-    """A note for each model that runs on this processor in a dtype for which it has no instructions."""
+    """A note for each model that runs on this processor in a dtype in which it does not multiply."""
     on_cpu = config["accelerator"] == "cpu" and not str(select(config, "runtime._target_")).endswith(".Simulated")
     if not on_cpu or not cpu_flags:
         return []
@@ -72,8 +72,9 @@ def slow_dtypes(config: Mapping[str, Any], cpu_flags: frozenset[str]) -> list[st
         wanted = DTYPE_FLAGS.get(str(model.get("dtype")), cpu_flags)
         if not wanted & cpu_flags and model.get("backend", "torch") == "torch" and not model.get("server"):
             notes.append(
-                f"{place} is {model['dtype']}, for which this processor has no instructions ("
-                f"{', '.join(sorted(wanted))}): passes take 2 to 9 times as long as with {place}=fp32."
+                f"{place} is {model['dtype']}, in which this processor does not multiply (it lacks "
+                f"{', '.join(sorted(wanted))}). Where AVX2 is all there is, passes took 2 to 9 times as long as with "
+                f"{place}=fp32."
             )
     return notes
 
