@@ -34,7 +34,7 @@ class Muon(Optimizer):
     """Orthogonalised momentum for `matrices` (each (..., rows, columns)), AdamW without decay for `others`.
 
     Args:
-        dtype: of the products that orthogonalise. On a CPU with AVX2 alone they take 100 times as long in bf16 as in fp32.
+        dtype: of the products that orthogonalise. In bf16 a CPU with AVX2 alone takes 100 times as long as in fp32.
     """
 
     def __init__(
