@@ -359,7 +359,7 @@ def _baseline_remark(rows: Sequence[ComparisonRow], name: str) -> str:
     if not any(row.is_baseline for row in rows):
         return f"no complete job is {name}: there are no differences"
     others = any(row.problem is None and not row.is_baseline for row in rows)
-    return "" if others else f"every complete job is {name}: there are no differences yet"
+    return "" if others else f"every complete job is {name}: there is nothing to compare it with"
 
 
 def write_csv(rows: Sequence[ComparisonRow], path: Path) -> Path:

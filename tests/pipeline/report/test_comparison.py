@@ -128,14 +128,14 @@ def test_a_baseline_without_a_result_is_said_plainly(sweep):
     assert all(not row.differences for row in rows)
 
 
-def test_of_a_sweep_that_was_stopped_behind_its_baseline_nothing_is_compared_yet(tmp_path):
+def test_a_sweep_of_which_only_jobs_of_the_baseline_are_complete_has_nothing_to_compare(tmp_path):
     for number, network in enumerate(("lte", "wifi")):
         artifact = drawn(tmp_path / f"serve{number}", "sled", n=8)
         finished(tmp_path / "sweep", number, artifact, "+policy=sled", f"network={network}")
     file = io.StringIO()
     rows = comparison.print_table(tmp_path / "sweep", file, "sled")
     assert [(row.is_baseline, row.baseline) for row in rows] == [(True, None)] * 2
-    assert "every complete job is sled: there are no differences yet" in file.getvalue()
+    assert "every complete job is sled: there is nothing to compare it with" in file.getvalue()
     assert "no complete job" not in file.getvalue()
 
 
