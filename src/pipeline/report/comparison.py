@@ -348,13 +348,13 @@ def print_table(sweep: Path, file: TextIO, baseline: str | None = None) -> list[
     """Prints the comparison of the jobs below `sweep`, which may have been interrupted; its rows."""
     rows = compare_jobs(sweep, baseline)
     parts = comparison_parts(rows)
-    if baseline is not None and rows and (remark := _baseline_remark(rows, baseline)):
+    if baseline is not None and rows and (remark := baseline_remark(rows, baseline)):
         parts.append(LabelledTexts((("baseline", remark),)))
     print_parts(parts, file)
     return rows
 
 
-def _baseline_remark(rows: Sequence[ComparisonRow], name: str) -> str:
+def baseline_remark(rows: Sequence[ComparisonRow], name: str) -> str:
     """Why nothing can be compared with the baseline; empty if something can."""
     if not any(row.is_baseline for row in rows):
         return f"no complete job is {name}: there are no differences"

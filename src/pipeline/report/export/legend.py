@@ -18,7 +18,8 @@ def legend(table: ResultTable, found: Judgement) -> Iterator[tuple[str, str]]:
     if found.best:
         yield "bold", "best of the column" + (" in its group" if len(table.groups) > 1 else "")
     if found.p_values:
-        other = "its baseline" if table.against else "the best" + (" of its group" if len(table.groups) > 1 else "")
+        best = "the best" + (" of its group" if len(table.groups) > 1 else "")
+        other = best if table.against is None else "its baseline"
         tests = f"{found.num_tests} comparison{'s' if found.num_tests > 1 else ''}"
         marked = any(found.differs(*place) for place in found.p_values)
         yield (

@@ -106,7 +106,7 @@ class ResultTable:
     """Rows of cells below columns.
 
     name        of its files
-    against     row -> the row of its baseline; empty: rows are compared with the best of their group
+    against     row -> the row of its baseline; None: rows are compared with the best of their group
     notes       pairs of label and text, which stand below it
     """
 
@@ -115,7 +115,7 @@ class ResultTable:
     label_heads: tuple[str, ...]
     columns: tuple[ResultColumn, ...]
     rows: tuple[ResultRow, ...]
-    against: Mapping[int, int] = field(default_factory=dict)
+    against: Mapping[int, int] | None = None
     notes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

@@ -53,10 +53,9 @@ class _Comparison:
 def judge(table: ResultTable) -> Judgement:
     """The best of each column and group, and the tests of the table."""
     best = {place: row for row, place in _best_cells(table)}
-    found = list(_against_baselines(table) if table.against else _against_best(table, best))
-    total = (
-        len(found) if table.against else max(len(found), sum(_num_pairs(table, column) for column in _ranked(table)))
-    )
+    found = list(_against_best(table, best) if table.against is None else _against_baselines(table, table.against))
+    pairs = sum(_num_pairs(table, column) for column in _ranked(table)) if table.against is None else 0
+    total = max(len(found), pairs)
     tested = _p_values(found, permuted=total <= MAX_PERMUTED)
     padded = [*tested.values(), *[1.0] * (total - len(tested))]
     adjusted = holm(padded)[: len(tested)]
@@ -91,8 +90,8 @@ def _against_best(table: ResultTable, best: Mapping[Place, int]) -> Iterator[_Co
                 yield _Comparison((row, column), own, other)
 
 
-def _against_baselines(table: ResultTable) -> Iterator[_Comparison]:
-    for row, other in table.against.items():
+def _against_baselines(table: ResultTable, against: Mapping[int, int]) -> Iterator[_Comparison]:
+    for row, other in against.items():
         for column in range(len(table.columns)):
             cells = [table.rows[place].cells for place in (row, other)]
             if all(cells) and _pair(cells[0][column], cells[1][column]):

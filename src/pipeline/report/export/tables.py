@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report.comparison import QUALITY, ComparisonRow
+from pipeline.report.comparison import QUALITY, ComparisonRow, baseline_remark
 from pipeline.report.estimate import Estimate, estimate
 from pipeline.report.exhibit.render import sample_sizes
 from pipeline.report.exhibit.rows import Cell, RenderedExhibit
@@ -36,8 +36,8 @@ def comparison_table(rows: Sequence[ComparisonRow], title: str, baseline: str | 
     ]
     heads = (*(("job",) if numbered else ()), *(rows[0].choices if rows else ()))
     columns = tuple(metric_column(key, _quality_name(rows) if key == QUALITY else "") for key in keys)
-    against = _baselines(rows) if baseline is not None else {}
-    notes = [("baseline", baseline)] if baseline is not None else []
+    against = _baselines(rows) if baseline is not None else None
+    notes = [("baseline", baseline_remark(rows, baseline) or baseline)] if baseline is not None else []
     notes += [("note", text) for text in transport_checks(row.result for row in rows)]
     return ResultTable(COMPARISON, title, heads, columns, tuple(found), against, tuple(notes))
 

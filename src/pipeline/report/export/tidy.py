@@ -21,7 +21,7 @@ def _records(table: ResultTable, found: Judgement) -> Iterator[dict[str, object]
         if not row.cells:
             yield {**common, "problem": row.problem}
         for at, (column, cell) in enumerate(zip(table.columns, row.cells, strict=bool(row.cells))):
-            other = table.against.get(place)
+            other = (table.against or {}).get(place)
             yield {
                 **common, "column": column.name, "metric": column.metric, "unit": column.unit, "better": column.better,
                 "value": cell.value, "low": cell.low, "high": cell.high, "text": cell.text, "reported": cell.reported,

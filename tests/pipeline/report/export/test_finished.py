@@ -20,6 +20,7 @@ from pipeline.report.export import tables, timeline
 from pipeline.report.export.figures import WIDTH_IN
 from pipeline.report.export.finished import FinishedError, read_finished
 from pipeline.report.export.kinds import check_runs, parse_kinds
+from pipeline.report.export.significance import judge
 from pipeline.report.export.timeline import choose_requests, read_time_lines, svg
 from pipeline.report.job_result import JobResult
 from pipeline.report.prompt_sums import requests_by_prompt
@@ -113,6 +114,16 @@ def test_a_sweep_that_was_stopped_behind_its_baseline_is_reported(sweep: Path) -
     (table,) = read_finished(sweep, "synera").tables
     assert table.against == {4: 0}
     assert len(table.rows) == 5
+
+
+def test_a_sweep_of_which_every_job_is_the_baseline_has_no_tests(tmp_path: Path) -> None:
+    for number, right in enumerate((0.4, 0.95)):
+        artifact = drawn(tmp_path / f"serve{number}", "synera", n=30, right=right)
+        finished(tmp_path / "sweep" / str(number), artifact, number, "+policy=synera", f"b={number}")
+    SweepNote(jobs=[["+policy=synera", f"b={number}"] for number in range(2)]).write(tmp_path / "sweep")
+    (table,) = read_finished(tmp_path / "sweep", "synera").tables
+    assert judge(table).p_values == {}
+    assert ("baseline", "every complete job is synera: there is nothing to compare it with") in table.notes
 
 
 def test_a_job_without_records_is_compared_with_none(tmp_path: Path) -> None:
