@@ -11,7 +11,7 @@ with the same prompts share theirs, so that the difference of two rows, resample
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import sqrt
@@ -151,6 +151,12 @@ def pool(estimates: Sequence[Estimate]) -> Estimate | None:
         return None
     values = {key: value for one in estimates for key, value in one.values.items()}
     return Estimate(values, {key: draws for one in estimates for key, draws in one.resamples.items()})
+
+
+def interval_text(known: Iterable[Estimate]) -> str:
+    """How the intervals of these are made."""
+    several = any(one.mean_error and one.mean_error.seeds for one in known)
+    return "95 % interval, bootstrap over prompts" + (", Student's t over seeds" if several else "")
 
 
 def estimate(value: float, replicate: str, sums: PromptSums | None) -> Estimate:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from pipeline.report.estimate import interval_text
 from pipeline.report.export.results import ResultCell, ResultTable
 from pipeline.report.export.significance import SIGNIFICANCE, Judgement
 
@@ -12,9 +13,9 @@ _NAMED_NOTES = frozenset({"baseline", "note", "sample"})
 
 def legend(table: ResultTable, found: Judgement) -> Iterator[tuple[str, str]]:
     """Pairs of mark and meaning, of those marks that the table has; then the table's own notes."""
-    cells = [cell for row in table.rows for cell in row.cells]
-    if any(cell.low is not None for cell in cells):
-        yield "[ ]", _interval_text(cells)
+    bounded = [cell for row in table.rows for cell in row.cells if cell.low is not None]
+    if bounded:
+        yield "[ ]", _interval_text(bounded)
     if found.best:
         yield "bold", "best of the column" + (" in its group" if len(table.groups) > 1 else "")
     if found.p_values:
@@ -33,7 +34,4 @@ def legend(table: ResultTable, found: Judgement) -> Iterator[tuple[str, str]]:
 def _interval_text(cells: Sequence[ResultCell]) -> str:
     """What the intervals are; how those of written values were made is not known."""
     known = [cell.estimate for cell in cells if cell.estimate]
-    if not known:
-        return "95 % interval over seeds and prompts"
-    several = any(len(one.values) > 1 for one in known)
-    return "95 % interval, bootstrap over prompts" + (", Student's t over seeds" if several else "")
+    return interval_text(known) if known else "95 % interval over seeds and prompts"

@@ -144,6 +144,15 @@ def test_the_legend_names_the_method_of_the_intervals() -> None:
     ]
 
 
+def test_the_legend_names_no_method_of_cells_without_an_interval_by_it() -> None:
+    equal = pool([estimate_mean(WAVE, "0"), estimate_mean(WAVE, "1")])
+    percentile = Estimate({"0": 1.0, "1": 2.0})
+    assert equal is not None
+    for own in (equal, percentile):
+        found = table(row("a", WAVE), ResultRow(("b",), (ResultCell.of(own),)))
+        assert dict(legend(found, judge(found)))["[ ]"] == "95 % interval, bootstrap over prompts"
+
+
 def assert_sound(text: str) -> None:
     """Braces and environments close, cells of a tabular are as many as its columns, no bare special is left."""
     body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
