@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import fingerprint
-from pipeline.report.estimate import Estimate
+from pipeline.report.estimate import Estimate, interval_text
 from pipeline.report.exhibit import plot
 from pipeline.report.exhibit.claims import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
 from pipeline.report.exhibit.map_plot import draw_maps
@@ -18,10 +18,7 @@ from pipeline.report.exhibit.schema import ExhibitColumn
 from pipeline.report.mlflow_store import key_text
 from pipeline.report.table import WIDTH, LabelledTexts, Remark, ReportPart, Table, csv_text, shared_decimals
 
-_LEGEND = (
-    ("ours", "value [95 % interval, seeds and prompts resampled] (least to greatest seed); a dash: not known"),
-    ("claims", "difference, paired prompt by prompt where both rows served the same prompts"),
-)
+_CLAIMS = ("claims", "difference, paired prompt by prompt where both rows served the same prompts")
 
 
 def exhibit_parts(
@@ -35,9 +32,15 @@ def exhibit_parts(
         *(("differs", text) for text in exhibit.deviations),
         *(("note", text) for text in (*notes, *_missing_jobs(shown))),
     ]
-    legend = (*_LEGEND[: 2 if said else 1], *sample_sizes(shown))
+    legend = (_ours(shown), *([_CLAIMS] if said else []), *sample_sizes(shown))
     found: list[ReportPart] = [exhibit.title, _table(shown), LabelledTexts(legend)]
     return [*found, *(LabelledTexts(tuple(pairs)) for pairs in (order_texts(shown), said, rest) if pairs)]
+
+
+def _ours(shown: RenderedExhibit) -> tuple[str, str]:
+    cells = [shown.measured_cell(row, column) for row in shown.rows for column in shown.exhibit.columns]
+    made = interval_text(cell for cell in cells if isinstance(cell, Estimate))
+    return "ours", f"value [{made}] (least to greatest seed); a dash: not known"
 
 
 def sample_sizes(shown: RenderedExhibit) -> Iterator[tuple[str, str]]:

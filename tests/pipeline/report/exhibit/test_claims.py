@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from pipeline.report.estimate import Estimate, estimate_mean
+from pipeline.report.estimate import Estimate, estimate_mean, pool
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.claims import ClaimStatus, claim_status, count_statuses, evaluate_claims
 from pipeline.report.exhibit.render import exhibit_parts, write_files
@@ -129,3 +129,10 @@ def test_the_claims_of_a_file_name_rows_and_metric(tmp_path):
     write_files(view, evaluate_claims(view), tmp_path)
     (found,) = json.loads((tmp_path / "exhibit.json").read_text())["claims"]
     assert (found["row"], found["baseline"], found["metric"]) == ("a", "b", "q")
+
+
+def test_the_legend_of_an_exhibit_says_how_its_intervals_are_made():
+    seeds = pool([estimate_mean([0.1, 0.5, 0.4], "0"), estimate_mean([0.3, 0.9, 0.5], "1")])
+    texts = [" ".join(plain_lines(exhibit_parts(shown(a=cell), []))) for cell in (GOOD, seeds)]
+    assert ["Student's t over seeds" in text for text in texts] == [False, True]
+    assert all("95 % interval, bootstrap over prompts" in text for text in texts)
