@@ -174,7 +174,7 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
 
 def _print_notes(job: Job) -> None:
     """Of what is allowed, and probably not meant."""
-    for note in preflight.unusual_values(job.config) + preflight.slow_dtypes(job.config, environment.cpu_flags()):
+    for note in preflight.unusual_values(job.config) + preflight.slow_dtypes(job.config, environment.cpu_flags):
         job.observer.note(f"note: {note}")
 
 

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 DISTRIBUTION = "tandem-llm"
 PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy", "pyarrow")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def versions() -> dict[str, str]:
@@ -47,8 +49,7 @@ def _gpu(accelerator: str) -> dict[str, str]:
 
 
 def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = read_text(CPUINFO).splitlines()
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, None) or _unnamed_processor()
 
@@ -59,14 +60,21 @@ def _unnamed_processor() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def cpu_flags() -> frozenset[str]:
-    """The processor's features, as /proc/cpuinfo names them; none where there is no such file."""
+    """The processor's features, as /proc/cpuinfo names them; none where it cannot be read."""
     import re
 
-    path = Path("/proc/cpuinfo")
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", read_text(CPUINFO), re.MULTILINE)
     return frozenset(found[1].split()) if found else frozenset()
+
+
+def read_text(file: Path) -> str:
+    """The text of a file that not every system has; empty where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def revision(file: Path = Path(__file__)) -> str | None:

@@ -73,8 +73,7 @@ def _machine() -> Iterator[Finding]:
 
 def _available_gib() -> float:
     """What programs may still take: the kernel gives up its cache of files for them."""
-    text = MEMINFO.read_text(encoding="utf-8") if MEMINFO.exists() else ""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", environment.read_text(MEMINFO), re.MULTILINE)
     return int(found[1]) / 2**20 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30
 
 

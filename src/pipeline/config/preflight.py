@@ -61,16 +61,16 @@ def _no_gpu(option: str, value: str, instead: str) -> str:
     return f"{option} is {value}, and torch {torch.__version__} {why}. Nothing was run; set {instead}."
 
 
-def slow_dtypes(config: Mapping[str, Any], cpu_flags: frozenset[str]) -> list[str]:
+def slow_dtypes(config: Mapping[str, Any], cpu_flags: Callable[[], frozenset[str]]) -> list[str]:
     """A note for each model that runs on this processor in a dtype in which it does not multiply."""
-    on_cpu = config["accelerator"] == "cpu" and not str(select(config, "runtime._target_")).endswith(".Simulated")
-    if not on_cpu or not cpu_flags:
+    if config["accelerator"] != "cpu" or str(select(config, "runtime._target_")).endswith(".Simulated"):
         return []
     notes = []
     for role in ("device", "cloud"):
         place, model = f"model.{role}.dtype", select(config, f"model.{role}") or {}
-        wanted = DTYPE_FLAGS.get(str(model.get("dtype")), cpu_flags)
-        if not wanted & cpu_flags and model.get("backend", "torch") == "torch" and not model.get("server"):
+        wanted = DTYPE_FLAGS.get(str(model.get("dtype")))
+        by_torch = model.get("backend", "torch") == "torch" and not model.get("server")
+        if wanted and by_torch and (flags := cpu_flags()) and not wanted & flags:
             notes.append(
                 f"{place} is {model['dtype']}, in which this processor does not multiply (it lacks "
                 f"{', '.join(sorted(wanted))}). Where AVX2 is all there is, passes took 2 to 9 times as long as with "

@@ -38,3 +38,8 @@ def test_without_root_or_tc_netem_says_what_it_lacks(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("shutil.which", lambda *args, **kwargs: None)
     monkeypatch.setattr(doctor, "may_administer", lambda status: False)
     assert "lacks the command tc (package iproute2) and root, or CAP_NET_ADMIN" in doctor.describe()
+
+
+def test_a_list_of_memory_that_cannot_be_read_stops_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "MEMINFO", tmp_path)
+    assert " GiB available" in doctor.describe()

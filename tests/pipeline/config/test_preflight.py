@@ -94,8 +94,30 @@ def test_a_dtype_that_the_processor_does_not_multiply_gets_a_note(
         "runtime": {"_target_": "serving.runtimes.emulated.Emulated"},
         "model": {"device": {"dtype": "fp32"}, "cloud": {"dtype": dtype, **changes}},
     }
-    found = preflight.slow_dtypes(config, flags)
+    found = preflight.slow_dtypes(config, lambda: flags)
     assert len(found) == noted
     assert not noted or f"model.cloud.dtype is {dtype}" in found[0]
-    assert not preflight.slow_dtypes({**config, "accelerator": "cuda"}, flags)
-    assert not preflight.slow_dtypes({**config, "runtime": {"_target_": "serving.runtimes.simulated.Simulated"}}, flags)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accelerator": "cuda"},
+        {"runtime": {"_target_": "serving.runtimes.simulated.Simulated"}},
+        {"model": {"device": {"dtype": "fp32"}, "cloud": {"dtype": "bf16", "backend": "llama_cpp"}}},
+    ],
+)
+def test_a_processor_is_not_looked_at_where_it_multiplies_in_no_such_dtype(changes: dict[str, Any]):
+    config = {
+        "accelerator": "cpu",
+        "runtime": {"_target_": "serving.runtimes.emulated.Emulated"},
+        "model": {"device": {"dtype": "fp32"}, "cloud": {"dtype": "bf16"}},
+    }
+    looked: list[bool] = []
+
+    def flags() -> frozenset[str]:
+        looked.append(True)
+        return AVX2
+
+    assert preflight.slow_dtypes({**config, **changes}, flags) == []
+    assert not looked
