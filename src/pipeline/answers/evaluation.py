@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TextIO
 
@@ -11,7 +11,7 @@ from pipeline.artifacts.progress_display import ProgressLines, display_for
 from pipeline.artifacts.stage import Stage
 from pipeline.config.build import construct
 from pipeline.config.plan import Plan
-from pipeline.errors import ConfigError, UserError
+from pipeline.errors import UserError
 from pipeline.parallel.workers import LostTask, Workers
 from pipeline.report.plan import PlannedStage, plan_stages
 from pipeline.running import Job, create_job
@@ -50,24 +50,29 @@ class Evaluator:
         """Builds the stages that the cells are served from, with progress; the problem of each cell that has one, and
         `LOSSY` for a lossy one where only lossless ones are asked for: for these nothing is built.
         """
+
+        def build(job: Job, plan: Plan) -> None:
+            self._build(replace(job, observer=display_for(self.file)), _missing_inputs(job, plan))
+
+        return self._each_plan(cells, only_lossless, build)
+
+    def _each_plan(
+        self, cells: Sequence[Sequence[str]], only_lossless: bool, use: Callable[[Job, Plan], None]
+    ) -> dict[tuple[str, ...], str]:
+        """Plans each cell once, and uses the plan; the problems."""
         problems = {}
         for words in dict.fromkeys(map(tuple, cells)):
             try:
-                if not self._build_inputs(words, only_lossless):
-                    problems[words] = LOSSY
+                with composed_cell(words, self.config_dir) as cfg:
+                    job = create_job(cfg)
+                    plan = job.plan()
+                    if only_lossless and not _is_lossless(plan):
+                        problems[words] = LOSSY
+                    else:
+                        use(job, plan)
             except UserError as problem:
                 problems[words] = str(problem).partition("\n")[0]
         return problems
-
-    def _build_inputs(self, words: Sequence[str], only_lossless: bool) -> bool:
-        """False for a lossy policy, where only lossless ones are asked for."""
-        with composed_cell(words, self.config_dir) as cfg:
-            job = create_job(cfg)
-            plan = job.plan()
-            if only_lossless and not _is_lossless(plan):
-                return False
-            self._build(replace(job, observer=display_for(self.file)), _missing_inputs(job, plan))
-        return True
 
     def _build(self, job: Job, stages: Sequence[Stage]) -> None:
         """Builds the stages in turn. Raises UserError; a stage that failed once is not tried again."""
@@ -87,26 +92,13 @@ class Evaluator:
         cell that has one, as `build_inputs` says it.
         """
         found: dict[str, PlannedStage] = {}
-        problems = {}
-        for words in map(tuple, cells):
-            try:
-                stages = self._planned_inputs(words, only_lossless)
-                if stages is None:
-                    problems[words] = LOSSY
-                found |= {one.key: one for one in stages or ()}
-            except ConfigError as problem:
-                problems[words] = str(problem).partition("\n")[0]
-        return list(found.values()), problems
 
-    def _planned_inputs(self, words: Sequence[str], only_lossless: bool) -> list[PlannedStage] | None:
-        """None for a lossy policy, where only lossless ones are asked for."""
-        with composed_cell(words, self.config_dir) as cfg:
-            job = create_job(cfg)
-            plan = job.plan()
-            if only_lossless and not _is_lossless(plan):
-                return None
-        inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
-        return plan_stages(inputs, plan.kinds, job.store)
+        def keep(job: Job, plan: Plan) -> None:
+            inputs = {name: stage for name, stage in plan.stages.items() if stage is not plan.serve}
+            found.update((one.key, one) for one in plan_stages(inputs, plan.kinds, job.store))
+
+        problems = self._each_plan(cells, only_lossless, keep)
+        return list(found.values()), problems
 
     def _say(self, text: str) -> None:
         print(text, file=self.file, flush=True)

@@ -16,7 +16,8 @@ from pipeline.answers.choosing import Choosing
 from pipeline.answers.evaluation import LOSSY, Evaluator
 from pipeline.answers.leaderboard import Leaderboard
 from pipeline.answers.requirements import Requirements
-from pipeline.errors import ConfigError
+from pipeline.artifacts.store import StoreError
+from pipeline.errors import ConfigError, UserError
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.plan import PlannedStage
 from tests.pipeline.answers.test_choose import COST, EFFORT, SERVICE, FormulaEvaluator, formula
@@ -131,9 +132,19 @@ def test_a_plan_without_a_policy_says_the_reason(tmp_path: Path, refused: Mappin
         plan(tmp_path, refused, ("sled",))
 
 
-def test_planning_tells_the_problem_of_a_cell_that_no_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("problem", [ConfigError, StoreError])
+def test_planning_tells_the_problem_of_a_cell_and_looks_at_each_once(
+    problem: type[UserError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
     def refuse(words: Sequence[str], config_dir: str | None) -> None:
-        raise ConfigError("there is no 'nope'.\nmore")
+        asked.append(words)
+        raise problem("there is no 'nope'.\nmore")
 
     monkeypatch.setattr("pipeline.answers.evaluation.composed_cell", refuse)
-    assert Evaluator(workers=None).planned_stages([["policy=sled"]]) == ([], {("policy=sled",): "there is no 'nope'."})  # type: ignore[arg-type]
+    evaluator, cells = Evaluator(workers=None), [["policy=sled"]] * 2  # type: ignore[arg-type]
+    expected = {("policy=sled",): "there is no 'nope'."}
+    assert evaluator.planned_stages(cells) == ([], expected)
+    assert evaluator.build_inputs(cells) == expected
+    assert asked == [("policy=sled",)] * 2
