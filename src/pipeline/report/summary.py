@@ -61,7 +61,7 @@ def _values(formula: Formula, records: Records, known: Mapping[str, float]) -> I
             yield from ((f"/{name}", getattr(spread, name)) for name in STATISTICS if spread)
         case definitions.SlaPercentiles(attribute):
             ranked = _ranked(requests, attribute)
-            yield from ((f"/p{100 * share:g}", percentile(ranked, share)) for share in _SLA_SHARES if ranked)
+            yield from ((f"{100 * share:g}", percentile(ranked, share)) for share in _SLA_SHARES if ranked)
         case definitions.SlaShares(attribute):
             ranked = _ranked(requests, attribute)
             yield from ((f"{limit:g}", bisect_right(ranked, limit) / len(ranked)) for limit in _SLA_LIMITS_S if ranked)

@@ -107,6 +107,8 @@ def test_of_shares_within_a_time_the_higher_is_better_and_of_times_the_lower(rec
     assert [(one.better, one.style) for one in map(definitions.find, (share, time))] == [
         ("higher", "%"), ("lower", "ms")
     ]  # fmt: skip
+    assert definitions.find(f"sla/{name}") is None
+    assert {f"sla/{name}/p*", f"sla/{name}/within_*"} <= {one.key for one in METRICS}
     assert create_objective((share, time)).directions == ("maximize", "minimize")
 
 
