@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -238,18 +238,15 @@ def _checked_value(key: str, value: Any, allowed: "BaseDistribution") -> Any:
         if text in allowed.choices:
             return text
     elif isinstance(allowed, FloatDistribution | IntDistribution) and _is_inside(value, allowed):
-        return value
+        return round(value) if isinstance(allowed, IntDistribution) else value
     raise ConfigError(
         f"hydra.sweeper.initial_points: {key} is {value!r}, which is outside of the search space: {allowed}."
     )
 
 
 def _is_inside(value: Any, allowed: "FloatDistribution | IntDistribution") -> bool:
-    """True for a number from low to high, and of whole ones for a number on the step."""
-    from optuna.distributions import IntDistribution
-
+    """True for a number from low to high that is on the step, if there is one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not allowed.low <= value <= allowed.high:
         return False
-    return not isinstance(allowed, IntDistribution) or (
-        isinstance(value, int) and (value - allowed.low) % allowed.step == 0
-    )
+    steps = (value - allowed.low) / (allowed.step or 1)
+    return allowed.step is None or isclose(steps, round(steps), rel_tol=0, abs_tol=1e-8)

@@ -194,15 +194,17 @@ def test_invalid_search_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_initial_point_is_one_that_a_sampler_could_draw(tmp_path: Path) -> None:
-    asked = parse_space({"n": "null,3", "i": "range(1,10,4)"}, [])
-    for number in (2.5, 2):
+    asked = parse_space({"n": "null,3", "i": "range(1,10,4)", "f": "range(0.0,1.0,0.1)"}, [])
+    for key, number in (("i", 2.5), ("i", 2), ("f", 0.25)):
         with (
-            pytest.raises(ConfigError, match=f"i is {number}, which is outside"),
-            open_study(tmp_path, asked, SCORE, 0, {"a": {"i": number}}),
+            pytest.raises(ConfigError, match=f"{key} is {number}, which is outside"),
+            open_study(tmp_path, asked, SCORE, 0, {"a": {key: number}}),
         ):
             raise AssertionError("it began")
-    with open_study(tmp_path, asked, SCORE, 0, {"a": {"n": None, "i": 5}}) as study:
-        assert study.ask().params == {"n": "null", "i": 5}
+    with open_study(tmp_path, asked, SCORE, 0, {"a": {"n": None, "i": 5.0, "f": 0.3}}) as study:
+        drawn = study.ask().params
+    assert drawn == {"n": "null", "i": 5, "f": 0.3}
+    assert isinstance(drawn["i"], int)
 
 
 def test_sweep_syntax_becomes_distributions() -> None:
