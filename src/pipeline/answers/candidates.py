@@ -101,5 +101,6 @@ def _decimals(distribution: "FloatDistribution") -> int:
     """Four, or as many as leave the numbers of a narrow interval apart; 12 of a range, whose numbers are exact."""
     if distribution.step:
         return 12
-    scale = distribution.low if distribution.log else distribution.high - distribution.low
+    width = distribution.high - distribution.low
+    scale = min(width, distribution.low) if distribution.log else width
     return max(4, 3 - floor(log10(scale))) if scale else 4

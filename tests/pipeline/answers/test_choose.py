@@ -247,6 +247,7 @@ def test_a_range_of_numbers_keeps_its_steps() -> None:
     ("sweep", "low", "high"),
     [
         ("tag(log,interval(1e-6,1e-4))", 1e-6, 1e-4),
+        ("tag(log,interval(0.5,0.50001))", 0.5, 0.50001),
         ("interval(0.0,1e-5)", 0.0, 1e-5),
         ("interval(0.00001,0.00001)", 1e-5, 1e-5),
     ],
