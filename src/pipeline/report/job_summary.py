@@ -12,6 +12,7 @@ from pipeline.artifacts.environment import DISTRIBUTION
 from pipeline.report import statistics
 from pipeline.report.clock_errors import with_errors
 from pipeline.report.context import JobContext
+from pipeline.report.prompt_sums import clusters
 from pipeline.report.records import Records
 from pipeline.report.summary import JobSummary
 from pipeline.report.table import (
@@ -252,13 +253,12 @@ _TIER_PHRASES = {"utilisation": "busy", "memory_share": "of memory"}
 
 
 def _quality(records: Records, summary: JobSummary) -> str:
-    scored = [request for request in records.requests if request.quality is not None]
+    drawn = zip(records.requests, clusters(records.requests), strict=True)
+    scored = [(request.quality, cluster) for request, cluster in drawn if request.quality is not None]
     if not scored:
         return "not measured"
-    scores = [request.quality or 0.0 for request in scored]
-    alike = len({request.prompt_id for request in records.requests}) == 1  # then they count one by one, as in a sweep
-    clusters = None if alike else [request.prompt_id for request in scored]
-    found = statistics.mean_interval(scores, seed=BOOTSTRAP_SEED, clusters=clusters)
+    scores, groups = zip(*scored, strict=True)
+    found = statistics.mean_interval(scores, seed=BOOTSTRAP_SEED, clusters=groups)
     text = f"{records.meta.quality_metric} {found.mean:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}"
     by_task = [f"{task} {value:.2f}" for task, value in summary.below("quality/by_task/").items()]
     tasks = f"; by task: {', '.join(by_task)}" if len(by_task) > 1 else ""

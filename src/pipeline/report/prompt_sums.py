@@ -41,19 +41,23 @@ class PromptSums:
 
 
 def requests_by_prompt(artifact: str | None) -> dict[str, list[RequestRecord]]:
-    """The requests of each prompt; empty if the records are gone: there are no intervals then.
-
-    If all requests have the same prompt (a blank one), each is one of its own: they differ in their arrival.
-    """
+    """The requests of each of their `clusters`; empty if the records are gone: there are no intervals then."""
     try:
         requests = read_requests(Path(artifact)) if artifact else []
     except UserError:
         return {}
-    alike = len({request.prompt_id for request in requests}) == 1
     found: dict[str, list[RequestRecord]] = {}
-    for request in requests:
-        found.setdefault(request.request if alike else request.prompt_id, []).append(request)
+    for request, cluster in zip(requests, clusters(requests), strict=True):
+        found.setdefault(cluster, []).append(request)
     return dict(sorted(found.items()))
+
+
+def clusters(requests: Sequence[RequestRecord]) -> list[str]:
+    """What is resampled: the prompt of each request, or the request itself if all have the same prompt (a blank one):
+    they differ in their arrival then.
+    """
+    alike = len({request.prompt_id for request in requests}) == 1
+    return [request.request if alike else request.prompt_id for request in requests]
 
 
 def prompt_sums(metric: str, value: float, by_prompt: Mapping[str, Sequence[RequestRecord]]) -> PromptSums | None:
