@@ -192,19 +192,27 @@ def csv_text(records: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
+_LEAST, _MAX_SHARED = 1e-6, 6
+
+
 def format_number(value: float | None) -> str:
-    """Three significant digits, in six decimals at most, never an exponent; a dash for None."""
+    """Three significant digits, never an exponent; `<0.000001` for what is nearer to 0, and a dash for None."""
     if value is None:
         return "-"
     if value == 0:
         return "0"
-    return f"{value:,.{shared_decimals([value])}f}"
+    if abs(value) < _LEAST:
+        return f"<{_LEAST:f}" if value > 0 else f">-{_LEAST:f}"
+    return f"{value:,.{_decimals(value)}f}"
 
 
 def shared_decimals(values: Sequence[float]) -> int:
     """Decimals that show three significant digits of the greatest value."""
-    greatest = max((abs(value) for value in values if isfinite(value)), default=0.0)
-    return min(6, max(0, 2 - floor(log10(greatest)))) if greatest else 0
+    return min(_MAX_SHARED, _decimals(max(map(abs, filter(isfinite, values)), default=0.0)))
+
+
+def _decimals(value: float) -> int:
+    return max(0, 2 - floor(log10(abs(value)))) if value and isfinite(value) else 0
 
 
 def format_percent(share: float | None) -> str:
