@@ -20,6 +20,14 @@ class ConfigError(UserError):
     """The configuration names something that does not exist, or combines settings that exclude each other."""
 
 
+def print_problem(problem: Exception) -> int:
+    """Prints an error of the user, or a fault of the project in full; the exit status."""
+    if isinstance(problem, UserError):
+        return print_error(problem)
+    traceback.print_exception(problem)
+    return INTERNAL_ERROR
+
+
 def print_error(problem: str | UserError) -> int:
     """Prints the error, with its traceback if TANDEM_DEBUG is set; the exit status."""
     if isinstance(problem, UserError) and os.environ.get("TANDEM_DEBUG"):

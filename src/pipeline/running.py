@@ -3,7 +3,6 @@
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pipeline.config import preflight
 from pipeline.config.build import ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, group_choices, written_overrides
 from pipeline.config.plan import Plan, build_arguments, make_plan
-from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, ConfigError, UserError, print_error
+from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_problem
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -212,11 +211,8 @@ def run_to_exit_status(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> 
         run(cfg, entry)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except UserError as problem:
-        return print_error(problem)
-    except Exception:  # a fault of the project: printed in full
-        traceback.print_exc()
-        return INTERNAL_ERROR
+    except Exception as problem:
+        return print_problem(problem)
     return 0
 
 
@@ -225,7 +221,7 @@ def report_blocked(cfg: "DictConfig", problem: UserError) -> int:
     from pipeline.report import job as report
 
     report.report_failure(problem, _job_context(create_job(cfg)))
-    return print_error(problem)
+    return print_problem(problem)
 
 
 def planned_goal(job: Job) -> str:

@@ -11,7 +11,6 @@ search.json: {metrics, directions, best: [number], trials: [{number, label, stat
 import json
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 from hydra.experimental.callback import Callback
 
 from pipeline.config.compose import written_overrides
-from pipeline.errors import INTERNAL_ERROR, ConfigError, UserError, print_error
+from pipeline.errors import ConfigError, UserError, print_error, print_problem
 from pipeline.report import plan
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import (
@@ -130,11 +129,8 @@ class SweepCallback(Callback):
         """As `finish_sweep`. Raises SystemExit where it fails: Hydra would turn an exception into a warning."""
         try:
             return finish_sweep(self.folder, self.tracking, self._out, self.exhibit, baseline=self.baseline)
-        except UserError as problem:
-            sys.exit(print_error(problem))
-        except Exception:  # a fault of the project: printed in full
-            traceback.print_exc()
-            sys.exit(INTERNAL_ERROR)
+        except Exception as problem:
+            sys.exit(print_problem(problem))
 
     def interrupt(self) -> None:
         """Print and log what is there after Ctrl-C."""
