@@ -99,6 +99,17 @@ def test_a_dtype_that_the_processor_does_not_multiply_gets_a_note(
     assert not noted or f"model.cloud.dtype is {dtype}" in found[0]
 
 
+@pytest.mark.parametrize(("cloud", "noted"), [("fp32", ["device"]), ("bf16", ["device", "cloud"])])
+def test_each_model_of_such_a_dtype_gets_a_note(cloud: str, noted: list[str]):
+    config = {
+        "accelerator": "cpu",
+        "runtime": {"_target_": "serving.runtimes.emulated.Emulated"},
+        "model": {"device": {"dtype": "bf16"}, "cloud": {"dtype": cloud}},
+    }
+    found = preflight.slow_dtypes(config, lambda: AVX2)
+    assert [note.partition(" is ")[0] for note in found] == [f"model.{role}.dtype" for role in noted]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

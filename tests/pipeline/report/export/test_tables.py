@@ -117,7 +117,7 @@ def test_pairs_of_cells_are_counted_by_their_kinds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(significance, "_pair", lambda *two: looked.append(1) or pair(*two))
     assert significance._num_pairs(table(*rows), 0) == expected
     assert 0 < expected < len(rows) * (len(rows) - 1) // 2
-    assert len(looked) == 5 + 10
+    assert len(looked) < 2 * len(rows)
 
 
 def test_latex_is_bold_at_the_best_and_has_daggers_where_rows_differ() -> None:
