@@ -41,8 +41,8 @@ def main() -> None:
 
 def _no_command(word: str, commands: Sequence[str]) -> str:
     return (
-        f"there is no command {word!r}.{suggestion(word, commands)} There are {', '.join(commands)}, and a run, which "
-        "is +policy=NAME: `python -m pipeline --help` has them all."
+        f"there is no command {word!r}.{suggestion(word, commands)} There are {', '.join(commands)}. A run begins with "
+        "+policy=NAME. `python -m pipeline --help` has them all."
     )
 
 

@@ -180,7 +180,7 @@ def best_sentence(rows: Sequence[ComparisonRow]) -> str:
     """
     compared = {row.prompts for row in rows if row.result.metrics.keys() & _JUDGED.keys()}
     if len(compared) > 1 or None in compared:
-        return "Only jobs with the same prompts are compared: the best of them are marked."
+        return "No best job is named: the jobs served different prompts, or their records are gone."
     won: dict[int, list[str]] = {}
     for key, name in _JUDGED.items():
         values = {at: row.result.metrics[key] for at, row in enumerate(rows) if key in row.result.metrics}

@@ -60,11 +60,11 @@ def _values(formula: Formula, records: Records, known: Mapping[str, float]) -> I
             spread = Percentiles.of(value for request in requests for value in _items(request, attribute))
             yield from ((f"/{name}", getattr(spread, name)) for name in STATISTICS if spread)
         case definitions.SlaPercentiles(attribute):
-            ranked = _ranked(requests, attribute)
-            yield from ((f"{100 * share:g}", percentile(ranked, share)) for share in _SLA_SHARES if ranked)
+            values = _sorted_values(requests, attribute)
+            yield from ((f"{100 * share:g}", percentile(values, share)) for share in _SLA_SHARES if values)
         case definitions.SlaShares(attribute):
-            ranked = _ranked(requests, attribute)
-            yield from ((f"{limit:g}", bisect_right(ranked, limit) / len(ranked)) for limit in _SLA_LIMITS_S if ranked)
+            values = _sorted_values(requests, attribute)
+            yield from ((f"{limit:g}", bisect_right(values, limit) / len(values)) for limit in _SLA_LIMITS_S if values)
         case definitions.Count(attribute, ""):
             yield "", sum(not attribute or getattr(request, attribute) for request in requests)
         case definitions.Count(_, by):
@@ -107,7 +107,7 @@ def _is_known(requests: Sequence[RequestRecord], attribute: str) -> bool:
     return all(getattr(request, attribute) is not None for request in requests)
 
 
-def _ranked(requests: Sequence[RequestRecord], attribute: str) -> list[float]:
+def _sorted_values(requests: Sequence[RequestRecord], attribute: str) -> list[float]:
     return sorted(value for request in requests for value in _items(request, attribute))
 
 

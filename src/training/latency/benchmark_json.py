@@ -16,7 +16,7 @@ MAX_RECORDS = 10_000
 MAX_SAMPLES = 1_000_000
 MAX_TOKENS = 10_000_000
 MIN_NUMBER, MAX_NUMBER = 1e-12, 1e18
-"""Far from where ratios of two numbers are 0 or infinite."""
+"""Ratios of two such numbers are neither 0 nor infinite."""
 MAX_TEXT = 200
 MAX_SPREAD = 0.2
 """Standard deviation of the repeats over their mean: above it something else ran on the machine."""

@@ -61,7 +61,7 @@ def test_a_description_says_which_job_is_best_and_why():
 @pytest.mark.parametrize("prompts", [1, None])
 def test_a_description_names_no_best_job_across_different_prompts(prompts):
     note = mlflow_view.sweep_note([*ROWS, replace(row(3, "wisp", quality__mean=0.9), prompts=prompts)], "r1", [])
-    assert note.startswith("Only jobs with the same prompts are compared: the best of them are marked.\n")
+    assert note.startswith("No best job is named: the jobs served different prompts, or their records are gone.\n")
 
 
 def test_a_long_comparison_is_cut_to_what_a_tag_may_hold():
