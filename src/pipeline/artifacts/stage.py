@@ -3,6 +3,7 @@
 canonical JSON of (name, target, version, args) --sha256--> digest
     {"_stage_": "corpus"}             in args stands for that input's digest
     {"_content_": sha, "path": ...}   in args stands for the content; where it lies is not identity
+    "_code_"                          beside the args: what a user's own modules that they name hold
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from pipeline.artifacts.fingerprint import canonical_json
 
 REFERENCE = "_stage_"
 CONTENT = "_content_"
+CODE = "_code_"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -25,7 +27,8 @@ class Stage:
 
     `args` is canonical plain data; every `{"_stage_": name}` in it has its stage in `inputs` under that name, and the
     reverse. `version` is raised when the target's code changes its meaning. `resources` says where it runs and is
-    outside identity. Raises TypeError for data without a canonical form, ValueError for the rest.
+    outside identity. `code` is the sha256 of each module of a user's own that `target` and `args` name. Raises
+    TypeError for data without a canonical form, ValueError for the rest.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Stage:
     version: int = 1
     inputs: Mapping[str, "Stage"] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -54,9 +58,9 @@ class Stage:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The args that count: inputs by name, contents without their path."""
+        """The args that count: inputs by name, contents without their path; a user's own code beside them."""
         kept: dict[str, Any] = _replace_references(dict(self.args), lambda name: name)
-        return kept
+        return kept | ({CODE: dict(self.code)} if self.code else {})
 
     @cached_property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.fingerprint import code_digests
 from pipeline.artifacts.stage import REFERENCE, Stage
 from pipeline.config.build import TARGET, ConfigSchema, PendingArtifact, construct
 from pipeline.errors import ConfigError
@@ -85,7 +86,8 @@ class _Planner:
         where = {key: data[key] for key in resources}
         construct(where, None, name)
         try:
-            return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where)
+            code = code_digests(_modules({TARGET: node[TARGET], **args}))
+            return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where, code)
         except (ValueError, TypeError) as problem:
             raise ConfigError(f"stages.{name}: {problem}") from problem
 
@@ -125,6 +127,17 @@ def _references(node: Any) -> Iterator[str]:
         else:
             for item in node.values():
                 yield from _references(item)
+
+
+def _modules(node: Any) -> Iterator[str]:
+    """The module of each `_target_`."""
+    if isinstance(node, Mapping):
+        if isinstance(target := node.get(TARGET), str):
+            yield target.rpartition(".")[0]
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _modules(item)
 
 
 def build_arguments(stage: Stage, artifact: Callable[[str], Path]) -> dict[str, Any]:

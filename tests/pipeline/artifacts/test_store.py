@@ -166,6 +166,15 @@ def test_explain_compares_nested_arguments_and_file_contents(store: Store) -> No
     assert said.startswith('changed: the content of init changed, net.kind "x" -> "y", net.layers[1] 2 -> 3 (against')
 
 
+def test_explain_names_the_modules_of_a_user_that_changed(store: Store) -> None:
+    def of(code: dict[str, str]) -> Stage:
+        return Stage("corpus", "lab.corpus", {"seed": 1}, code=code)
+
+    put(store, of({"lab": "1a", "lab.more": "2a"}))
+    assert store.explain(of({"lab": "1a", "lab.more": "2b"})).startswith("changed: your own code in lab.more (against")
+    assert store.explain(of({"lab": "1a", "lab.more": "2a"})).startswith("cached")
+
+
 def test_explain_compares_with_the_latest_artifact_of_that_name(store: Store) -> None:
     for index, stage in enumerate((model(steps=1), model(steps=2))):
         os.utime(put(store, stage) / "stage.json", ns=(index, index))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.artifacts.fingerprint import code_digests
 from pipeline.artifacts.stage import Stage
 from pipeline.config.build import ConfigSchema, construct
 from pipeline.config.plan import Plan, build_arguments, make_plan
@@ -148,3 +149,22 @@ def test_a_plan_is_plain_data_until_its_objects_are_constructed() -> None:
     stage = planned().stages["serve"]
     made = construct(stage.args["setup"], lambda name: Path("/store", name))
     assert made == {"network": 8, "model": Path("/store/model"), "thresholds": (Path("/store/thresholds"),)}
+
+
+def test_code_of_a_users_own_is_part_of_a_stages_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "lab_of_a_user.py"
+
+    def digest_with(text: str) -> str:
+        file.write_text(text, encoding="utf-8")
+        plan = make_plan(nodes(corpus___target_="lab_of_a_user.corpus"), SCHEMA, folder_of)
+        return plan.stages["corpus"].digest
+
+    first = digest_with("def corpus(out): ...\n")
+    assert digest_with("def corpus(out): ...\n") == first
+    assert digest_with("def corpus(out): return None\n") != first
+
+
+def test_code_of_the_project_and_of_installed_packages_is_no_part_of_it() -> None:
+    assert code_digests(["pipeline.config.plan", "pytest", "json", "no.such.module"]) == {}
+    assert set(code_digests([ME, "json"])) == {ME}
