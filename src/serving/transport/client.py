@@ -156,8 +156,9 @@ class TransportClient:
             return
 
     def _record_error(self, error: ProtocolError) -> None:
-        """Logs once per kind of error, not once per attempt."""
-        if self.last_error is None or self.last_error.code != error.code:
+        """Logs once per kind of error, not once per attempt, and not the one that `start` raises."""
+        ends = error.code in PERMANENT_CODES and not self._attempted.is_set()
+        if not ends and (self.last_error is None or self.last_error.code != error.code):
             log.warning("%s: %s (%s); trying again", self._address, error.text, error.code)
         self.last_error = error
 

@@ -62,6 +62,7 @@ def test_a_missing_or_wrong_token_is_refused(
             run_scenario(scenario)
     assert SECRET not in caplog.text
     assert "another" not in caplog.text
+    assert "trying again" not in caplog.text
 
 
 def test_a_stream_without_a_token_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
