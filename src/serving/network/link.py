@@ -11,6 +11,7 @@ from serving.network.channel import Channel
 from serving.network.outages import OutageCursor, OutageInterval, OutageSchedule, is_disconnection
 from serving.network.radio import Radio
 from serving.network.rate import ConstantRate, LinkCapacity, LinkDelay, TrafficDirection, TransmitRate
+from serving.network.trace import LinkRecording
 
 _AMOUNTS = ("delay_ms", "jitter_ms", "overhead_nbytes", "message_ms", "timeout_ms", "detect_ms")
 _FIGURES = frozenset(("uplink_mbps", "downlink_mbps", "uplink", "downlink", "delay", "loss", "outages", *_AMOUNTS))
@@ -54,6 +55,7 @@ class Link:
 
     def __post_init__(self) -> None:
         check_sources("network", self.sources, _FIGURES)
+        self._check_files()
         self._check_capacity("up", self.uplink_mbps, self.uplink)
         self._check_capacity("down", self.downlink_mbps, self.downlink)
         for name in _AMOUNTS:
@@ -63,6 +65,15 @@ class Link:
             raise ValueError(f"network.loss={self.loss} must be a share of transmissions, from 0 to below 1.")
         if self.jitter_shape not in ("uniform", "half_normal"):
             raise ValueError(f"network.jitter_shape={self.jitter_shape!r} must be uniform or half_normal.")
+
+    def _check_files(self) -> None:
+        """Names every recording without its file, and no other."""
+        found = [(name, getattr(self, name)) for name in ("uplink", "downlink", "delay")]
+        missing = [(name, one) for name, one in found if isinstance(one, LinkRecording) and one.path is None]
+        if missing:
+            kinds = " and ".join(dict.fromkeys(type(one).__name__ for _, one in missing))
+            options = " ".join(f"network.{name}.path=FILE" for name, _ in missing)
+            raise ValueError(f"network: {kinds} is read from a file, and none is given; set {options}.")
 
     def _check_capacity(self, direction: TrafficDirection, mbps: float | None, capacity: LinkCapacity | None) -> None:
         name = f"{direction}link"

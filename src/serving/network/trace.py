@@ -90,8 +90,8 @@ T = TypeVar("T")
 class LinkRecording(ABC, Generic[T]):
     """A recording in a file of one format, read once when the object is created and shared by all devices.
 
-    The path of an artifact that does not exist yet is not read. Raises ValueError that names file and line for a
-    malformed file.
+    The path of an artifact that does not exist yet is not read, and `Link` refuses a path of None. Raises ValueError
+    that names file and line for a malformed file.
     """
 
     path: Path | None = None
@@ -102,11 +102,6 @@ class LinkRecording(ABC, Generic[T]):
     def __post_init__(self) -> None:
         if self.start not in ("random", "begin"):
             raise ValueError(f"network: a recording's start={self.start!r} must be random or begin.")
-        if self.path is None:
-            raise ValueError(
-                f"network: {type(self).__name__} is read from a file; set network.uplink.path=FILE, "
-                "network.downlink.path=FILE or network.delay.path=FILE, wherever path is null."
-            )
         if isinstance(self.path, Path):
             _ = self.data
 

@@ -45,12 +45,12 @@ def test_a_malformed_trace_is_refused_when_the_configuration_is_read(written):
         made({"uplink": {"_target_": MAHIMAHI, "path": str(path)}, "downlink_mbps": 8})
 
 
-def test_a_trace_without_its_file_says_what_to_set():
-    with pytest.raises(
-        ConfigError,
-        match=r"MahimahiTrace is read from a file; set network.uplink.path=FILE, network.downlink.path=FILE or",
-    ):
-        made({"uplink": {"_target_": MAHIMAHI, "path": None}, "downlink_mbps": 8})
+def test_only_the_files_that_are_missing_are_asked_for():
+    missing = {"_target_": MAHIMAHI, "path": None}
+    with pytest.raises(ConfigError, match=r"MahimahiTrace is .* none is given; set network\.downlink\.path=FILE\.$"):
+        made({"uplink_mbps": 8, "downlink": missing})
+    with pytest.raises(ConfigError, match=r"set network\.uplink\.path=FILE network\.downlink\.path=FILE\.$"):
+        made({"uplink": missing, "downlink": missing})
 
 
 def test_the_trace_of_a_future_stage_is_not_read():
