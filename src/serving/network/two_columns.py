@@ -54,11 +54,18 @@ def _line(text: str, where: str) -> TraceLine:
         seconds, mbps = map(float, words)
     except ValueError:
         raise InvalidRecordError(
-            f"{where}: found {text.strip()!r:.60}, needed are seconds and Mbit/s, as 0.5 3.2"
+            f"{where}: found {text.strip()!r:.60}, needed are seconds and Mbit/s, as 0.5 3.2{_hint(text)}"
         ) from None
     if not (isfinite(seconds) and isfinite(mbps) and seconds >= 0 and mbps >= 0):
         raise InvalidRecordError(f"{where}: found {text.strip()!r:.60}, needed are finite numbers of 0 or more")
     return seconds, mbps, where
+
+
+def _hint(text: str) -> str:
+    """What to do about a header or a separator that is no space."""
+    if any(character.isalpha() for character in text):
+        return "; if this is a header, remove the line"
+    return "; separate them by a space, not by a comma or semicolon" if "," in text or ";" in text else ""
 
 
 def _steps_until(lines: list[TraceLine]) -> list[tuple[float, float]]:

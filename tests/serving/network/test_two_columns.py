@@ -34,7 +34,14 @@ def test_with_holds_from_a_file_may_start_at_0(written):
         ("\n \n", " line 1: the file is empty"),
         ("1 8\n2\n", " line 2: found '2', needed are seconds and Mbit/s, as 0.5 3.2"),
         ("1 8 9\n", " line 1: found '1 8 9'"),
-        ("seconds mbps\n1 8\n", " line 1: found 'seconds mbps'"),
+        (
+            "seconds mbps\n1 8\n",
+            " line 1: found 'seconds mbps', needed are seconds and Mbit/s, as 0.5 3.2; if this is a header, remove the",
+        ),
+        (
+            "0.5,12.0\n",
+            " line 1: found '0.5,12.0', needed are seconds and Mbit/s, as 0.5 3.2; separate them by a space, not by a",
+        ),
         ("1 8\n2 -3\n", " line 2: found '2 -3', needed are finite numbers of 0 or more"),
         ("1 8\n2 inf\n", " line 2: found '2 inf'"),
         ("1 nan\n", " line 1: found '1 nan'"),
