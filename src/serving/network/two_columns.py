@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,8 @@ from serving.workload.records import InvalidRecordError, read_text
 
 TraceLine = tuple[float, float, str]
 """Seconds, Mbit/s, and its location for error messages."""
+_MAX_FIRST_STEPS = 100
+"""The first rate may hold as long as this many of the longest later step: beyond, times do not count from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,19 @@ def _steps_until(lines: list[TraceLine]) -> list[tuple[float, float]]:
         raise InvalidRecordError(
             f"{lines[0][2]}: the first rate would hold until 0 s; with holds=from it starts there (network.*.holds)"
         )
+    _check_times_count_from_0(lines)
     return [(seconds, mbps) for seconds, mbps, _ in lines]
+
+
+def _check_times_count_from_0(lines: list[TraceLine]) -> None:
+    first_s = lines[0][0]
+    longest_s = max((later[0] - line[0] for line, later in pairwise(lines)), default=first_s)
+    if first_s > _MAX_FIRST_STEPS * longest_s:
+        raise InvalidRecordError(
+            f"{lines[0][2]}: the first rate would hold for {first_s:.10g} s, from 0 on, and no later one for more than "
+            f"{longest_s:g} s; subtract the time at which the recording began (for epoch seconds too), or give "
+            "holds=from, with which it begins at the first line (network.*.holds)"
+        )
 
 
 def _steps_from(lines: list[TraceLine]) -> list[tuple[float, float]]:

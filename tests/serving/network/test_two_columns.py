@@ -63,6 +63,13 @@ def test_with_holds_from_a_single_line_is_refused(written):
         TwoColumnTrace(path=path, holds="from")
 
 
+def test_times_that_do_not_count_from_0_are_refused_where_they_would_make_a_constant(written):
+    path = written("1700000000 12\n1700000001 8\n")
+    with pytest.raises(ValueError, match=r"line 1: the first rate would hold for 1700000000 s, .* subtract the time"):
+        TwoColumnTrace(path=path)
+    assert TwoColumnTrace(path=path, holds="from").data.period_s == pytest.approx(2)
+
+
 def test_an_unknown_holds_is_refused(written):
     with pytest.raises(ValueError, match="holds='since' must be until or from"):
         TwoColumnTrace(path=written(TEXT), holds="since")
