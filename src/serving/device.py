@@ -67,7 +67,7 @@ def run(config: DeviceConfig, accelerator: str = "cpu") -> None:
 async def _serve(
     topology: Topology, service: ServiceOptions, models: LoadedModels, tensors: "TensorStore", context_len: int
 ) -> None:
-    from serving.frontend.openai.server import serve
+    from serving.frontend.openai.server import bind
     from serving.frontend.routing_api.handler import routing_routes
 
     stop, setup, name = stop_signal(), topology.setup, topology.devices[service.device]
@@ -82,10 +82,13 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.callback(driver.close)
         stack.push_async_callback(host.close, 1.0)
+        # Before the cloud hears of this device: for one of the same name it would end the stream of the other.
+        endpoint = bind(service.endpoint, gateway, routing_routes)
+        stack.callback(endpoint.close)
         await host.connect(service.addresses(topology))
         host.start(driver)
         gateway.attach(driver)
-        endpoint = await serve(service.endpoint, gateway, routing_routes)
+        await endpoint.start()
         print(f"device: {name} answers on http://{service.endpoint.url_host}:{endpoint.port}/v1", flush=True)
         stack.callback(asyncio.create_task(_announce_cloud(host, service)).cancel)
         await run_until_stopped(driver, stop, lambda: endpoint.stop(service.grace_s))

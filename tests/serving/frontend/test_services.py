@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -358,6 +359,24 @@ def test_a_refusal_by_the_cloud_is_a_value_error() -> None:
         await cloud.close()
 
     run(play)
+
+
+@pytest.mark.usefixtures("signals_of_a_command")
+def test_a_device_without_its_port_never_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one of the same name would take the stream of the first."""
+    connected = []
+
+    async def connect(_: NodeHost, addresses: dict[str, str]) -> None:
+        connected.append(addresses)
+
+    monkeypatch.setattr(NodeHost, "connect", connect)
+    monkeypatch.setattr(device, "_build_driver", lambda *_: SimpleNamespace(close=lambda: None))
+    models: Any = SimpleNamespace(tokenizer=[], hidden_size=8)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        service = ServiceOptions(endpoint=EndpointOptions(port=taken.getsockname()[1], api_key_env=""))
+        with pytest.raises(ValueError, match=r"cannot listen on 127\.0\.0\.1 port"):
+            run(lambda: device._serve(Topology(setup("sled"), LAYERS), service, models, TensorStore(), 64))
+    assert not connected
 
 
 @pytest.mark.parametrize("width", [4, 12])

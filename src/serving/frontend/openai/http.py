@@ -133,6 +133,10 @@ class HttpServer:
             started.cancel()
             self._task.result()
 
+    def close(self) -> None:
+        """Gives the port back, also if the server was never started."""
+        self._socket.close()
+
     async def stop(self) -> None:
         """Gives clients FLUSH_TIMEOUT_S to read the rest of their responses."""
         self._server.should_exit = True

@@ -84,7 +84,7 @@ async def on_api_error(_: Request, error: Exception) -> Response:
 
 
 class EndpointServer:
-    """An endpoint at `port`. `serve` makes one and starts it."""
+    """An endpoint at `port`, which is taken at once. `bind` makes one, and `serve` also starts it."""
 
     def __init__(self, service: EndpointService, api_key: str | None, extra_routes: Sequence[Route] = ()) -> None:
         self.service = service
@@ -98,10 +98,23 @@ class EndpointServer:
         """Returns when connections are accepted."""
         await self._http.start()
 
+    def close(self) -> None:
+        """Gives the port back, also if the endpoint was never started."""
+        self._http.close()
+
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new requests (503), lets running ones finish for `grace_s` seconds, then breaks them off."""
         await self.service.running.stop(grace_s)
         await self._http.stop()
+
+
+def bind(options: EndpointOptions, gateway: Gateway, extra_routes: ExtraRoutes | None = None) -> EndpointServer:
+    """An endpoint that has its port and is not started. Raises ValueError as `serve`."""
+    key = options.api_key()
+    if not key and not options.is_loopback:
+        log.warning("the endpoint on %s asks for no key; set %s", options.host, options.api_key_env)
+    service = EndpointService(options, gateway)
+    return EndpointServer(service, key, extra_routes(service) if extra_routes else ())
 
 
 async def serve(options: EndpointOptions, gateway: Gateway, extra_routes: ExtraRoutes | None = None) -> EndpointServer:
@@ -109,10 +122,6 @@ async def serve(options: EndpointOptions, gateway: Gateway, extra_routes: ExtraR
 
     Raises ValueError if the address is in use or the key is empty.
     """
-    key = options.api_key()
-    if not key and not options.is_loopback:
-        log.warning("the endpoint on %s asks for no key; set %s", options.host, options.api_key_env)
-    service = EndpointService(options, gateway)
-    server = EndpointServer(service, key, extra_routes(service) if extra_routes else ())
+    server = bind(options, gateway, extra_routes)
     await server.start()
     return server
