@@ -353,6 +353,21 @@ class Records:
         return tuple(_read_parquet(self.artifact / "chunks.parquet", ChunkRecord))
 
 
+def read_batches(artifact: Path) -> tuple[list[float], list[int]]:
+    """When each batch began, and its number of requests; none without the file. Raises RecordsError for a bad one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = artifact / "batches.parquet"
+    if not path.is_file():
+        return [], []
+    try:
+        columns = pq.read_table(path, columns=["begin_s", "requests"]).to_pydict()
+        return columns["begin_s"], columns["requests"]
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise _unreadable(path, str(error)) from error
+
+
 def read_requests(artifact: Path) -> list[RequestRecord]:
     """The requests alone. Raises RecordsError as `Records.read` does."""
     return _read_parquet(artifact / "requests.parquet", RequestRecord)
@@ -429,7 +444,8 @@ def _is_needed(one: Any) -> bool:
 
 
 def _unreadable(path: Path, problem: str) -> RecordsError:
+    reason, stage = " ".join(problem.split()).rstrip("."), path.parent.parent.name  # the store's STAGE/DIGEST/FILE
     return RecordsError(
-        f"{path} cannot be read as the record of a served workload: {problem}. If it was damaged, remove the folder "
-        f"{path.parent} and run the same command again; nothing else is repeated."
+        f"{path} cannot be read as the record of a served workload: {reason}. If it was damaged, give the same command "
+        f"with force=[{stage}] once: that builds this stage again."
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.report.records import Records
+from pipeline.report.records import Records, read_batches
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,13 +51,8 @@ def _mean_overlap(spans: Iterable[tuple[float, float]], edges_s: "NDArray[np.flo
 def _mean_batches(artifact: Path, edges_s: "NDArray[np.float64]") -> Iterator[tuple[float, float]]:
     """The mean number of requests in the batches that began in a bin; a bin without one is left out."""
     import numpy as np
-    import pyarrow.parquet as pq
 
-    path = artifact / "batches.parquet"
-    if not path.is_file():
-        return
-    columns = pq.read_table(path, columns=["begin_s", "requests"]).to_pydict()
-    begins_s, sizes = np.array(columns["begin_s"], dtype=float), np.array(columns["requests"], dtype=float)
+    begins_s, sizes = (np.array(column, dtype=float) for column in read_batches(artifact))
     counts, _ = np.histogram(begins_s, edges_s)
     totals, _ = np.histogram(begins_s, edges_s, weights=sizes)
     yield from (

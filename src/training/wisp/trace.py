@@ -148,12 +148,11 @@ def read(folder: Path) -> TokenTrace:
     try:
         table = parquet.read_table(file, columns=list(COLUMNS))
         column = {name: table[name].to_numpy() for name in COLUMNS}
-    except OSError as problem:
+    except (OSError, pa.ArrowException, KeyError) as problem:
         if not file.exists():
             raise ValueError(f"there is no {file}; stage=profile makes it") from None
-        raise ValueError(f"the tokens of {file} cannot be read ({problem}); profile again") from None
-    except (pa.ArrowException, KeyError) as problem:
-        raise ValueError(f"the tokens of {file} cannot be read ({problem}); profile again") from None
+        again = f"profile again, with force=[{folder.parent.name}]"  # the store's STAGE/DIGEST
+        raise ValueError(f"the tokens of {file} cannot be read ({' '.join(str(problem).split())}); {again}") from None
     return TokenTrace(
         column["session"].astype(np.str_), column["round"], column["position"],
         np.stack([column[name] for name in LOGIT_SCORES], axis=1), column["outcome"].astype(np.str_),

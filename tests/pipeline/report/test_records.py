@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.report import records
-from pipeline.report.records import PackingFactor, Records, RecordsError
+from pipeline.report.records import PackingFactor, Records, RecordsError, read_batches
 from tests.pipeline.report.serve_artifact import request, write
 
 REQUESTS = [request("a", ["device", "cloud"], [0.5, 0.75])]
@@ -34,10 +34,28 @@ def test_a_missing_column_is_named(tmp_path):
 
 
 def test_a_truncated_file_is_named_with_what_to_do(tmp_path):
-    path = write(tmp_path, REQUESTS) / "chunks.parquet"
+    artifact = tmp_path / "serve" / "0123456789abcdef"
+    artifact.mkdir(parents=True)
+    path = write(artifact, REQUESTS) / "chunks.parquet"
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(RecordsError, match=r"chunks.parquet cannot be read .* remove the folder .* same command again"):
+    with pytest.raises(RecordsError, match=r"chunks.parquet cannot be read .* same command with force=\[serve\] once"):
+        Records.read(artifact)
+
+
+def test_a_header_that_cannot_be_parsed_is_said_in_one_line(tmp_path):
+    path = write(tmp_path, REQUESTS) / "requests.parquet"
+    whole = path.read_bytes()
+    begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    path.write_bytes(whole[:begin] + b"\xff" * 60 + whole[begin + 60 :])
+    with pytest.raises(RecordsError, match=r"^[^\n]*requests.parquet cannot be read [^\n]*[^.]\. If it was[^\n]*$"):
         Records.read(tmp_path)
+
+
+def test_damaged_batches_are_named(tmp_path):
+    assert read_batches(tmp_path) == ([], [])
+    (tmp_path / "batches.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecordsError, match=r"batches.parquet cannot be read"):
+        read_batches(tmp_path)
 
 
 def test_damaged_rows_are_named_when_they_are_read(tmp_path):

@@ -71,7 +71,7 @@ def test_a_missing_and_a_damaged_trace_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no .*tokens\.parquet"):
         load_samples(tmp_path)
     (tmp_path / trace.TRACE_FILE).write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match=r"tokens\.parquet cannot be read .*profile again"):
+    with pytest.raises(ValueError, match=r"tokens\.parquet cannot be read .*profile again, with force="):
         load_samples(tmp_path)
     with pytest.raises(ValueError, match=r"tokens\.json cannot be read"):
         trace.made_from(tmp_path)
