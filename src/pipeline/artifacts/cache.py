@@ -1,4 +1,6 @@
-"""`python -m pipeline cache list | clean | why`: lists artifacts, removes them, and says why a stage would run."""
+"""`python -m pipeline cache list | check | clean | why`: lists artifacts, reads them for damage, removes them, and says
+why a stage would run.
+"""
 
 import argparse
 import shutil
@@ -102,12 +104,49 @@ def _needed_digests(found: Sequence[CacheEntry], names: Collection[str]) -> set[
     return reached
 
 
+def check(store: Store, names: Collection[str] = ()) -> tuple[list[str], int]:
+    """Reads every file of the artifacts with these names or keys (all if none); what was found, and the exit status.
+
+    The status is 1 if one is damaged. Raises ValueError for an unknown name.
+    """
+    chosen = _choose(store, names)
+    damage = {
+        key: problem for key, (folder, one) in chosen.items() if (problem := record.find_damage(folder, one, True))
+    }
+    lines = [f"{key}  DAMAGED: {problem}\n    build it again: {_rebuild(key)}" for key, problem in damage.items()]
+    lines += [
+        f"{key}  has files without a digest (an older record): their sizes alone are compared"
+        for key, (_, one) in chosen.items()
+        if one and any(file.sha256 is None for file in one.files.values())
+    ]
+    return [*lines, f"{len(chosen)} read, {len(damage)} damaged"], int(bool(damage))
+
+
+def _choose(store: Store, names: Collection[str]) -> dict[str, tuple[Path, Manifest | None]]:
+    """The artifacts with these names or keys, all if none, by key."""
+    found = {_key(folder): (folder, one) for folder, one in store.manifests()}
+    stages = {folder.parent.name for folder, _ in found.values()}
+    for name in names:
+        if name not in found and name not in stages:
+            raise ValueError(
+                f"nothing stored is called {name!r}; stored are {', '.join(sorted(stages)) or 'no artifacts'}."
+            )
+    return {key: each for key, each in found.items() if not names or key in names or each[0].parent.name in names}
+
+
+def _rebuild(key: str) -> str:
+    """The command, which also builds what was built from it; a record does not know its run's arguments."""
+    return f"python -m pipeline ARGUMENTS OF ITS RUN 'force=[{key.rpartition('-')[0]}]'"
+
+
+def _key(folder: Path) -> str:
+    return f"{folder.parent.name}-{folder.name[:12]}"
+
+
 def find_leftovers(store: Store, check_contents: bool = False) -> dict[str, Path]:
     """Damaged artifacts, by size or with `check_contents` by content too, and the saved work of unfinished builds."""
     damaged = {
-        f"{folder.parent.name}-{folder.name[:12]}": folder
-        for folder, one in store.manifests()
-        if record.find_damage(folder, one, check_contents)
+        _key(folder): folder for folder, one in store.manifests() if record.find_damage(folder, one, check_contents)
     }
     folders = [folder for place in (".work", ".damaged") for folder in sorted((store.root / place).glob("[!.]*"))]
     return damaged | {folder.name: folder for folder in folders}
@@ -148,10 +187,14 @@ def main(argv: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iter
     if rest and asked.command != "why":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        print("\n".join(_run_command(asked, rest, store, plan, now)))
+        if asked.command == "check":
+            lines, status = check(store, asked.names)
+        else:
+            lines, status = _run_command(asked, rest, store, plan, now), 0
     except ValueError as error:
         parser.error(str(error))
-    return 0
+    print("\n".join(lines))
+    return status
 
 
 def _run_command(
@@ -189,6 +232,7 @@ def _explain(words: Sequence[str], store: Store, plan: Callable[[Sequence[str]],
 
 _EXAMPLES = """examples:
   python -m pipeline cache list                                    all artifacts
+  python -m pipeline cache check device_model                      whether its files are as they were written
   python -m pipeline cache why +policy=synera network=lte          why each stage of this run would run
   python -m pipeline cache why thresholds +policy=synera           why one stage would run
   python -m pipeline cache clean serve --older-than 7 --yes        remove served results of more than a week ago
@@ -198,13 +242,16 @@ _EXAMPLES = """examples:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m pipeline cache",
-        description="Lists what is stored below outputs/artifacts, removes it, and says why a stage would run.",
+        description="Lists what is stored below outputs/artifacts, reads it for damage, removes it, and says why a "
+        "stage would run.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="artifacts: size, age, what they were built from, what uses them")
     listing.add_argument("--check", action="store_true", help="read every file and compare its content")
+    checking = commands.add_parser("check", help="read every file and list what is damaged; exit status 1 if any is")
+    checking.add_argument("names", nargs="*", metavar="NAME", help="a stage's name, or NAME-DIGEST as listed")
     cleaning = commands.add_parser("clean", help="remove artifacts; without a choice, damaged and unfinished ones")
     cleaning.add_argument("names", nargs="*", metavar="NAME", help="a stage's name, or NAME-DIGEST as listed")
     cleaning.add_argument("--keep", nargs="+", default=[], metavar="NAME", help="these and all they were built from")

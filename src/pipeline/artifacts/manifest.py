@@ -11,12 +11,11 @@ from pipeline.artifacts import environment
 from pipeline.artifacts.stage import Stage
 
 MANIFEST_FILE = "stage.json"
-MAX_HASHED_NBYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size of one file, and the sha256 of its content unless it is large."""
+    """Size of one file, and the sha256 of its content; None for large files in records of older versions."""
 
     nbytes: int
     sha256: str | None
@@ -102,8 +101,7 @@ def _file_damage(path: Path, file: FileRecord, check_contents: bool) -> str | No
 
 
 def _file_record(path: Path) -> FileRecord:
-    nbytes = path.stat().st_size
-    return FileRecord(nbytes, _sha256(path) if nbytes < MAX_HASHED_NBYTES else None)
+    return FileRecord(path.stat().st_size, _sha256(path))
 
 
 def _sha256(path: Path) -> str:

@@ -30,7 +30,7 @@ usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--
        python -m pipeline -m +policy=NAME,NAME [...]      a job for each combination of values
        python -m pipeline show GROUP                      each choice of a group in one line; try policy/draft
        python -m pipeline show metrics [WORD]             every metric: key, unit, meaning, formula
-       python -m pipeline cache list|why|clean            the artifacts in outputs/artifacts
+       python -m pipeline cache list|why|check|clean      the artifacts in outputs/artifacts
        python -m pipeline results list|keep|draws|write   results of experiments, and the tables of docs
        python -m pipeline report FOLDER [export=latex,csv,figures]   a sweep or run as a page, or for print
        python -m pipeline trace export|show|import FILE   a recorded trace as a file, to simulate elsewhere

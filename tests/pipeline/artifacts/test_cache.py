@@ -1,5 +1,6 @@
 """Listing, choosing and removing artifacts; what is in use stays."""
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -63,6 +64,39 @@ def test_cache_list_names_damaged_artifacts(store: Store, capsys: pytest.Capture
     assert "another content" not in said
     run(store, "list", "--check")
     assert "DAMAGED: weights has another content than was written" in capsys.readouterr().out
+
+
+def test_cache_check_reads_every_file_and_says_how_to_build_again(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(store, "check") == 0
+    assert capsys.readouterr().out == "5 read, 0 damaged\n"
+    (store.path(CORPUS) / "weights").write_bytes(b"y" * 1500)
+    assert run(store, "check") == 1
+    damage, remedy, total = capsys.readouterr().out.splitlines()
+    assert damage.startswith(f"{CORPUS.key}  DAMAGED: weights has another content than was written")
+    assert remedy == "    build it again: python -m pipeline ARGUMENTS OF ITS RUN 'force=[corpus]'"
+    assert total == "5 read, 1 damaged"
+
+
+def test_cache_check_reads_those_that_are_named(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    (store.path(CORPUS) / "weights").write_bytes(b"y" * 1500)
+    (store.path(MODEL) / "stage.json").unlink()
+    assert run(store, "check", "report") == 0
+    assert run(store, "check", MODEL.key) == 1
+    assert f"{MODEL.key}  DAMAGED: stage.json is missing" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        run(store, "check", "reprot")
+    assert "nothing stored is called 'reprot'; stored are corpus, model, report." in capsys.readouterr().err
+
+
+def test_cache_check_says_which_older_records_have_no_digest(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    file = store.path(CORPUS) / "stage.json"
+    written = json.loads(file.read_text())
+    written["files"]["weights"]["sha256"] = None
+    file.write_text(json.dumps(written))
+    assert run(store, "check", "corpus") == 0
+    assert f"{CORPUS.key}  has files without a digest" in capsys.readouterr().out
 
 
 def test_cache_clean_removes_nothing_without_yes(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +206,7 @@ def test_why_needs_a_run_and_its_stages(
 def test_without_a_command_the_commands_are_explained(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(store) == 0
     said = capsys.readouterr().out
-    assert all(f"python -m pipeline cache {command}" in said for command in ("list", "clean", "why"))
+    assert all(f"python -m pipeline cache {command}" in said for command in ("list", "check", "clean", "why"))
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])

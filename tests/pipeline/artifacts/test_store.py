@@ -2,12 +2,12 @@
 
 import json
 import os
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.artifacts import manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
 
@@ -93,10 +93,10 @@ def test_an_artifact_copied_to_another_key_counts_as_damaged(store: Store) -> No
     assert store.find_damage(corpus(2)) == f"stage.json describes another artifact, {corpus(1).key}"
 
 
-def test_large_files_are_not_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "MAX_HASHED_NBYTES", 10)
+def test_every_file_is_hashed(store: Store) -> None:
     record = json.loads((put(store, corpus()) / "stage.json").read_text())
-    assert record["files"] == {"deep/weights.safetensors": {"nbytes": 12, "sha256": None}}
+    digest = sha256((store.path(corpus()) / "deep" / "weights.safetensors").read_bytes()).hexdigest()
+    assert record["files"] == {"deep/weights.safetensors": {"nbytes": 12, "sha256": digest}}
 
 
 def test_damaged_artifacts_are_moved_aside_one_by_one(store: Store) -> None:
