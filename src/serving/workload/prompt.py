@@ -38,6 +38,24 @@ class Prompt:
         return text.strip()
 
 
+def check_prompts(prompts: Sequence[Prompt], source: str, has_text: bool = True, is_scored: bool = True) -> None:
+    """Raises ValueError that names the first item of `source` with a blank text or, if answers are scored, a blank
+    reference, or with the id of an earlier one.
+    """
+    seen: dict[str, int] = {}
+    for number, prompt in enumerate(prompts, 1):
+        problem = ""
+        if has_text and not prompt.text.strip():
+            problem = "its prompt is empty"
+        elif is_scored and not all(reference.strip() for reference in prompt.references):
+            problem = "a reference of it is empty"
+        elif prompt.id in seen:
+            problem = f"item {seen[prompt.id]} has the same id"
+        if problem:
+            raise ValueError(f"{source}: item {number} (id {prompt.id!r}): {problem}; correct it, or leave it out")
+        seen[prompt.id] = number
+
+
 def select_prompts(
     prompts: Sequence[Prompt],
     n: int,

@@ -9,7 +9,7 @@ from serving.workload import slo
 from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
-from serving.workload.prompt import Prompt, select_prompts
+from serving.workload.prompt import Prompt, check_prompts, select_prompts
 from serving.workload.sharing import PromptSharing
 from serving.workload.slo import SloClass
 
@@ -97,7 +97,7 @@ class Workload:
         if check:
             check()
         if getattr(self.dataset, "is_built", False):
-            self._select(self.dataset.prompts())
+            self._select(self._prompts())
 
     def _check_files(self) -> None:
         """Reads the user's files, so that errors show before any work; artifacts may not exist yet."""
@@ -114,7 +114,7 @@ class Workload:
         count = self.devices if self.devices is not None else num_devices
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
-        prompts = self._select(self.dataset.prompts())
+        prompts = self._select(self._prompts())
         arrivals = self.arrivals.times(len(prompts), count, self.seed)
         classes = slo.assign_classes(self.slo, len(prompts), self.seed)
         num_before: Counter[int] = Counter()
@@ -123,6 +123,11 @@ class Workload:
             requests.append(self._request(index, prompt, arrival, num_before[arrival.device], slo_class))
             num_before[arrival.device] += 1
         return requests
+
+    def _prompts(self) -> list[Prompt]:
+        dataset, prompts = self.dataset, self.dataset.prompts()
+        check_prompts(prompts, dataset.name, getattr(dataset, "has_text", True), bool(dataset.metrics))
+        return prompts
 
     def _select(self, prompts: list[Prompt]) -> list[Prompt]:
         return select_prompts(prompts, self.num_prompts, self.seed, self.skip, self.reuse_prompts, self.section)

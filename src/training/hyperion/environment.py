@@ -275,6 +275,7 @@ class EpisodeDataset:
 
     count: int
     name: ClassVar[str] = "episodes"
+    has_text: ClassVar[bool] = False
     metrics: ClassVar[tuple[Metric, ...]] = ()
     measures_quality_of: ClassVar[QualityTarget] = "none"
 

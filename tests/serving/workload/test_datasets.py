@@ -20,6 +20,7 @@ from serving.workload.datasets.spec_bench import SpecBench
 from serving.workload.datasets.sst2 import SST2
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.datasets.xsum import XSum
+from serving.workload.prompt import check_prompts
 from serving.workload.workload import Workload
 
 REAL = {
@@ -59,6 +60,7 @@ def test_real_files_load_and_the_right_answer_scores_one(data, kind):
     halves = [kind(path=data / name, evaluation=half, **beside(data, kind)).prompts() for half in HALVES]
     prompts = halves[0] + halves[1]
     assert len(prompts) == count == len({prompt.id for prompt in prompts})
+    check_prompts(prompts, kind.name, is_scored=bool(kind.metrics))
     for prompt in prompts[:20]:
         right = prompt.answer or prompt.references[:1]
         for metric in kind.metrics:

@@ -2,9 +2,31 @@ from collections import Counter
 
 import pytest
 
-from serving.workload.prompt import Prompt, select_prompts
+from serving.workload.prompt import Prompt, check_prompts, select_prompts
 
 PROMPTS = [Prompt(f"{task}{number}", "?", (), task) for task in "abc" for number in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (Prompt("b", " \n", ("yes",), "t"), "its prompt is empty"),
+        (Prompt("b", "?", ("yes", " "), "t"), "a reference of it is empty"),
+        (Prompt("a", "??", ("yes",), "t"), "item 1 has the same id"),
+    ],
+)
+def test_an_item_that_cannot_be_served_or_scored_is_named(wrong, problem):
+    prompts = [Prompt("a", "?", (), "t"), wrong]
+    with pytest.raises(ValueError, match=rf"^own lines: item 2 \(id '{wrong.id}'\): {problem}; correct it"):
+        check_prompts(prompts, "own lines")
+
+
+def test_prompts_without_text_are_allowed_where_the_data_set_has_none():
+    check_prompts([Prompt("a", "", (), "t")], "blank", has_text=False)
+
+
+def test_blank_references_are_allowed_where_answers_are_not_scored():
+    check_prompts([Prompt("a", "?", ("",), "t")], "Spec-Bench", is_scored=False)
 
 
 def test_tasks_are_drawn_evenly():

@@ -22,6 +22,18 @@ class Twenty:
         return [Prompt(f"{number}", f"say {number}", (), "even" if number % 2 == 0 else "odd") for number in range(20)]
 
 
+class TwoWithOneId(Twenty):
+    """A data set whose items share an id."""
+
+    def prompts(self):
+        return [Prompt("3", text, (), "t") for text in ("one", "two")]
+
+
+def test_a_workload_checks_the_prompts_of_its_data_set():
+    with pytest.raises(ValueError, match=r"^Twenty: item 2 \(id '3'\): item 1 has the same id"):
+        Workload(dataset=TwoWithOneId(), num_prompts=2).requests(1)
+
+
 def test_a_closed_loop_gives_every_device_its_queue():
     requests = Workload(dataset=Twenty(), devices=3, num_prompts=8).requests()
     assert [(request.device, request.position) for request in requests] == [(i % 3, i // 3) for i in range(8)]
