@@ -10,7 +10,7 @@ import pytest
 from pipeline.artifacts import estimates, manifest
 from pipeline.artifacts.estimates import PeakMemory, estimate, num_parameters
 from pipeline.artifacts.manifest import Manifest
-from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.stage import CONTENT, Stage
 from tests.support.conf_files import CONF, read_yaml
 
 SIZES = {"hidden_size": 256, "layers": 8, "intermediate_size": 512}
@@ -50,6 +50,16 @@ def test_training_takes_six_operations_a_parameter_and_token():
     assert found.seconds == pytest.approx(6 * PARAMETERS * 400 * 16 * 128 / 1e11 + 400 * estimates.STEP_S)
     assert not found.learned
     assert found.memory_nbytes > estimates.BASE_NBYTES
+
+
+def test_scoring_the_clock_takes_as_long_as_its_fits_to_each_row(tmp_path):
+    table = tmp_path / "rows.csv"
+    table.write_text("row\n" * 600)
+    args = {"speeds": {CONTENT: "a digest", "path": str(table)}}
+    target = read_yaml(CONF / "experiment" / "clock.yaml")["stages"]["clock_scores"]["_target_"]
+    scored, other = Stage("scores", target, args), Stage("scores", "other", args)
+    assert estimate(scored, [], lambda: 1e11).seconds == pytest.approx(estimates.OTHER_S + 60)
+    assert estimate(other, [], lambda: 1e11).seconds == estimates.OTHER_S
 
 
 def test_serving_takes_a_forward_for_each_token_and_a_simulation_far_less():
