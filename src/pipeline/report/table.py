@@ -6,6 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Columns of a line without a terminal."""
 _GAP = "  "
+_LEAST_LABELS = 8
+"""Columns that labels keep beside a value as wide as the page."""
 
 
 class Remark(str):
@@ -35,7 +38,34 @@ class Table:
     num_label_columns: int = 1
 
     def split_to_width(self, width: int) -> list["Table"]:
-        """As many tables as are needed for each to fit into `width`, all with the labels; the first has the remarks."""
+        """As many tables as are needed for each to fit into `width`, all with the labels; the first has the remarks.
+
+        Labels that leave no room for a value are wrapped.
+        """
+        room = width - len(_GAP) - max(map(self._width, range(self.num_label_columns, len(self.headings))), default=0)
+        if self._labels_width() > room:
+            return self._wrap_labels(max(_LEAST_LABELS, min(room, width // 2)))._split_columns(width)
+        return self._split_columns(width)
+
+    def _labels_width(self) -> int:
+        return sum(self._width(column) + len(_GAP) for column in range(self.num_label_columns)) - len(_GAP)
+
+    def _wrap_labels(self, room: int) -> "Table":
+        """Labels of at most `room` columns together: the longest go on in rows below, without values."""
+        widths = [self._width(column) for column in range(self.num_label_columns)]
+        room -= len(_GAP) * (len(widths) - 1)
+        most = next((n for n in range(max(widths), 1, -1) if sum(min(n, one) for one in widths) <= room), 1)
+        heads = [textwrap.fill(head.replace("\n", " "), most) for head in self.headings[: len(widths)]]
+        rows = tuple(line for row in self.rows for line in self._wrapped_row(row, most))
+        return replace(self, headings=(*heads, *self.headings[len(widths) :]), rows=rows)
+
+    def _wrapped_row(self, row: tuple[str, ...], most: int) -> list[tuple[str, ...]]:
+        labels, values = row[: self.num_label_columns], row[self.num_label_columns :]
+        lines = list(zip_longest(*(textwrap.wrap(one, most) or [""] for one in labels), fillvalue=""))
+        empty = tuple(type(value)("") for value in values)
+        return [(*line, *(values if number == 0 else empty)) for number, line in enumerate(lines)]
+
+    def _split_columns(self, width: int) -> list["Table"]:
         widths = [self._width(column) + len(_GAP) for column in range(len(self.headings))]
         left = width + len(_GAP) - sum(widths[: self.num_label_columns])
         groups: list[list[int]] = [[]]

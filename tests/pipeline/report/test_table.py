@@ -52,6 +52,25 @@ def test_a_long_remark_does_not_widen_the_only_column_of_a_block():
     ]
 
 
+LONG = "a row of the clock whose label says all that there is to say of it, and then more"
+
+
+@pytest.mark.parametrize("labels", [(LONG,), ("worst", LONG), (LONG, LONG), ("x" * 250,)])
+def test_labels_wider_than_the_page_are_wrapped_and_all_values_printed(labels):
+    headings = (*(f"label {n}" for n in range(len(labels))), "median\nms", "error of it")
+    table = Table(headings, ((*labels, "12.5", "3 %"), (*labels, Remark("failed: no"))), len(labels))
+    lines = plain_lines([table], 60)
+    assert max(map(len, lines)) <= 60
+    for value in ("12.5", "3 %", "failed: no", "median", "error of it"):
+        assert sum(value in line for line in lines) == 1
+
+
+def test_a_wrapped_label_goes_on_below_its_values():
+    table = Table(("where", "ms"), (("the worst row of all", "12.5"),))
+    (block,) = table.split_to_width(16)
+    assert block.lines(16) == ["where     ms", "------  ----", "the     12.5", "worst", "row of", "all"]
+
+
 def test_facts_are_wrapped_after_their_labels():
     assert LabelledTexts((("link", "3.9 Mbit/s up"), ("a", "b"))).lines(18) == [
         "link  3.9 Mbit/s",
