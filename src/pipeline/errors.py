@@ -10,6 +10,8 @@ import traceback
 BAD_INPUT = 2
 INTERNAL_ERROR = 1
 INTERRUPTED = 130
+CLOSED_PIPE = 141
+"""128 and the number of SIGPIPE, as a shell has it."""
 
 
 class UserError(Exception):

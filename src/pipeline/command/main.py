@@ -3,14 +3,14 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from pipeline.command.closed_pipe import ends_at_closed_pipe
 from pipeline.config import arguments, composed_cache
 from pipeline.config.collector import collector_paused, resume_collector
 from pipeline.config.hydra_errors import as_config_errors, suggestion
-from pipeline.errors import INTERRUPTED, UserError, print_error
+from pipeline.errors import CLOSED_PIPE, INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,7 +21,11 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 
 
 def main() -> None:
-    argv = sys.argv[1:]
+    with ends_at_closed_pipe():
+        _main(sys.argv[1:])
+
+
+def _main(argv: list[str]) -> None:
     commands = {
         "cache": _run_cache_command, "show": _run_show_command, "results": _run_results_command,
         "speeds": _run_speeds_command, "trace": _run_trace_command,
@@ -94,7 +98,7 @@ def _run_and_export(argv: list[str], kinds: Sequence[str]) -> NoReturn:
         _run_hydra(argv)
     except SystemExit as end:
         code = end.code
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, CLOSED_PIPE):
         sys.exit(code)
     try:
         if not code or SweepCallback.results:
@@ -109,11 +113,9 @@ def _print_known_plan(entry: composed_cache.CacheEntry) -> bool:
     from pipeline.running import print_known_plan
 
     try:
-        with _closed_pipe_tolerated():
-            return print_known_plan(entry)
+        return print_known_plan(entry)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    return True
 
 
 @collector_paused()
@@ -166,8 +168,7 @@ def _run_show_command(argv: list[str]) -> int:
 
     if problem := arguments.find_missing_folder(argv):
         raise UserError(problem)
-    with _closed_pipe_tolerated():
-        print(show_group(arguments.normalise(argv)))
+    print(show_group(arguments.normalise(argv)))
     return 0
 
 
@@ -176,41 +177,32 @@ def _run_doctor_command(argv: list[str]) -> int:
 
     if argv:
         raise UserError(f"doctor takes no arguments, got {' '.join(argv)}.")
-    with _closed_pipe_tolerated():
-        print(describe())
+    print(describe())
     return 0
 
 
 def _run_results_command(argv: list[str]) -> int:
     from pipeline.command import results
 
-    with _closed_pipe_tolerated():
-        return results.main(argv)
-    return 0
+    return results.main(argv)
 
 
 def _run_trace_command(argv: list[str]) -> int:
     from pipeline.command import trace
 
-    with _closed_pipe_tolerated():
-        return trace.main(argv)
-    return 0
+    return trace.main(argv)
 
 
 def _run_sweep_command(argv: list[str]) -> int:
     from pipeline.command import sweep
 
-    with _closed_pipe_tolerated():
-        return sweep.main([*argv[:2], *arguments.normalise(argv[2:])], lambda words: _run(arguments.normalise(words)))
-    return 0
+    return sweep.main([*argv[:2], *arguments.normalise(argv[2:])], lambda words: _run(arguments.normalise(words)))
 
 
 def _run_report_command(argv: list[str]) -> int:
     from pipeline.command import report
 
-    with _closed_pipe_tolerated():
-        return report.main(argv)
-    return 0
+    return report.main(argv)
 
 
 def _run_speeds_command(argv: list[str]) -> int:
@@ -218,8 +210,7 @@ def _run_speeds_command(argv: list[str]) -> int:
     from pipeline.report.table import print_parts
 
     parts = report(argv)
-    with _closed_pipe_tolerated():
-        print_parts(parts, sys.stdout)
+    print_parts(parts, sys.stdout)
     return 0
 
 
@@ -249,9 +240,7 @@ def _run_cache_command(argv: list[str]) -> int:
 
     outputs = arguments.choices_given(argv, "outputs") or ["outputs"]
     store = Store(Path(outputs[0]).absolute() / "artifacts")
-    with _closed_pipe_tolerated():
-        return cache.main([w for w in argv if not w.startswith("outputs=")], store, _stages_of, datetime.now(UTC))
-    return 0
+    return cache.main([w for w in argv if not w.startswith("outputs=")], store, _stages_of, datetime.now(UTC))
 
 
 def _stages_of(words: Sequence[str]) -> "list[Stage]":
@@ -263,13 +252,3 @@ def _stages_of(words: Sequence[str]) -> "list[Stage]":
         raise UserError(problem)
     with as_config_errors():
         return api.stages(words)
-
-
-@contextmanager
-def _closed_pipe_tolerated() -> Iterator[None]:
-    """Ends the block where the reader of standard output is gone, as in `... | head`."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

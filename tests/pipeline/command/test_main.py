@@ -389,6 +389,29 @@ def test_a_dataset_with_too_few_rows_is_refused_before_any_work(say: Say, tmp_pa
     assert "1" in say("+policy=edge_centric", "model=toy", "stage=plan", *lines).refusal
 
 
+# A reader that goes away.
+
+
+@pytest.mark.parametrize(
+    ("stream", "argv"),
+    [
+        ("stdout", ("show", "metrics")),
+        ("stdout", ("+policy=sled", *TOY)),
+        ("stdout", ("-m", "+policy=sled", *TOY, "report=full")),
+        ("stderr", ("nonsense",)),
+    ],
+)
+def test_a_command_ends_quietly_where_nobody_reads_its_output(
+    say: Say, monkeypatch: pytest.MonkeyPatch, stream: str, argv: tuple[str, ...]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, stream, closed)
+        said = say(*argv)
+    assert (said.code, said.out, said.err) == (141, "", "")
+
+
 # A process of its own.
 
 
