@@ -32,15 +32,24 @@ def _main(argv: list[str]) -> None:
         "doctor": _run_doctor_command, "ui": _run_ui_command, "sweep": _run_sweep_command,
         "report": _run_report_command,
     }  # fmt: skip
+    folders, argv = arguments.leading_folders(argv)
+    if not argv and not arguments.find_missing_folder(folders):
+        _print_policies(folders)
     command = commands.get(argv[0] if argv else "")
     if command:
         try:
-            sys.exit(command(argv[1:]))
+            sys.exit(command([*argv[1:], *folders]))
         except UserError as error:
             sys.exit(print_error(error))
     if argv and argv[0].isidentifier():
         sys.exit(print_error(_no_command(argv[0], list(commands))))
-    _run(arguments.normalise(argv))
+    _run(arguments.normalise([*argv, *folders]))
+
+
+def _print_policies(argv: Sequence[str]) -> NoReturn:
+    print("usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...], or --help for all there is. The policies:")
+    print(arguments.format_choices(arguments.choices_available(argv, "policy")))
+    sys.exit(0)
 
 
 def _no_command(word: str, commands: Sequence[str]) -> str:

@@ -52,8 +52,9 @@ def _chosen_searchpath(overrides: Sequence[str]) -> list[str]:
     return [f"hydra.searchpath=['file://{folder}']"] if named and not has_path else []
 
 
+_FOLDER_OPTIONS = ("--config-dir", "-cd")
 _OPTIONS_WITH_VALUE = frozenset(
-    {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--cfg", "-c", "--package", "-p",
+    {*_FOLDER_OPTIONS, "--config-name", "-cn", "--config-path", "-cp", "--cfg", "-c", "--package", "-p",
      "--experimental-rerun"}
 )  # fmt: skip
 
@@ -86,7 +87,7 @@ def config_folders(argv: Sequence[str]) -> Iterator[Path]:
     words = iter(argv)
     for word in words:
         option, _, value = word.partition("=")
-        if option in ("--config-dir", "-cd"):
+        if option in _FOLDER_OPTIONS:
             yield Path(value or next(words, ""))
         elif option.lstrip("+") == "hydra.searchpath":
             for entry in value.strip("[]").split(","):
@@ -107,6 +108,15 @@ def choices_available(argv: Sequence[str], group: str) -> dict[str, str]:
             found.setdefault(str(file.relative_to(place).with_suffix("")), next(lines, "").lstrip("# "))
     found.pop("unset", None)
     return found
+
+
+def leading_folders(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options `--config-dir` in front of all other words, which may be a command's; and the other words."""
+    end = 0
+    while end < len(argv) and argv[end].partition("=")[0] in _FOLDER_OPTIONS:
+        end += 1 if "=" in argv[end] else 2
+    end = end if end <= len(argv) else 0  # the last has no value
+    return list(argv[:end]), list(argv[end:])
 
 
 def find_missing_folder(argv: Sequence[str]) -> str | None:

@@ -96,7 +96,31 @@ def test_a_configuration_folder_that_is_missing_is_said(say: Say) -> None:
     assert "there is no configuration folder" in say("--config-dir", "nope", "+policy=sled", *TOY).refusal
 
 
-@pytest.mark.parametrize("argv", [(), ("model=toy",), ("policy=synra",), ("-m", "+policy=sled,synra", *TOY)])
+def test_no_words_at_all_list_the_policies_and_are_no_error(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "mine.yaml").write_text("# My own.")
+    alone, own = say(), say("--config-dir", str(tmp_path))
+    assert (alone.code, alone.err, own.code, own.err) == (0, "", 0, "")
+    usage, *policies = alone.out.splitlines()
+    assert usage.startswith("usage: python -m pipeline +policy=NAME")
+    assert {"synera", "wisp"} <= {line.split()[0] for line in policies}
+    assert own.out.splitlines()[1].split() == ["mine", "My", "own."]
+
+
+@pytest.mark.parametrize("folder", [("--config-dir", "{}"), ("--config-dir={}",), ("-cd", "{}")])
+def test_a_configuration_folder_may_stand_before_a_command(say: Say, tmp_path: Path, folder: tuple[str, ...]) -> None:
+    (tmp_path / "policy" / "offload").mkdir(parents=True)
+    (tmp_path / "policy" / "offload" / "mine.yaml").write_text("# My own.")
+    words = [word.format(tmp_path) for word in folder]
+    said = say(*words, "show", "policy/offload")
+    assert said == say("show", "policy/offload", *words)
+    assert said.out.split()[:3] == ["mine", "My", "own."]
+    assert "no command 'shw'. Did you mean show?" in say(*words, "shw").refusal
+
+
+@pytest.mark.parametrize(
+    "argv", [("-m",), ("--config-dir",), ("model=toy",), ("policy=synra",), ("-m", "+policy=sled,synra", *TOY)]
+)
 def test_a_command_without_a_policy_lists_the_policies(say: Say, argv: tuple[str, ...]) -> None:
     lines = say(*argv).refusal.splitlines()
     assert lines[0].endswith("Choose one with +policy=NAME:")
