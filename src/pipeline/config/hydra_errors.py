@@ -1,11 +1,12 @@
 """Turns errors of Hydra into messages about the user's command line."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
-from pipeline.config.arguments import conf_dir
+from pipeline.config.arguments import choices_available, conf_dir
 from pipeline.errors import ConfigError
 
 
@@ -18,7 +19,7 @@ def as_config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as problem:
-        raise ConfigError(_unknown_option(problem) or str(problem)) from problem
+        raise ConfigError(_unknown_option(problem) or _unknown_default(problem) or str(problem)) from problem
 
 
 def _unknown_option(problem: Exception) -> str | None:
@@ -40,6 +41,25 @@ def _unknown_option(problem: Exception) -> str | None:
     meant = f" Did you mean {f'+{where}.' if near in unlisted else ''}{near}?" if near else ""
     also = f", and can have {', '.join(unlisted)} (added as +{where}.NAME=VALUE)" if unlisted and not meant else ""
     return f"{where or 'the configuration'} has no {name!r}.{meant} It lists {', '.join(known) or 'nothing'}{also}."
+
+
+def _unknown_default(problem: Exception) -> str | None:
+    """The message for a group or a choice that does not exist and that the defaults of a file name; else None."""
+    from hydra.errors import MissingConfigException
+
+    named = re.match(r"In '([^']+)': (?:Could not override '([^']+)'\. No match)?", str(problem))
+    if isinstance(problem, MissingConfigException) and problem.missing_cfg_file and named:
+        return _unknown_choice(named[1], str(problem.missing_cfg_file), problem.options)
+    if not named or not named[2] or (conf_dir() / named[2]).is_dir():
+        return None
+    return f"in {named[1]}.yaml: {_unknown_group(named[2])}"
+
+
+def _unknown_choice(file: str, path: str, options: Sequence[str] | None) -> str:
+    group, _, name = path.rpartition("/")
+    known = sorted({*(options or ()), *choices_available([], group)})
+    where = f"in {file}.yaml, or in a file with it among its defaults"
+    return f"{where}: there is no {group} {name!r}.{suggestion(name, known)} There are: {', '.join(known) or 'none'}."
 
 
 def _class_options(node: Any) -> tuple[str, ...]:

@@ -293,6 +293,33 @@ def test_errors_of_hydra_itself_end_in_one_line(say: Say, word: str, message: st
     assert message in say("+policy=synera", word, *TOY).refusal
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            "- synera\n- override offlod: synera",
+            "in policy/mine.yaml: there is no group 'policy/offlod'. Did you mean off",
+        ),
+        (
+            "- synera\n- override offload: snera",
+            "there is no policy/offload 'snera'. Did you mean synera? There are: al",
+        ),
+        (
+            "- synra",
+            "in policy/mine.yaml, or in a file with it among its defaults: there is no policy 'synra'. Did you",
+        ),
+    ],
+)
+def test_a_misspelt_default_of_a_users_policy_is_refused_with_what_was_meant(
+    say: Say, tmp_path: Path, lines: str, message: str
+) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "mine.yaml").write_text(f"defaults:\n{lines}\n- _self_\nname: mine\n")
+    refusal = say("--config-dir", str(tmp_path), "+policy=mine", *TOY).refusal
+    assert message in refusal
+    assert "\n" not in refusal
+
+
 def test_the_refusal_of_an_unlisted_option_says_how_to_add_it(say: Say) -> None:
     refusal = say("+policy=synera", "network.detect_ms=9", *TOY).refusal
     assert "added: +network.detect_ms=VALUE" in refusal
