@@ -7,6 +7,7 @@ that data into objects.
 
 import importlib
 import inspect
+import os
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -208,7 +209,9 @@ def load(path: str, where: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as problem:
         raise ConfigError(
-            f"{where}: there is no {path} ({problem}). {TARGET} is module.name, importable from here."
+            f"{where}: there is no {path} ({problem}). {TARGET} is module.name; Python looks for it in the working "
+            f"directory {Path.cwd()} and in the folders of PYTHONPATH ({os.environ.get('PYTHONPATH') or 'not set'}), "
+            "and one of them has to hold the package."
         ) from problem
     if not callable(found):
         raise ConfigError(f"{where}: {path} is a {type(found).__name__}; {TARGET} names a class or a function.")

@@ -1,5 +1,6 @@
 """From a node to canonical data, to objects; what is wrong is said with its place."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -268,3 +269,13 @@ def test_an_object_is_written_back_as_its_configuration() -> None:
 
 def test_targets_are_imported_by_dotted_path() -> None:
     assert load(f"{ME}.Square", "x") is Square
+
+
+@pytest.mark.parametrize(("value", "shown"), [("/lab", "PYTHONPATH (/lab)"), (None, "PYTHONPATH (not set)")])
+def test_a_target_that_cannot_be_imported_is_refused_with_where_it_was_looked_for(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, shown: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", value) if value else monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(ConfigError, match=rf"No module named 'no_lab'.*{re.escape(f'{Path.cwd()} and')}") as refused:
+        load("no_lab.offload.Every", "x")
+    assert shown in str(refused.value)
