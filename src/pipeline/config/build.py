@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from pipeline.artifacts.stage import CONTENT, REFERENCE
+from pipeline.config.own_classes import error_text, is_own, missing_members
 from pipeline.errors import ConfigError
 
 TARGET = "_target_"
@@ -183,10 +184,34 @@ def construct(data: Any, artifact: Callable[[str], Path | PendingArtifact] | Non
     target = load(data[TARGET], where)
     if not isinstance(target, type) and any(isinstance(value, PendingArtifact) for value in built.values()):
         target = planned_function(data[TARGET]) or _pending
+    _check_protocols(data, built, where)
     try:
         return target(**built)
-    except ValueError as problem:
-        raise ConfigError(str(problem)) from problem
+    except Exception as problem:
+        raise_placed(problem, data, where)
+
+
+def raise_placed(problem: Exception, data: Any, where: str) -> NoReturn:
+    """Raises ConfigError for what is wrong with the node `data`: a ValueError, or anything from a user's class."""
+    own = error_text(problem, data, where)
+    if own or isinstance(problem, ValueError):
+        raise ConfigError(own or str(problem)) from problem
+    raise problem
+
+
+def _check_protocols(data: Mapping[str, Any], built: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for an object of a user's class that lacks a member of what its option's protocol has."""
+    for name, value in built.items():
+        path = data[name].get(TARGET) if isinstance(data[name], dict) else None
+        if not path or not is_own(path) or isinstance(value, PendingArtifact):
+            continue
+        parameter = _target_parameters(data[TARGET], where).get(name)
+        protocol: Any = _without_none(parameter.annotation) if parameter else None
+        if missing := missing_members(value, protocol):
+            raise ConfigError(
+                f"{where}.{name}: {path} has no {' and no '.join(missing)}, which {protocol.__module__}."
+                f"{protocol.__name__} asks for; add it to the class."
+            )
 
 
 def planned_function(path: str) -> Callable[..., Any] | None:
@@ -212,6 +237,13 @@ def load(path: str, where: str) -> Callable[..., Any]:
             f"{where}: there is no {path} ({problem}). {TARGET} is module.name; Python looks for it in the working "
             f"directory {Path.cwd()} and in the folders of PYTHONPATH ({os.environ.get('PYTHONPATH') or 'not set'}), "
             "and one of them has to hold the package."
+        ) from problem
+    except Exception as problem:
+        if not is_own(path):
+            raise
+        raise ConfigError(
+            f"{where}: importing {module} ended in {type(problem).__name__}: {problem}. "
+            "TANDEM_DEBUG=1 shows the traceback."
         ) from problem
     if not callable(found):
         raise ConfigError(f"{where}: {path} is a {type(found).__name__}; {TARGET} names a class or a function.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.artifacts.fingerprint import code_digests
 from pipeline.artifacts.stage import REFERENCE, Stage
-from pipeline.config.build import TARGET, ConfigSchema, PendingArtifact, construct
+from pipeline.config.build import TARGET, ConfigSchema, PendingArtifact, construct, raise_placed
 from pipeline.errors import ConfigError
 
 STAGE_KINDS = ("train", "profile", "serve", "report", "service")
@@ -82,7 +82,7 @@ class _Planner:
         data = self.schema.coerce_target({TARGET: node[TARGET], **options, **resources}, name)
         args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
-        _check_arguments(node[TARGET], construct(args, self._pending, name))
+        _check_arguments(node[TARGET], construct(args, self._pending, name), args, name)
         where = {key: data[key] for key in resources}
         construct(where, None, name)
         try:
@@ -96,8 +96,8 @@ class _Planner:
         return PendingArtifact(self.folder(stage), stage.args)
 
 
-def _check_arguments(path: str, args: Mapping[str, Any]) -> None:
-    """Calls `check_NAME`, if the module of the stage's function `NAME` has one.
+def _check_arguments(path: str, args: Mapping[str, Any], data: Mapping[str, Any], where: str) -> None:
+    """Calls `check_NAME`, if the module of the stage's function `NAME` has one; `data` is what `args` were made of.
 
     Raises ConfigError with its message for arguments that are valid alone but not together.
     """
@@ -106,8 +106,8 @@ def _check_arguments(path: str, args: Mapping[str, Any]) -> None:
     try:
         if check:
             check(**args)
-    except ValueError as problem:
-        raise ConfigError(str(problem)) from problem
+    except Exception as problem:
+        raise_placed(problem, data, where)
 
 
 def _stage_kind(node: Mapping[str, Any], name: str) -> str:

@@ -1,5 +1,6 @@
 """From a node to canonical data, to objects; what is wrong is said with its place."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -256,8 +257,62 @@ def test_a_value_built_from_a_pending_artifact_is_pending() -> None:
 
 
 def test_an_error_of_a_constructor_is_passed_on_with_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"^square.side is -1.0; it cannot be negative$"):
-        construct(coerced(square={"side": -1}), None)
+    message = rf"^top.square: {ME}.Square \(\S+test_build.py line \d+\): square.side is -1.0; it cannot be negative$"
+    with pytest.raises(ConfigError, match=message):
+        construct(coerced(square={"side": -1}), None, "top")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads a line of JSON lines as everybody does, a wrong one too."""
+
+    line: str
+
+    def __post_init__(self) -> None:
+        assert json.loads(self.line)["id"] is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 1, ', "JSONDecodeError: .* in '{\"id\": 1, '. TANDEM_DEBUG=1 shows"),
+        ('{"prompt": "x"}', "KeyError: 'id'. TANDEM_DEBUG=1 shows"),
+        ("[]", "TypeError: list indices must be"),
+    ],
+)
+def test_whatever_ends_a_users_class_is_said_with_its_place_class_and_line(line: str, message: str) -> None:
+    data = SCHEMA.coerce_target({"_target_": f"{ME}.Reader", "line": line}, "workload.dataset")
+    with pytest.raises(ConfigError, match=rf"^workload.dataset: {ME}.Reader \(\S+test_build.py line \d+\): {message}"):
+        construct(data, None, "workload.dataset")
+
+
+@dataclass(frozen=True)
+class Dot:
+    name: str = "dot"
+
+
+def test_a_users_class_that_lacks_a_method_of_its_protocol_is_refused() -> None:
+    assert construct(coerced(shape={"_target_": f"{ME}.Square", "side": 1}), None).shape == Square(1.0)
+    with pytest.raises(
+        ConfigError, match=rf"^top.shape: {ME}.Dot has no area, which {ME}.Shape asks for; add it to the class.$"
+    ):
+        construct(coerced(shape={"_target_": f"{ME}.Dot"}), None, "top")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def Every(:\n", r"SyntaxError: .*\(own_slot_0.py, line 1\)"),
+        ("Every = 1 / 0\n", "ZeroDivisionError: division"),
+    ],
+)
+def test_a_users_module_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    (tmp_path / "own_slot_0.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"^policy.offload: importing own_slot_0 ended in {message}"):
+        load("own_slot_0.Every", "policy.offload")
 
 
 def test_an_object_is_written_back_as_its_configuration() -> None:
