@@ -28,7 +28,7 @@ from pipeline.report.table import (
 )  # fmt: skip
 from serving.metrics import definitions
 
-NO_RESULT = "no result: the job was killed or is still running"
+NO_RESULT = "no result: killed, interrupted or still running"
 QUALITY = "quality/mean"
 _PARETO = {
     "latency/tbt_s/mean": "TBT",
@@ -215,13 +215,14 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
-    """The printed table, the differences from the baseline, and the meaning of both.
+def comparison_parts(rows: Sequence[ComparisonRow], planned: int = 0) -> list[ReportPart]:
+    """The printed table, the differences from the baseline, and the meaning of both; `planned` counts all jobs of the
+    sweep, those that have not begun too.
 
     Jobs that served nothing, such as searches for a capacity, have their exhibit's table instead.
     """
     complete = sum(row.problem is None for row in rows)
-    found: list[ReportPart] = [f"{complete} of {len(rows)} jobs complete"]
+    found: list[ReportPart] = [f"{complete} of {max(planned, len(rows))} jobs complete"]
     served = any(row.result.metrics.keys() & {QUALITY, *definitions.COMPARED} for row in rows)
     if served or complete < len(rows):
         found.append(_metrics_table(rows))
@@ -235,9 +236,15 @@ def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
     return [*found, LabelledTexts(tuple(facts))]
 
 
-def comparison_markdown(rows: Sequence[ComparisonRow]) -> str:
+def num_planned(sweep: Path) -> int:
+    """The jobs of the sweep in this folder; 0 where it is not known, as of a search."""
+    note = read_note(sweep)
+    return len(note.jobs) if note else 0
+
+
+def comparison_markdown(rows: Sequence[ComparisonRow], planned: int = 0) -> str:
     """What is printed of the comparison as Markdown: tables, titles and legend, for MLflow's description of a sweep."""
-    return markdown(comparison_parts(rows))
+    return markdown(comparison_parts(rows, planned))
 
 
 def _legend(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
@@ -347,7 +354,7 @@ def _format_interval(interval: ConfidenceInterval | None) -> str:
 def print_table(sweep: Path, file: TextIO, baseline: str | None = None) -> list[ComparisonRow]:
     """Prints the comparison of the jobs below `sweep`, which may have been interrupted; its rows."""
     rows = compare_jobs(sweep, baseline)
-    parts = comparison_parts(rows)
+    parts = comparison_parts(rows, num_planned(sweep))
     if baseline is not None and rows and (remark := baseline_remark(rows, baseline)):
         parts.append(LabelledTexts((("baseline", remark),)))
     print_parts(parts, file)

@@ -129,25 +129,26 @@ def _differing_params(rows: Sequence[ComparisonRow]) -> list[str]:
     return list(dict.fromkeys(["policy", *differing]))
 
 
-def sweep_note(rows: Sequence[ComparisonRow], run_id: str, figures: Sequence[str]) -> str:
+def sweep_note(rows: Sequence[ComparisonRow], run_id: str, figures: Sequence[str], planned: int = 0) -> str:
     """The description of a sweep in Markdown: which job is best and in what, the comparison, figures.
 
-    `figures` are names among the run's artifacts.
+    `figures` are names among the run's artifacts; `planned` counts the jobs that have not begun too.
     """
     head = best_sentence(rows)
     images = [f"![{name}](get-artifact?path={quote(name)}&run_uuid={run_id})" for name in figures]
     room = VALUE_CHARS - len(head) - sum(map(len, images)) - 100
-    table = comparison_markdown(rows).strip()
+    table = comparison_markdown(rows, planned).strip()
     if len(table) > room:
-        table = "\n".join(_first_lines(_winners_table(rows), room))
+        table = "\n".join(_first_lines(_winners_table(rows, planned), room))
     return "\n\n".join(filter(None, [head, table, *images]))
 
 
-def _winners_table(rows: Sequence[ComparisonRow]) -> list[str]:
+def _winners_table(rows: Sequence[ComparisonRow], planned: int) -> list[str]:
     """The lines of the comparison without the jobs that are neither best in a column nor Pareto-optimal."""
     complete = sum(row.problem is None for row in rows)
     kept = [row for row in rows if row.best or row.pareto] or rows
-    title = f"**{complete} of {len(rows)} jobs complete**; the best of a column and the Pareto-optimal are here, "
+    count = f"**{complete} of {max(planned, len(rows))} jobs complete**"
+    title = f"{count}; the best of a column and the Pareto-optimal are here, "
     return [f"{title}all are in comparison.md, an artifact of this run", *comparison_markdown(kept).splitlines()[1:]]
 
 

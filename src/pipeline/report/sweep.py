@@ -136,9 +136,12 @@ class SweepCallback(Callback):
         """Print and log what is there after Ctrl-C."""
         SweepCallback.running = None
         rows = finish_sweep(self.folder, self.tracking, self._out, None, interrupted=True, baseline=self.baseline)
-        complete = sum(row.problem is None for row in rows)
+        from pipeline.report.comparison import num_planned
+
+        complete, total = sum(row.problem is None for row in rows), max(len(rows), num_planned(self.folder))
         print(
-            f"\ninterrupted: {complete} jobs are complete. The same command goes on: what was built is kept.",
+            f"\ninterrupted: {complete} of {total} jobs are complete. "
+            "The same command goes on: what was built is kept.",
             file=self._out,
             flush=True,
         )
@@ -262,9 +265,9 @@ def _log_to_mlflow(
         return
     logger = MlflowLogger.open(tracking)
     logger.log_files(run_id, made)
-    logger.log_text(run_id, "comparison.md", comparison.comparison_markdown(rows))
+    logger.log_text(run_id, "comparison.md", comparison.comparison_markdown(rows, len(note.jobs)))
     complete = sum(row.problem is None for row in rows)
-    logger.log_metrics(run_id, {"jobs": len(rows), "jobs_complete": complete})
+    logger.log_metrics(run_id, {"jobs": max(len(rows), len(note.jobs)), "jobs_complete": complete})
     if search:
         logger.log_metrics(run_id, search.best_metrics())
         logger.log_params(run_id, search.best_params())
@@ -273,7 +276,7 @@ def _log_to_mlflow(
         logger.log_metrics(run_id, select_numbers(shown.metrics))
         logger.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
     figures = mlflow_view.log_previews(logger, run_id, [path for path in made if path.suffix == ".png"])
-    logger.set_tag(run_id, NOTE_TAG, mlflow_view.sweep_note(rows, run_id, figures))
+    logger.set_tag(run_id, NOTE_TAG, mlflow_view.sweep_note(rows, run_id, figures, len(note.jobs)))
     page = mlflow_view.save_view(logger, run_id, _result_words(note.overrides), rows)
     logger.end_run(run_id, failed=complete < len(rows) or not rows, killed=interrupted)
     print(tracking.ui_hint(page), file=file, flush=True)

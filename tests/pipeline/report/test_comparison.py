@@ -73,6 +73,16 @@ def test_jobs_that_another_command_left_in_the_folder_do_not_count(tmp_path):
     assert len(comparison.read_jobs(tmp_path)) == 4, "a search lists no jobs"
 
 
+def test_jobs_that_have_not_begun_count_as_jobs_of_the_sweep(tmp_path):
+    words = [["policy=a"], ["policy=b"], ["policy=c"]]
+    SweepNote(jobs=words).write(tmp_path)
+    JobResult("running", 0, overrides=tuple(words[0])).write(tmp_path / "0")
+    file = io.StringIO()
+    rows = comparison.print_table(tmp_path, file)
+    assert "0 of 3 jobs complete" in file.getvalue()
+    assert "**0 of 3 jobs complete**" in comparison.comparison_markdown(rows, comparison.num_planned(tmp_path))
+
+
 QUALITY, TBT = "quality/mean", "latency/tbt_s/mean"
 SERVICE, COST = "latency/service_s_per_token/mean", "cost/usd_per_million_tokens"
 

@@ -78,7 +78,7 @@ def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(sweeps):
     assert done.err == ""
     assert "2 of 4 jobs complete" in done.lines
     assert any(line.startswith("1    bad     failed: there is no such thing") for line in done.lines)
-    assert any(line.startswith("2    killed  no result: the job was killed") for line in done.lines)
+    assert any(line.startswith("2    killed  no result: killed, interrupted") for line in done.lines)
     assert done.lines[-1].startswith("MLflow: ")
     assert (done.folder / "sweep" / "comparison.csv").exists()
     check_runs(done.tracking, done.run_id, done.lines[-1])
@@ -86,8 +86,8 @@ def test_a_sweep_compares_its_jobs_and_survives_a_failed_one(sweeps):
 
 def test_an_interrupted_sweep_compares_what_is_there_and_ends_its_run(sweeps):
     done = sweeps["interrupted"]
-    assert "1 of 2 jobs complete" in done.lines
-    assert done.lines[-1] == "interrupted: 1 jobs are complete. The same command goes on: what was built is kept."
+    assert "1 of 3 jobs complete" in done.lines
+    assert done.lines[-1] == "interrupted: 1 of 3 jobs are complete. The same command goes on: what was built is kept."
     client, _ = done.tracking.connect()
     assert client.get_run(done.run_id).info.status == "KILLED"
 
