@@ -53,10 +53,19 @@ def _print_policies(argv: Sequence[str]) -> NoReturn:
 
 
 def _no_command(word: str, commands: Sequence[str]) -> str:
+    meant = _other_words(word) or suggestion(word, commands)
     return (
-        f"there is no command {word!r}.{suggestion(word, commands)} There are {', '.join(commands)}. A run begins with "
+        f"there is no command {word!r}.{meant} There are {', '.join(commands)}. A run begins with "
         "+policy=NAME. `python -m pipeline --help` has them all."
     )
+
+
+def _other_words(word: str) -> str:
+    """What is written otherwise than as a command; empty for anything else."""
+    if word == "export":
+        return " Files are asked for by export=latex,csv,figures behind a run, or behind `report FOLDER`."
+    kind = next((one for one in ("experiment", "policy") if word in arguments.choices_available([], one)), None)
+    return f" Did you mean +{kind}={word}?" if kind else ""
 
 
 def _run(argv: list[str]) -> None:

@@ -244,9 +244,9 @@ def _cut_note(setup: Setup, queries: Sequence[Query]) -> str:
     lost, limit = sorted(query.num_cut for query in queries if query.num_cut), setup.workload.max_prompt_tokens
     if not lost:
         return ""
+    tokens = f"{lost[0]} to {lost[-1]} tokens" if lost[0] < lost[-1] else f"{lost[0]} token{'s' if lost[0] > 1 else ''}"
     return (
-        f"{len(lost)} of {len(queries)} prompts are longer than workload.max_prompt_tokens={limit}, and lost {lost[0]} "
-        f"to {lost[-1]} tokens"
+        f"{len(lost)} of {len(queries)} prompts are longer than workload.max_prompt_tokens={limit}, and lost {tokens}"
     )
 
 

@@ -120,7 +120,7 @@ def printable(value: str) -> str:
 
 def _required(record: Record, name: str) -> Any:
     if name not in record:
-        raise ValueError(f"{name!r} is missing: is this a file of another or an older tool?")
+        raise ValueError(f"{name!r} is missing, as in a file of another or an older tool")
     return record[name]
 
 

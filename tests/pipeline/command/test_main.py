@@ -440,6 +440,18 @@ def test_a_dataset_with_too_few_rows_is_refused_before_any_work(say: Say, tmp_pa
     assert "1" in say("+policy=edge_centric", "model=toy", "stage=plan", *lines).refusal
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("compare", "Did you mean +experiment=compare?"),
+        ("synera", "Did you mean +policy=synera?"),
+        ("export", "Files are asked for by export=latex,csv,figures behind a run, or behind `report FOLDER`."),
+    ],
+)
+def test_a_word_that_is_no_command_is_answered_with_how_it_is_written(say: Say, word: str, meant: str) -> None:
+    assert f"there is no command {word!r}. {meant} There are cache, " in say(word).refusal
+
+
 # A reader that goes away.
 
 

@@ -155,12 +155,16 @@ def test_a_hot_device_takes_longer_by_the_share_and_decides_alike(tmp_path: Path
         assert hot[session].device_busy_s == pytest.approx(record.device_busy_s / 0.82)
 
 
-def test_prompts_that_lost_tokens_to_the_limit_are_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cut", "tokens"),
+    [((0, 40, 7, 0, 0), "7 to 40 tokens"), ((0, 9, 9, 0, 0), "9 tokens"), ((0, 1, 1, 0, 0), "1 token")],
+)
+def test_prompts_that_lost_tokens_to_the_limit_are_said(tmp_path: Path, cut: tuple[int, ...], tokens: str) -> None:
     made, asked = setup("cloud_centric"), queries(5)
-    asked = [replace(query, num_cut=lost) for query, lost in zip(asked, (0, 40, 7, 0, 0), strict=True)]
+    asked = [replace(query, num_cut=lost) for query, lost in zip(asked, cut, strict=True)]
     records = simulate(made, models(), asked)
     write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
     notes = json.loads((tmp_path / "meta.json").read_text())["notes"]
     (said,) = (note for note in notes if "longer than" in note)
     assert said.startswith("2 of 5 prompts are longer than workload.max_prompt_tokens=")
-    assert said.endswith("and lost 7 to 40 tokens")
+    assert said.endswith(f"and lost {tokens}")

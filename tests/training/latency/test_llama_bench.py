@@ -79,7 +79,7 @@ def test_a_record_that_is_no_plain_forward_is_refused(changes: dict[str, Any], r
 def test_an_older_tools_record_without_a_field_is_refused():
     record = records("llama_bench.json")[0]
     del record["backends"]
-    with pytest.raises(ValueError, match="'backends' is missing: is this a file of another or an older tool"):
+    with pytest.raises(ValueError, match="'backends' is missing, as in a file of another or an older tool"):
         read_run(record, "")
 
 
