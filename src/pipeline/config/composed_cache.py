@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.config.arguments import choices_given, conf_dir
+from pipeline.config.own_classes import PROJECT
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 FOLDER = ".composed"
 MAX_ENTRIES = 32
 _SOURCES = Path(__file__).parents[2]
-_PROJECT = ("pipeline", "serving", "training", "native", "hydra_plugins")
 _INSTALLED = ("hydra", "omegaconf", "yaml")
 _REPEATABLE = frozenset(
     {"stage", "trained_here", "device_graph", "hidden_scorers", "data_file", "timed_as", "pruned_architecture",
@@ -114,7 +114,7 @@ def _key(argv: Sequence[str]) -> str:
 
 
 def _source_stamps() -> Iterator[str]:
-    for package in _PROJECT:
+    for package in PROJECT:
         if (_SOURCES / package).is_dir():
             yield from _stamps(_SOURCES / package, ".py")
 
@@ -175,4 +175,4 @@ def _is_repeatable(cfg: "DictConfig", library: "ConfigLibrary", text: str) -> bo
     written = [str(OmegaConf.to_container(cfg, resolve=False)), *named]
     resolvers = {name for each in written for name in _RESOLVER.findall(each)}
     targets = set(_TARGET_PACKAGE.findall(text))
-    return resolvers <= _REPEATABLE and targets <= set(_PROJECT)
+    return resolvers <= _REPEATABLE and targets <= set(PROJECT)
