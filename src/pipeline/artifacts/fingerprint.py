@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-PROJECT_PACKAGES = frozenset({"native", "pipeline", "serving", "training"})
+PROJECT_PACKAGES = ("pipeline", "serving", "training", "native", "hydra_plugins")
 
 
 def write_atomic(path: Path, text: str) -> None:

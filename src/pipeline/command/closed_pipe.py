@@ -11,7 +11,7 @@ from pipeline.errors import CLOSED_PIPE
 
 @contextmanager
 def ends_at_closed_pipe() -> Iterator[None]:
-    """Raises SystemExit out of the block where it prints and nobody reads any more."""
+    """Raises SystemExit out of the block where it prints and its reader is gone."""
     streams = sys.stdout, sys.stderr
     guarded = [cast(TextIO, _PipeOutput(stream)) for stream in streams]
     sys.stdout, sys.stderr = guarded

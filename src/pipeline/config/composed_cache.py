@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.config.arguments import choices_given, conf_dir
-from pipeline.config.own_classes import PROJECT
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -114,7 +113,7 @@ def _key(argv: Sequence[str]) -> str:
 
 
 def _source_stamps() -> Iterator[str]:
-    for package in PROJECT:
+    for package in fingerprint.PROJECT_PACKAGES:
         if (_SOURCES / package).is_dir():
             yield from _stamps(_SOURCES / package, ".py")
 
@@ -175,4 +174,4 @@ def _is_repeatable(cfg: "DictConfig", library: "ConfigLibrary", text: str) -> bo
     written = [str(OmegaConf.to_container(cfg, resolve=False)), *named]
     resolvers = {name for each in written for name in _RESOLVER.findall(each)}
     targets = set(_TARGET_PACKAGE.findall(text))
-    return resolvers <= _REPEATABLE and targets <= set(PROJECT)
+    return resolvers <= _REPEATABLE and targets <= set(fingerprint.PROJECT_PACKAGES)

@@ -5,13 +5,14 @@ from json import JSONDecodeError
 from traceback import walk_tb
 from typing import Any
 
-PROJECT = ("pipeline", "serving", "training", "native", "hydra_plugins")
+from pipeline.artifacts.fingerprint import PROJECT_PACKAGES
+
 _TARGET = "_target_"
 
 
 def is_own(path: str) -> bool:
     """True if this dotted path is a user's."""
-    return path.partition(".")[0] not in PROJECT
+    return path.partition(".")[0] not in PROJECT_PACKAGES
 
 
 def error_text(problem: Exception, data: Any, where: str) -> str | None:
@@ -31,7 +32,7 @@ def error_text(problem: Exception, data: Any, where: str) -> str | None:
 def _own_targets(data: Any, where: str) -> Iterator[tuple[str, str]]:
     """(path, its place) of every class or function of the user's below a node."""
     if isinstance(data, Mapping):
-        if is_own(str(data.get(_TARGET, PROJECT[0]))):
+        if is_own(str(data.get(_TARGET, PROJECT_PACKAGES[0]))):
             yield data[_TARGET], where
         for key, value in data.items():
             yield from _own_targets(value, f"{where}.{key}")
