@@ -1,5 +1,7 @@
 """Acceptance rules, and that speculative sampling has the target's distribution."""
 
+from functools import cache
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -47,6 +49,7 @@ def _tables():
     return target, target + torch.randn(CONTEXTS, VOCABULARY, generator=generator) * 0.8
 
 
+@cache
 def _write(verifier, rounds=ROUNDS, certain=False):
     """Counts of tokens per context, the context being the token before it modulo CONTEXTS, from independent rounds.
 
@@ -110,6 +113,7 @@ TREE = (-1, -1, 0, 0, 1, 2)
 """Two siblings, three children of theirs, a grandchild."""
 
 
+@cache
 def _write_trees(verifier, rounds=ROUNDS, certain=False):
     """As `_write`, with trees whose siblings are drawn without replacement."""
     target, drafter = _tables()
