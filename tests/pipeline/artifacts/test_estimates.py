@@ -58,7 +58,7 @@ def test_scoring_the_clock_takes_as_long_as_its_fits_to_each_row(tmp_path):
     args = {"speeds": {CONTENT: "a digest", "path": str(table)}}
     target = read_yaml(CONF / "experiment" / "clock.yaml")["stages"]["clock_scores"]["_target_"]
     scored, other = Stage("scores", target, args), Stage("scores", "other", args)
-    assert estimate(scored, [], lambda: 1e11).seconds == pytest.approx(estimates.OTHER_S + 60)
+    assert estimate(scored, [], lambda: 1e11).seconds == pytest.approx(estimates.OTHER_S + 15)
     assert estimate(other, [], lambda: 1e11).seconds == estimates.OTHER_S
 
 
