@@ -98,7 +98,7 @@ def _suggest(trial: "optuna.Trial", name: str, distribution: Any) -> Any:
 
 
 def _decimals(distribution: "FloatDistribution") -> int:
-    """Four, or as many as leave the numbers of a narrow interval apart; 12 of a range, whose numbers are exact."""
+    """The decimals of a drawn number: 12 for a range; for an interval four, or more if it is narrow."""
     if distribution.step:
         return 12
     width = distribution.high - distribution.low

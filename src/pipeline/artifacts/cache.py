@@ -48,18 +48,18 @@ def _user_keys(manifest: Manifest, found: Iterable[tuple[Path, Manifest]]) -> tu
     return tuple(user.key for _, user in found if manifest.digest in user.inputs.values())
 
 
-def format_table(store: Store, now: datetime, check_contents: bool = False) -> str:
-    """Name, digest, size, age, what it was built from and what uses it; with `check_contents`, damaged contents."""
+def format_table(store: Store, now: datetime) -> str:
+    """Name, digest, size, age, what it was built from and what uses it, and damage that sizes show."""
     rows: list[tuple[str, ...]] = [("NAME", "DIGEST", "SIZE", "AGE", "BUILT FROM", "USED BY", "")]
-    rows += [_row(entry, now, check_contents) for entry in list_entries(store)]
+    rows += [_row(entry, now) for entry in list_entries(store)]
     rows += [(folder.parent.name, folder.name[:12], *"----", "DAMAGED") for folder, one in store.manifests() if not one]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _row(entry: CacheEntry, now: datetime, check_contents: bool) -> tuple[str, ...]:
+def _row(entry: CacheEntry, now: datetime) -> tuple[str, ...]:
     one = entry.manifest
-    problem = record.find_damage(entry.folder, one, check_contents)
+    problem = record.find_damage(entry.folder, one)
     built_from, used_by = " ".join(entry.built_from) or "-", _count_by_stage(entry.used_by)
     return (one.name, one.digest[:12], format_nbytes(one.nbytes), _format_age(entry.age_s(now)), built_from, used_by,
             f"DAMAGED: {problem}" if problem else "")  # fmt: skip
@@ -76,10 +76,7 @@ def select_removable(
 
     Raises ValueError for an unknown name: a misspelt one in `keep` would keep nothing.
     """
-    known = sorted({entry.manifest.name for entry in found})
-    for name in [*names, *keep]:
-        if not any(_matches(entry, [name]) for entry in found):
-            raise ValueError(f"nothing stored is called {name!r}; stored are {', '.join(known) or 'no artifacts'}.")
+    _check_names([*names, *keep], {entry.manifest.name for entry in found}, {entry.manifest.key for entry in found})
     needed = _needed_digests(found, keep)
     return [
         entry
@@ -88,6 +85,13 @@ def select_removable(
         and (older_than_days is None or entry.age_s(now) > older_than_days * _DAY_S)
         and entry.manifest.digest not in needed
     ]
+
+
+def _check_names(names: Iterable[str], stages: Collection[str], keys: Collection[str]) -> None:
+    for name in names:
+        if name not in stages and name not in keys:
+            known = ", ".join(sorted(stages)) or "no artifacts"
+            raise ValueError(f"nothing stored is called {name!r}; stored are {known}.")
 
 
 def _matches(entry: CacheEntry, names: Collection[str]) -> bool:
@@ -125,12 +129,7 @@ def check(store: Store, names: Collection[str] = ()) -> tuple[list[str], int]:
 def _choose(store: Store, names: Collection[str]) -> dict[str, tuple[Path, Manifest | None]]:
     """The artifacts with these names or keys, all if none, by key."""
     found = {_key(folder): (folder, one) for folder, one in store.manifests()}
-    stages = {folder.parent.name for folder, _ in found.values()}
-    for name in names:
-        if name not in found and name not in stages:
-            raise ValueError(
-                f"nothing stored is called {name!r}; stored are {', '.join(sorted(stages)) or 'no artifacts'}."
-            )
+    _check_names(names, {folder.parent.name for folder, _ in found.values()}, found)
     return {key: each for key, each in found.items() if not names or key in names or each[0].parent.name in names}
 
 
@@ -205,7 +204,7 @@ def _run_command(
     now: datetime,
 ) -> list[str]:
     if options.command == "list":
-        return [format_table(store, now, options.check)]
+        return [format_table(store, now)]
     if options.command == "why":
         return _explain(overrides, store, plan)
     if not (options.names or options.keep or options.older_than is not None):
@@ -248,15 +247,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="artifacts: size, age, what they were built from, what uses them")
-    listing.add_argument("--check", action="store_true", help="read every file and compare its content")
+    commands.add_parser("list", help="artifacts: size, age, what they were built from, what uses them")
     checking = commands.add_parser("check", help="read every file and list what is damaged; exit status 1 if any is")
     checking.add_argument("names", nargs="*", metavar="NAME", help="a stage's name, or NAME-DIGEST as listed")
     cleaning = commands.add_parser("clean", help="remove artifacts; without a choice, damaged and unfinished ones")
     cleaning.add_argument("names", nargs="*", metavar="NAME", help="a stage's name, or NAME-DIGEST as listed")
     cleaning.add_argument("--keep", nargs="+", default=[], metavar="NAME", help="these and all they were built from")
     cleaning.add_argument("--older-than", type=float, metavar="DAYS", help="only what was built longer ago")
-    cleaning.add_argument("--check", action="store_true", help="without a choice: read every file, as list --check")
+    cleaning.add_argument("--check", action="store_true", help="without a choice: read every file, as check does")
     cleaning.add_argument("--yes", action="store_true", help="do it; without this, only say what would be freed")
     commands.add_parser("why", help="why each stage of a run would run; takes the run's own arguments", add_help=False)
     return parser

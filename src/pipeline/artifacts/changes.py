@@ -1,11 +1,11 @@
 """Describes how a stage differs from one that was built before."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.artifacts.fingerprint import canonical_json
 from pipeline.artifacts.manifest import Manifest
-from pipeline.artifacts.stage import CODE, CONTENT, REFERENCE, Stage
+from pipeline.artifacts.stage import CONTENT, REFERENCE, Stage
 
 TARGET, NAME = "_target_", "name"
 _MAX_SHOWN = 6
@@ -43,16 +43,11 @@ def _stage_changes(before: Manifest, stage: Stage, in_words: bool) -> Iterator[_
         yield _Change(f"target {before.target} -> {stage.target}")
     if before.version != stage.version:
         yield _Change(f"version {before.version} -> {stage.version}")
-    yield from _value_changes(_without_code(before.args), _without_code(stage.identity), "", in_words)
-    own = before.args.get(CODE, {})
-    yield from (_Change(f"your own code in {name}") for name in stage.code if own.get(name) != stage.code[name])
+    yield from _value_changes(before.args, stage.identity, "", in_words)
+    yield from (_Change(f"your own code in {name}") for name in stage.code if before.code.get(name) != stage.code[name])
     for name, needed in stage.inputs.items():
         if before.inputs.get(name, needed.digest) != needed.digest:
             yield _Change(f"its input {name} changed")
-
-
-def _without_code(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in args.items() if key != CODE}
 
 
 def _value_changes(old: Any, new: Any, path: str, in_words: bool) -> Iterator[_Change]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Manifest:
     files: dict[str, FileRecord]
     peak_memory_nbytes: int | None = None
     """Resident memory of the process while it was built, at most; None where it was not measured."""
+    code: dict[str, str] = field(default_factory=dict)
+    """As `Stage.code`."""
 
     @property
     def key(self) -> str:
@@ -65,7 +67,7 @@ def write_manifest(stage: Stage, out: Path, seconds: float, peak_memory_nbytes: 
     record = Manifest(
         stage.name, stage.digest, stage.target, stage.version, stage.identity, inputs, round(seconds, 3),
         datetime.now(UTC).isoformat(timespec="seconds"), environment.revision(), environment.versions(), files,
-        peak_memory_nbytes,
+        peak_memory_nbytes, dict(stage.code),
     )  # fmt: skip
     (out / MANIFEST_FILE).write_text(json.dumps(asdict(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

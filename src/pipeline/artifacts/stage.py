@@ -1,9 +1,8 @@
 """A stage is data: function, arguments and inputs. The runner decides when it runs, the store where it is kept.
 
-canonical JSON of (name, target, version, args) --sha256--> digest
+canonical JSON of (name, target, version, args, code if there is any) --sha256--> digest
     {"_stage_": "corpus"}             in args stands for that input's digest
     {"_content_": sha, "path": ...}   in args stands for the content; where it lies is not identity
-    "_code_"                          beside the args: what a user's own modules that they name hold
 """
 
 import hashlib
@@ -17,7 +16,6 @@ from pipeline.artifacts.fingerprint import canonical_json
 
 REFERENCE = "_stage_"
 CONTENT = "_content_"
-CODE = "_code_"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -58,15 +56,17 @@ class Stage:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The args that count: inputs by name, contents without their path; a user's own code beside them."""
+        """The args that count: inputs by name, contents without their path."""
         kept: dict[str, Any] = _replace_references(dict(self.args), lambda name: name)
-        return kept | ({CODE: dict(self.code)} if self.code else {})
+        return kept
 
     @cached_property
     def digest(self) -> str:
         """sha256 in hex, equal in every process and for every store."""
         args = _replace_references(self.identity, lambda name: self.inputs[name].digest)
         whole = {"name": self.name, "target": self.target, "version": self.version, "args": args}
+        if self.code:
+            whole["code"] = dict(self.code)
         return hashlib.sha256(canonical_json(whole, self.name).encode()).hexdigest()
 
     @property

@@ -1,4 +1,4 @@
-"""Standard output and error whose reader is gone, as in `python -m pipeline ... | head`: the command ends quietly."""
+"""Ends a command without a traceback if its output goes into a pipe that is closed, as in `... | head`."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from pipeline.errors import CLOSED_PIPE
 
 @contextmanager
 def ends_at_closed_pipe() -> Iterator[None]:
-    """Raises SystemExit out of the block where it prints and its reader is gone."""
+    """Raises SystemExit in the block when it prints into a closed pipe."""
     streams = sys.stdout, sys.stderr
     guarded = [cast(TextIO, _PipeOutput(stream)) for stream in streams]
     sys.stdout, sys.stderr = guarded

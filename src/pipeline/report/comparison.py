@@ -221,8 +221,8 @@ def comparison_parts(rows: Sequence[ComparisonRow], planned: int = 0) -> list[Re
 
     Jobs that served nothing, such as searches for a capacity, have their exhibit's table instead.
     """
-    complete = sum(row.problem is None for row in rows)
-    found: list[ReportPart] = [f"{complete} of {max(planned, len(rows))} jobs complete"]
+    complete, total = count_jobs(rows, planned)
+    found: list[ReportPart] = [f"{complete} of {total} jobs complete"]
     served = any(row.result.metrics.keys() & {QUALITY, *definitions.COMPARED} for row in rows)
     if served or complete < len(rows):
         found.append(_metrics_table(rows))
@@ -234,6 +234,11 @@ def comparison_parts(rows: Sequence[ComparisonRow], planned: int = 0) -> list[Re
     elif any(row.baseline is not None and row.problem is None for row in rows):
         facts.append(("baseline", "no other job has the prompts of the baseline: there are no paired differences"))
     return [*found, LabelledTexts(tuple(facts))]
+
+
+def count_jobs(rows: Sequence[ComparisonRow], planned: int) -> tuple[int, int]:
+    """The complete jobs, and all: those that have rows, and those that have not begun."""
+    return sum(row.problem is None for row in rows), max(planned, len(rows))
 
 
 def num_planned(sweep: Path) -> int:

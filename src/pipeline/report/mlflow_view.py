@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.report.comparison import ComparisonRow, comparison_markdown
+from pipeline.report.comparison import ComparisonRow, comparison_markdown, count_jobs
 from pipeline.report.mlflow_logger import MlflowLogger
 from pipeline.report.mlflow_store import VALUE_CHARS, changes_result, split_masked
 from pipeline.report.served_series import SERIES
@@ -145,10 +145,9 @@ def sweep_note(rows: Sequence[ComparisonRow], run_id: str, figures: Sequence[str
 
 def _winners_table(rows: Sequence[ComparisonRow], planned: int) -> list[str]:
     """The lines of the comparison without the jobs that are neither best in a column nor Pareto-optimal."""
-    complete = sum(row.problem is None for row in rows)
+    complete, total = count_jobs(rows, planned)
     kept = [row for row in rows if row.best or row.pareto] or rows
-    count = f"**{complete} of {max(planned, len(rows))} jobs complete**"
-    title = f"{count}; the best of a column and the Pareto-optimal are here, "
+    title = f"**{complete} of {total} jobs complete**; the best of a column and the Pareto-optimal are here, "
     return [f"{title}all are in comparison.md, an artifact of this run", *comparison_markdown(kept).splitlines()[1:]]
 
 

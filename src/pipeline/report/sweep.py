@@ -136,9 +136,9 @@ class SweepCallback(Callback):
         """Print and log what is there after Ctrl-C."""
         SweepCallback.running = None
         rows = finish_sweep(self.folder, self.tracking, self._out, None, interrupted=True, baseline=self.baseline)
-        from pipeline.report.comparison import num_planned
+        from pipeline.report.comparison import count_jobs, num_planned
 
-        complete, total = sum(row.problem is None for row in rows), max(len(rows), num_planned(self.folder))
+        complete, total = count_jobs(rows, num_planned(self.folder))
         print(
             f"\ninterrupted: {complete} of {total} jobs are complete. "
             "The same command goes on: what was built is kept.",
@@ -266,8 +266,8 @@ def _log_to_mlflow(
     logger = MlflowLogger.open(tracking)
     logger.log_files(run_id, made)
     logger.log_text(run_id, "comparison.md", comparison.comparison_markdown(rows, len(note.jobs)))
-    complete = sum(row.problem is None for row in rows)
-    logger.log_metrics(run_id, {"jobs": max(len(rows), len(note.jobs)), "jobs_complete": complete})
+    complete, total = comparison.count_jobs(rows, len(note.jobs))
+    logger.log_metrics(run_id, {"jobs": total, "jobs_complete": complete})
     if search:
         logger.log_metrics(run_id, search.best_metrics())
         logger.log_params(run_id, search.best_params())

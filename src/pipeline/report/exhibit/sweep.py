@@ -53,8 +53,9 @@ class SweepExhibit:
         return RenderedExhibit.with_reported_rows(self.exhibit, rows_of_jobs(self.exhibit, jobs, self.base_choices))
 
     def _missing_notes(self, jobs: Sequence[ComparisonRow], rows: Sequence[ExhibitRow]) -> Iterator[str]:
-        """Columns whose metric no job has: those of stages are known only after the jobs. Of tables also the jobs that
-        left none, since no row is theirs alone.
+        """A note for each column whose metric no job has. For an exhibit of tables, one also names failed jobs.
+
+        Metrics of stages are known only after the jobs; a row of a table belongs to several jobs.
         """
         if self.exhibit.rows and self.exhibit.rows.from_table:
             lost = lost_jobs(jobs)
