@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -26,11 +26,16 @@ DEVICE = "cuda"
 MAX_TOKENS = 2048
 CACHED_TOKENS = 256
 ROWS = (1, 5, 8, 16)
-PREFILL_ROWS = 1000
+PREFILL_ROWS = (128, 1000)
+BATCHES = (((60, 1), (17, 1), (360, 1)), ((256, 5), (256, 5), (256, 5), (0, 100)), ((1500, 20),) * 4)
+"""Cached and new tokens of each session: uneven decodes, verifications beside a chunk of a prompt, long sessions."""
 ROUNDS = 12
 STREAMS = (1, 8)
 _TOKENS = 500
 """Fewer than each vocabulary has."""
+
+
+Batch: TypeAlias = Sequence[tuple[int, int]]
 
 
 def random_causal(name: str, dtype: Dtype) -> Any:
@@ -59,6 +64,24 @@ class EngineRun:
         """A pass of `rows` new tokens, all verified but the first, or of a prompt; the cache is as before."""
         piece = SequenceSlice("a", cached, rows, tokens(rows), rows - 1 if rows <= ROWS[-1] else 0, "greedy")
         self._run([piece])
+
+    def cache_batch(self, batch: Batch) -> None:
+        """Fills the sessions' caches, one after the other."""
+        for place, (cached, _) in enumerate(batch):
+            if cached:
+                self._run([SequenceSlice(f"batch {place}", 0, cached, tokens(cached), 0, "greedy")])
+
+    def run_batch(self, batch: Batch) -> None:
+        """A pass of all sessions, of which each verifies up to 32 drafts; the caches are as before."""
+        pieces = [
+            SequenceSlice(f"batch {place}", cached, rows, tokens(rows), rows - 1 if rows <= 32 else 0, "greedy")
+            for place, (cached, rows) in enumerate(batch)
+        ]
+        self._run(pieces)
+
+    def drop_batch(self, batch: Batch) -> None:
+        for place in range(len(batch)):
+            self._engine.drop(f"batch {place}", 0)
 
     def cache(self, count: int) -> None:
         self._engine.drop("a", 0)
@@ -154,21 +177,37 @@ class Subject:
             "kernels": EngineRun(model, False),
             "transformers": TransformersRun(causal),
         }
-        passed = [self._passes(runs, causal, rows) for rows in (*ROWS, PREFILL_ROWS)]
+        passed = [self._passes(runs, causal, rows) for rows in (*ROWS, *PREFILL_ROWS)]
+        passed += [self._batch(runs["graphs"], runs["kernels"], batch) for batch in BATCHES]
         return all([*passed, *[self._streams(runs, count) for count in STREAMS]])
 
     def _passes(self, runs: dict[str, Any], causal: Any, rows: int) -> bool:
-        cached = CACHED_TOKENS if rows != PREFILL_ROWS else 0
+        cached = CACHED_TOKENS if rows not in PREFILL_ROWS else 0
         for run in runs.values():
             run.cache(cached)
         calls = {name: (lambda run=run: run.verify(rows, cached)) for name, run in runs.items()}
-        if rows != PREFILL_ROWS:
+        if rows not in PREFILL_ROWS:
             calls["products"] = Products(causal, rows, DTYPES[self.dtype]).run
         found = measure(calls, ROUNDS)
         middle = {name: statistics.median(times) for name, times in found.items()}
         shown = ", ".join(f"{name} {middle[name]:.2f} ms ({spread(times)})" for name, times in found.items())
         print(f"{self.name} {self.dtype}, {rows:4} rows behind {cached}: {shown}", flush=True)
         return middle["graphs"] <= middle["transformers"]
+
+    def _batch(self, graphs: EngineRun, kernels: EngineRun, batch: Batch) -> bool:
+        """True if a pass of several sessions is no slower as a graph."""
+        for run in (graphs, kernels):
+            run.cache_batch(batch)
+        found = measure(
+            {"graphs": lambda: graphs.run_batch(batch), "kernels": lambda: kernels.run_batch(batch)}, ROUNDS
+        )
+        for run in (graphs, kernels):
+            run.drop_batch(batch)
+        middle = {name: statistics.median(times) for name, times in found.items()}
+        shown = ", ".join(f"{name} {middle[name]:.2f} ms ({spread(times)})" for name, times in found.items())
+        sizes = ", ".join(f"{rows} behind {cached}" for cached, rows in batch)
+        print(f"{self.name} {self.dtype}, {sizes}: {shown}", flush=True)
+        return middle["graphs"] <= middle["kernels"]
 
     def _streams(self, runs: dict[str, Any], count: int) -> bool:
         prompts = [tokens(64, seed) for seed in range(count)]

@@ -9,7 +9,8 @@ import torch
 from serving.engines.torch.grid_pass import ChainInput, GridPass, grid_shape
 from serving.engines.torch.model import DecomposedModel
 
-MAX_GRAPHS = 64
+MAX_GRAPHS = 128
+"""The profile of a model on a GPU (123 and 50 configurations) has some 70 shapes."""
 
 Replay = Callable[[], torch.Tensor]
 """Computes `GridPass.run` anew from the grid's tensors; the next replay overwrites what it returns."""

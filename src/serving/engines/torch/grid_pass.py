@@ -1,8 +1,9 @@
 """A pass of few tokens over fixed shapes and addresses, as a CUDA graph needs them.
 
-The pass is filled up to a grid of sessions and rows. All sessions have their caches in one extent of the pool, each
-from one slot on, and the position of a row is the last of its session's keys that it attends to. A session is filled up
-with its last row, and the grid with its last session, so that filling writes keys and values that are written anyway.
+The pass is filled up to a grid of parts and rows; a part is some of a session's new tokens. All sessions have their
+caches in one extent of the pool, each from one slot on, and the position of a row is the last of its session's keys
+that it attends to: a part attends to what the parts before it wrote in the same pass. A part is filled up with its last
+row, and the grid with its last part, so that filling writes keys and values that are written anyway.
 """
 
 from collections.abc import Sequence
@@ -15,21 +16,32 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 
-_SESSIONS = (1, 2, 4, 8, 16, 32, 64)
-_ROWS = (1, 3, 5, 8, 16, 32)
-"""Rows of a session: a round of drafts has five to nine, a chunk of a prefill 32. Few sizes, since each is captured."""
+_PARTS = (1, 2, 4, 8, 16, 32, 64)
+_ROWS = (1, 3, 5, 8, 16, 32, 64, 128, 256)
+"""Rows of a part: a round of drafts has five to nine, a chunk of a prefill 32 and more. Few sizes, since each is
+captured.
+"""
 _MIN_CONTEXT, _MAX_CONTEXT = 256, 8192
 _MAX_GRID_ROWS, _MAX_GRID_SLOTS = 256, 65_536
 _MAX_FILLING = 4
 """Rows of a grid for each new token, and slots for each cached one: what fills a grid up is computed, too."""
+_FREE_ROWS, _FREE_SLOTS = 64, 4096
+"""Of a grid, whatever fills it: launching its kernels one by one takes longer."""
+_SLOTS_OF_A_ROW = 8
+"""Slots that take as long to read as a row to compute (Llama-2-7B and 13B on an H100)."""
 
 
 class GridShape(NamedTuple):
-    """Sessions, rows of each, and slots that a row may see."""
+    """Parts, rows of each, and slots that a row may see."""
 
-    num_sessions: int
+    num_parts: int
     num_rows: int
     context: int
+
+    @property
+    def cost(self) -> int:
+        """In slots."""
+        return self.num_parts * (self.context + _SLOTS_OF_A_ROW * self.num_rows)
 
 
 class ChainInput(Protocol):
@@ -49,18 +61,22 @@ class ChainInput(Protocol):
 
 
 def grid_shape(chains: Sequence[ChainInput]) -> GridShape | None:
-    """The smallest grid that holds the pass; None for a pass that is too large, or too uneven, for any."""
-    num_tokens = sum(chain.num_tokens for chain in chains)
-    sessions = _at_least(_SESSIONS, len(chains))
-    rows = _at_least(_ROWS, max(chain.num_tokens for chain in chains))
+    """The cheapest grid that holds the pass; None for a pass that is too large, or too uneven, for any."""
     longest = max(chain.end for chain in chains)
-    if sessions is None or rows is None or longest > _MAX_CONTEXT:
+    if longest > _MAX_CONTEXT:
         return None
     context = max(_MIN_CONTEXT, 1 << (longest - 1).bit_length())
-    seen = max(sessions * _MIN_CONTEXT, _MAX_FILLING * sum(chain.end for chain in chains))
-    if sessions * rows > min(_MAX_GRID_ROWS, _MAX_FILLING * num_tokens):
+    shapes = (_shape_of_parts(chains, num_rows, context) for num_rows in _ROWS)
+    return min((shape for shape in shapes if shape is not None), key=lambda shape: shape.cost, default=None)
+
+
+def _shape_of_parts(chains: Sequence[ChainInput], num_rows: int, context: int) -> GridShape | None:
+    num_tokens, seen = sum(chain.num_tokens for chain in chains), sum(chain.end for chain in chains)
+    num_parts = _at_least(_PARTS, sum(-(-chain.num_tokens // num_rows) for chain in chains))
+    if num_parts is None or num_parts * num_rows > min(_MAX_GRID_ROWS, max(_FREE_ROWS, _MAX_FILLING * num_tokens)):
         return None
-    return GridShape(sessions, rows, context) if sessions * context <= min(_MAX_GRID_SLOTS, seen) else None
+    max_slots = min(_MAX_GRID_SLOTS, max(num_parts * _MIN_CONTEXT, _FREE_SLOTS + seen, _MAX_FILLING * seen))
+    return GridShape(num_parts, num_rows, context) if num_parts * context <= max_slots else None
 
 
 def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
@@ -90,12 +106,12 @@ class GridPass:
         self.group_size = model.heads // model.kv_heads
         """Heads that share keys."""
         self._caches = (None,) * first_layer + extent.select(2, 0).unbind(1)
-        self._num_grid_rows = shape.num_sessions * shape.num_rows
+        self._num_grid_rows = shape.num_parts * shape.num_rows
         self._hidden = extent.new_empty(self._num_grid_rows, model.hidden_size)
-        sizes = [shape.num_sessions, *[self._num_grid_rows] * 3]
+        sizes = [shape.num_parts, *[self._num_grid_rows] * 3]
         self._indices = torch.zeros(sum(sizes), dtype=torch.long, device=extent.device)
         first_slots, positions, self._token_of_row, self._row_of_token = torch.split(self._indices, sizes)
-        self._first_slots, self._positions = first_slots[:, None], positions.view(shape.num_sessions, shape.num_rows)
+        self._first_slots, self._positions = first_slots[:, None], positions.view(shape.num_parts, shape.num_rows)
         self._columns = torch.arange(shape.context, device=extent.device)
         self._tables = [table.clone() for table in model.rotary.for_range(0, shape.context)]
 
@@ -131,19 +147,21 @@ class GridPass:
 
 
 def grid_indices(shape: GridShape, chains: Sequence[ChainInput], first_slots: Sequence[int]) -> list[int]:
-    """What a grid reads: each session's first slot; then of each of its rows the position; the token that it computes;
-    and, token by token, the row that computes it.
+    """What a grid reads: the first slot of each part's session; then of each of its rows the position; the token that
+    it computes; and, token by token, the row that computes it.
     """
-    filling = shape.num_sessions - len(chains)
-    slots = [*first_slots, *[first_slots[-1]] * filling]
-    positions, tokens, rows_of_tokens = list[int](), list[int](), list[int]()
+    slots, positions, tokens, rows_of_tokens = list[int](), list[int](), list[int](), list[int]()
     at = 0
-    for session, chain in enumerate(chains):
-        rows = [min(row, chain.num_tokens - 1) for row in range(shape.num_rows)]
-        positions += [chain.start + row for row in rows]
-        tokens += [at + row for row in rows]
-        rows_of_tokens += [session * shape.num_rows + row for row in range(chain.num_tokens)]
+    for chain, slot in zip(chains, first_slots, strict=True):
+        for first in range(0, chain.num_tokens, shape.num_rows):
+            rows = [min(first + row, chain.num_tokens - 1) for row in range(shape.num_rows)]
+            rows_of_tokens += range(len(positions), len(positions) + min(shape.num_rows, chain.num_tokens - first))
+            slots.append(slot)
+            positions += [chain.start + row for row in rows]
+            tokens += [at + row for row in rows]
         at += chain.num_tokens
+    filling = shape.num_parts - len(slots)
+    slots += slots[-1:] * filling
     positions += positions[-shape.num_rows :] * filling
     tokens += tokens[-shape.num_rows :] * filling
     rows_of_tokens += [0] * (len(positions) - len(rows_of_tokens))
@@ -153,7 +171,7 @@ def grid_indices(shape: GridShape, chains: Sequence[ChainInput], first_slots: Se
 class GridBatch:
     """The attention of a grid's rows: each to its session's slots, up to its own position.
 
-    Shapes: `first_slots` (sessions, 1), `positions` (sessions, rows), `columns` (context).
+    Shapes: `first_slots` (parts, 1), `positions` (parts, rows), `columns` (context).
     """
 
     def __init__(
@@ -166,18 +184,18 @@ class GridBatch:
     ) -> None:
         self._grid, self._windows = grid, windows
         self._write_slots = (first_slots + positions).flatten()
-        # Beyond a session's last token its last slot is read again: other slots may hold anything, NaN included.
+        # Beyond a part's last token its slot is read again: other slots may hold anything, NaN included.
         self._read_slots = (first_slots + torch.minimum(columns, positions[:, -1:])).flatten()
         self._masks = {window: self._mask(positions[:, :, None], columns, window) for window in set(windows)}
 
     def _mask(self, positions: torch.Tensor, columns: torch.Tensor, window: int | None) -> torch.Tensor:
-        """An additive mask of shape (1, sessions, heads that share keys x rows, context)."""
+        """An additive mask of shape (1, parts, heads that share keys x rows, context)."""
         seen = columns <= positions
         if window:
             seen &= columns > positions - window
-        cache, sessions = self._grid.keys_values(self._grid.first_layer), self._grid.shape.num_sessions
+        cache, parts = self._grid.keys_values(self._grid.first_layer), self._grid.shape.num_parts
         mask = torch.zeros(seen.shape, dtype=cache.dtype, device=cache.device).masked_fill_(~seen, float("-inf"))
-        return mask[:, None].expand(-1, self._grid.group_size, -1, -1).reshape(1, sessions, -1, len(columns))
+        return mask[:, None].expand(-1, self._grid.group_size, -1, -1).reshape(1, parts, -1, len(columns))
 
     def attend(
         self,
@@ -189,16 +207,16 @@ class GridBatch:
         /,
     ) -> torch.Tensor:
         """As `PackedBatch.attend`."""
-        sessions, rows, context = self._grid.shape
+        parts, rows, context = self._grid.shape
         cache = self._grid.keys_values(layer)
         # Filling writes the slot of the row that it repeats: kernels round equal rows of a product equally.
         for half, new in zip(cache, (key, value), strict=True):
             half.index_copy_(1, self._write_slots, new[0])
         kv_heads, head_size = cache.shape[1], cache.shape[3]
-        keys, values = cache.index_select(2, self._read_slots).view(2, kv_heads, sessions, context, head_size)
-        # Heads that share keys are rows of one product: (KV heads, sessions, heads x rows, head size).
-        queries = query.view(kv_heads, -1, sessions, rows, head_size).transpose(1, 2)
-        grouped = queries.reshape(kv_heads, sessions, -1, head_size)
+        keys, values = cache.index_select(2, self._read_slots).view(2, kv_heads, parts, context, head_size)
+        # Heads that share keys are rows of one product: (KV heads, parts, heads x rows, head size).
+        queries = query.view(kv_heads, -1, parts, rows, head_size).transpose(1, 2)
+        grouped = queries.reshape(kv_heads, parts, -1, head_size)
         out = sdpa(grouped, keys, values, attn_mask=self._masks[self._windows[layer]], scale=scaling)
-        parted = out.view(kv_heads, sessions, -1, rows, head_size).transpose(1, 2)
-        return parted.reshape(1, -1, sessions * rows, head_size)
+        parted = out.view(kv_heads, parts, -1, rows, head_size).transpose(1, 2)
+        return parted.reshape(1, -1, parts * rows, head_size)

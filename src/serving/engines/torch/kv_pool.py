@@ -94,8 +94,8 @@ class BlockAllocator:
 
 _MIN_EXTENT_BLOCKS = 64
 """Blocks of an extent on a CPU."""
-_GPU_EXTENT_TOKENS, _GPU_EXTENT_SHARE = 65_536, 8
-"""An extent on a GPU holds 65,536 tokens, or takes an eighth of the free memory if they need more than that. A pass is
+_GPU_EXTENT_TOKENS, _GPU_EXTENT_SHARE = 65_536, 4
+"""An extent on a GPU holds 65,536 tokens, or takes a quarter of the free memory if they need more than that. A pass is
 replayed only if all of its caches lie in one extent.
 """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from serving.core.decoding import Decoding
-from serving.engines.torch import cuda_graph
+from serving.engines.torch import cuda_graph, kv_pool
 from serving.engines.torch.cuda_graph import CudaGraphs, GraphCapture, can_capture
 from serving.engines.torch.draft_heads import attach_adapter, init_adapter
 from serving.engines.torch.engine import TorchEngine
@@ -144,8 +144,33 @@ def test_drafts_and_verdicts_of_uneven_sessions_are_those_of_plain_passes(
             accepted = piece.tokens[piece.num_tokens - piece.num_drafts :][: ours.verdict.accepted]
             verified[piece.session] += [*accepted, token]
             checked[piece.session] = len(verified[piece.session]) - 1
-    assert {shape.num_rows for shape in capture.shapes} >= {1, 5}
+    assert {shape.num_rows for shape in capture.shapes} >= {1, 3}
     assert capture.num_replays >= 15
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("variant", ONE_TABLE)
+def test_chunks_in_several_parts_beside_verifications_give_the_verdicts_of_plain_passes(
+    causal: Any, variant: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of 250 tokens, first 40 of them and then chunks of 70, beside sessions that draft."""
+    monkeypatch.setattr(kv_pool, "_MIN_EXTENT_BLOCKS", 512)
+    model = make_model(causal, variant, device)
+    replaying, plain, capture = make_engines(model, device)
+    random = Random(5)
+    prompt = [random.randrange(3, VOCABULARY) for _ in range(250)]
+    for turn in range(3):
+        for first, last in ((0, 40), (40, 110), (110, 180), (180, 250)):
+            chunk = SequenceSlice(f"chunked {turn}", first, last - first, tuple(prompt[first:last]), 0, "greedy")
+            short = [
+                SequenceSlice(f"{first} {name} {turn}", 0, 5, tuple(prompt[first + i : first + i + 5]), 4, "greedy")
+                for i, name in enumerate("abc")
+            ]
+            forward = ForwardWork(WHOLE, (*short, chunk), ("",) * 4)
+            for ours, theirs in zip(outcomes(replaying, forward), outcomes(plain, forward), strict=True):
+                equal_token(ours, theirs)
+    assert {shape.num_parts for shape in capture.shapes} >= {8}
+    assert capture.num_replays >= 8
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -200,7 +225,7 @@ def test_scattered_caches_take_the_plain_pass(causal: Any, scattered: Any) -> No
     assert not capture.shapes
 
 
-def test_a_grid_is_the_smallest_that_holds_a_pass_and_is_not_mostly_filling(causal: Any) -> None:
+def test_a_grid_is_the_cheapest_that_holds_a_pass_and_is_not_mostly_filling(causal: Any) -> None:
     cache = SequenceCache(make_model(causal, "llama", "cpu"), 0, LAYERS)
 
     def shape(*sizes: int, start: int = 0) -> GridShape | None:
@@ -209,11 +234,18 @@ def test_a_grid_is_the_smallest_that_holds_a_pass_and_is_not_mostly_filling(caus
     assert shape(1) == (1, 1, 256)
     assert shape(1, 1, 1, start=255) == (4, 1, 256)
     assert shape(1, start=256) == (1, 1, 512)
-    assert shape(5, 5, 9) == (4, 16, 256)
-    assert shape(33) is None  # a prefill fills the GPU by itself
-    assert shape(32, 1, 1, 1, 1) is None  # 256 rows for 36 tokens
+    assert shape(5, 5, 9) == (4, 5, 256)  # of the nine tokens five are a part, and four
+    assert shape(137) == (1, 256, 256)
+    assert shape(5, 5, 5, 137) == (8, 32, 256)  # a verification beside a chunk of a prefill
+    assert shape(257) is None  # a prefill fills the GPU by itself
+    assert shape(*[1] * 56, start=200) == (64, 1, 256)
     assert shape(*[4] * 65) is None
     assert shape(1, start=8192) is None
+    assert shape(3, 17, 360) is None
+    near = [RunnerInput(cache, 1, num_cached=start) for start in (60, 17, 360)]
+    assert grid_shape(near) == (4, 1, 512)  # 1,608 slots of filling cost less than launching each kernel
+    mixed = [RunnerInput(cache, tokens, num_cached=start) for start, tokens in ((256, 5), (256, 5), (256, 5), (0, 100))]
+    assert grid_shape(mixed) == (8, 32, 512)
     uneven = [RunnerInput(cache, 1, num_cached=start) for start in (4000, *[20] * 31)]
     assert grid_shape(uneven) is None  # 131,072 slots for 4,652 cached tokens
 
@@ -308,7 +340,7 @@ def test_a_capture_that_fails_leaves_the_plain_pass(causal: Any, caplog: pytest.
     work = DraftWork("a", 0, (5, 6, 7), DraftStopRule(9), requested_scores=("confidence",))
     assert replaying.execute(work)[0] == plain.execute(work)[0]
     assert [record.message for record in caplog.records] == [
-        f"{replaying.model.name}: GridShape(num_sessions=1, num_rows=1, context=256) is not replayed: no memory is left"
+        f"{replaying.model.name}: GridShape(num_parts=1, num_rows=1, context=256) is not replayed: no memory is left"
     ]
 
 
