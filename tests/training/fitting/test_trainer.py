@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
+from training.fitting.batches import ResumableLoader
 from training.fitting.trainer import Trainer, _keep_keyboard_interrupt
 
 
@@ -20,6 +22,22 @@ def test_the_number_of_threads_is_restored_after_training() -> None:
     with Trainer(threads=before + 1).using_threads() as threads:
         assert threads == torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_training_on_the_cpu_does_not_warn_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lightning.pytorch.accelerators import MPSAccelerator
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
+
+    class Ones(ResumableLoader[torch.Tensor]):
+        def batch(self, step: int) -> torch.Tensor:
+            return torch.ones(1, 32)
+
+    model = BoringModel()
+    before = model.layer.weight.clone()
+    Trainer(threads=1, precision="fp32").fit(model, Ones(2), [], tmp_path / "last.ckpt")
+    assert not torch.equal(model.layer.weight, before)
 
 
 def exit_like_lightning() -> None:
