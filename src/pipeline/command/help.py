@@ -1,6 +1,7 @@
 """The texts of `python -m pipeline --help` and `python -m pipeline show`: groups with their choices, and metrics."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from textwrap import fill
 
 from pipeline.config.arguments import choices_available, config_folders, format_choices
@@ -32,6 +33,7 @@ usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--
        python -m pipeline show metrics [WORD]             every metric: key, unit, meaning, formula
        python -m pipeline cache list|why|check|clean      the artifacts in outputs/artifacts
        python -m pipeline results list|keep|draws|write   results of experiments, and the tables of docs
+       python -m pipeline sweep status|resume FOLDER      the jobs of a sweep, and those that are missing
        python -m pipeline report FOLDER [export=latex,csv,figures]   a sweep or run as a page, or for print
        python -m pipeline trace export|show|import FILE   a recorded trace as a file, to simulate elsewhere
        python -m pipeline speeds FILE [WORD=VALUE ...]    a benchmark of your machine against the clock
@@ -60,6 +62,14 @@ def overview(argv: Sequence[str]) -> str:
         for group, meaning in GROUPS.items()
     ]  # fmt: skip
     return "\n".join([_USAGE, "groups and their choices:", *lines, "", "options:", _OPTIONS])
+
+
+def command_usage(name: str) -> str:
+    """What follows the name of a command such as `results`, in the words of its own module where that has a usage."""
+    if name in ("report", "results", "speeds", "sweep", "trace"):
+        usage: str = import_module(f"pipeline.command.{name}").USAGE
+        return usage
+    return "\n".join(line[7:] for line in _USAGE.splitlines() if f" pipeline {name} " in line)
 
 
 def _names(argv: Sequence[str], group: str) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pipeline.artifacts.stage import Stage
 
+HELP_FLAGS = frozenset({"--help", "-h"})
 INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"})
 
 
@@ -36,6 +37,11 @@ def _main(argv: list[str]) -> None:
     if not argv and not arguments.find_missing_folder(folders):
         _print_policies(folders)
     command = commands.get(argv[0] if argv else "")
+    if command and argv[0] != "cache" and HELP_FLAGS & set(argv):
+        from pipeline.command.help import command_usage
+
+        print(command_usage(argv[0]))
+        sys.exit(0)
     if command:
         try:
             sys.exit(command([*argv[1:], *folders]))
@@ -70,7 +76,7 @@ def _other_words(word: str) -> str:
 
 def _run(argv: list[str]) -> None:
     """Runs or plans what the words configure, and ends the process."""
-    if {"--help", "-h"} & set(argv):
+    if HELP_FLAGS & set(argv):
         from pipeline.command.help import overview
 
         print(overview(argv))

@@ -32,6 +32,12 @@ WORDS: Mapping[str, str] = {
     "output_len": "its --output-len",
     "prefill": "the output of the same run with --output-len 1",
 }
+USAGE = "\n".join(
+    [
+        "usage: python -m pipeline speeds FILE [FILE ...] [WORD=VALUE ...] [--config-dir DIR]",
+        *[f"  {word + '=':<{max(map(len, WORDS)) + 1}}  {meaning}" for word, meaning in WORDS.items()],
+    ]
+)
 _NEW_CHIP = (
     "A chip of yours is one YAML file, FOLDER/hardware/chip/NAME.yaml, found with --config-dir FOLDER: for each power "
     "mode the peaks fp16_tflops (dense) and memory_gbps from its datasheet, each with its source. It needs no "
@@ -59,7 +65,7 @@ class Given:
         given = [word.split("=", 1) for word in words if word not in files]
         wrong = _wrong_word([name for name, _ in given])
         if wrong or not files:
-            raise UserError(f"{wrong}{usage()}")
+            raise UserError(f"{wrong}{USAGE}")
         return cls(tuple(map(Path, files)), dict(given), own[0] if own else None)
 
 
@@ -80,12 +86,6 @@ def _without_options(argv: Sequence[str]) -> Iterator[str]:
             next(words, "")
         elif not word.startswith(("--config-dir=", "-cd=")):
             yield word
-
-
-def usage() -> str:
-    width = max(map(len, WORDS))
-    lines = [f"  {word + '=':<{width + 1}}  {meaning}" for word, meaning in WORDS.items()]
-    return "\n".join(["usage: python -m pipeline speeds FILE [FILE ...] [WORD=VALUE ...] [--config-dir DIR]", *lines])
 
 
 def report(argv: Sequence[str]) -> list[ReportPart]:
@@ -141,7 +141,7 @@ def _imported_parts(given: Given) -> list[ReportPart]:
 def _check_needed(given: Given) -> None:
     needed = ["chip", *(("source", "licence") if "out" in given.facts else ())]
     if missing := [name for name in needed if name not in given.facts]:
-        raise UserError(f"the output does not say {missing[0]}: {missing[0]}=, {WORDS[missing[0]]}.\n{usage()}")
+        raise UserError(f"the output does not say {missing[0]}: {missing[0]}=, {WORDS[missing[0]]}.\n{USAGE}")
 
 
 def _machine(given: Given, library: Library) -> Any:

@@ -74,6 +74,16 @@ def test_help_works_without_a_policy(run: Callable[..., tuple[int, str, str]], a
     assert (code, out.startswith("usage: python -m pipeline +policy=NAME")) == (0, True)
 
 
+@pytest.mark.parametrize("command", ["cache", "results", "sweep", "trace", "report", "speeds", "doctor", "show", "ui"])
+@pytest.mark.parametrize("words", [("--help",), ("list", "-h")])
+def test_each_command_says_how_it_is_used(
+    run: Callable[..., tuple[int, str, str]], command: str, words: tuple[str, ...]
+) -> None:
+    code, out, err = run(command, *words)
+    assert (code, err) == (0, "")
+    assert f"python -m pipeline {command} " in out
+
+
 @pytest.mark.parametrize(("word", "near"), [("help", ""), ("reslts", " Did you mean results?")])
 def test_a_first_word_that_is_no_command_is_said_to_be_none(
     run: Callable[..., tuple[int, str, str]], word: str, near: str
