@@ -25,10 +25,12 @@ from training.latency.published import transformers_config
 DEVICE = "cuda"
 MAX_TOKENS = 2048
 CACHED_TOKENS = 256
+MAX_VERIFIED = 32
+"""New tokens of a session that the head reads, one by one; of more it reads the last."""
 ROWS = (1, 5, 8, 16)
-PREFILL_ROWS = (128, 1000)
+PROMPT_ROWS = (128, 1000)
 BATCHES = (((60, 1), (17, 1), (360, 1)), ((256, 5), (256, 5), (256, 5), (0, 100)), ((1500, 20),) * 4)
-"""Cached and new tokens of each session: uneven decodes, verifications beside a chunk of a prompt, long sessions."""
+"""Uneven decodes, verifications beside a chunk of a prompt, long sessions."""
 ROUNDS = 12
 STREAMS = (1, 8)
 _TOKENS = 500
@@ -36,6 +38,7 @@ _TOKENS = 500
 
 
 Batch: TypeAlias = Sequence[tuple[int, int]]
+"""Cached and new tokens of each session."""
 
 
 def random_causal(name: str, dtype: Dtype) -> Any:
@@ -60,33 +63,24 @@ class EngineRun:
         self._engine = TorchEngine(model, cuda_graphs=cuda_graphs)
         self._span = Span(0, len(model.layers), True, True)
 
-    def verify(self, rows: int, cached: int) -> None:
-        """A pass of `rows` new tokens, all verified but the first, or of a prompt; the cache is as before."""
-        piece = SequenceSlice("a", cached, rows, tokens(rows), rows - 1 if rows <= ROWS[-1] else 0, "greedy")
-        self._run([piece])
-
-    def cache_batch(self, batch: Batch) -> None:
+    def cache(self, batch: Batch) -> None:
         """Fills the sessions' caches, one after the other."""
         for place, (cached, _) in enumerate(batch):
+            self._engine.drop(str(place), 0)
             if cached:
-                self._run([SequenceSlice(f"batch {place}", 0, cached, tokens(cached), 0, "greedy")])
+                self._run([SequenceSlice(str(place), 0, cached, tokens(cached), 0, "greedy")])
 
-    def run_batch(self, batch: Batch) -> None:
-        """A pass of all sessions, of which each verifies up to 32 drafts; the caches are as before."""
+    def verify(self, batch: Batch) -> None:
+        """A pass of all sessions' new tokens, all verified but the first, or of prompts; the caches are as before."""
         pieces = [
-            SequenceSlice(f"batch {place}", cached, rows, tokens(rows), rows - 1 if rows <= 32 else 0, "greedy")
+            SequenceSlice(str(place), cached, rows, tokens(rows), rows - 1 if rows <= MAX_VERIFIED else 0, "greedy")
             for place, (cached, rows) in enumerate(batch)
         ]
         self._run(pieces)
 
-    def drop_batch(self, batch: Batch) -> None:
+    def drop(self, batch: Batch) -> None:
         for place in range(len(batch)):
-            self._engine.drop(f"batch {place}", 0)
-
-    def cache(self, count: int) -> None:
-        self._engine.drop("a", 0)
-        if count:
-            self._run([SequenceSlice("a", 0, count, tokens(count), 0, "greedy")])
+            self._engine.drop(str(place), 0)
 
     def decode(self, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> list[list[int]]:
         """All at once, a token of each in a pass."""
@@ -109,26 +103,31 @@ class EngineRun:
 
 
 class TransformersRun:
-    """The same, as `transformers` does it."""
+    """The same, as `transformers` does it; passes of one session."""
 
     def __init__(self, causal: Any) -> None:
         self._model, self._cache = causal, None  # type: Any, Any
 
-    def cache(self, count: int) -> None:
+    def cache(self, batch: Batch) -> None:
         from transformers import DynamicCache
 
+        ((count, _),) = batch
         self._cache = DynamicCache(config=self._model.config)
         if count:
             self._forward(count)
 
-    def verify(self, rows: int, _cached: int) -> None:
+    def verify(self, batch: Batch) -> None:
+        ((_, rows),) = batch
         self._forward(rows)
         self._cache.crop(-rows)
+
+    def drop(self, batch: Batch) -> None:  # noqa: ARG002
+        self._cache = None
 
     @torch.inference_mode()
     def _forward(self, rows: int) -> None:
         ids = torch.tensor([tokens(rows)], device=DEVICE)
-        keep = rows if rows <= ROWS[-1] else 1
+        keep = rows if rows <= MAX_VERIFIED else 1
         self._model(ids, past_key_values=self._cache, logits_to_keep=keep).logits.argmax(-1).tolist()
 
     def decode(self, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> list[list[int]]:
@@ -177,37 +176,27 @@ class Subject:
             "kernels": EngineRun(model, False),
             "transformers": TransformersRun(causal),
         }
-        passed = [self._passes(runs, causal, rows) for rows in (*ROWS, *PREFILL_ROWS)]
-        passed += [self._batch(runs["graphs"], runs["kernels"], batch) for batch in BATCHES]
+        alone = [*(((CACHED_TOKENS, rows),) for rows in ROWS), *(((0, rows),) for rows in PROMPT_ROWS)]
+        passed = [self._passes(runs, causal, batch) for batch in (*alone, *BATCHES)]
         return all([*passed, *[self._streams(runs, count) for count in STREAMS]])
 
-    def _passes(self, runs: dict[str, Any], causal: Any, rows: int) -> bool:
-        cached = CACHED_TOKENS if rows not in PREFILL_ROWS else 0
-        for run in runs.values():
-            run.cache(cached)
-        calls = {name: (lambda run=run: run.verify(rows, cached)) for name, run in runs.items()}
-        if rows not in PREFILL_ROWS:
-            calls["products"] = Products(causal, rows, DTYPES[self.dtype]).run
+    def _passes(self, runs: dict[str, Any], causal: Any, batch: Batch) -> bool:
+        """True if a graph is no slower than `transformers`, or, of several sessions, than single kernels."""
+        peer = "transformers" if len(batch) == 1 else "kernels"
+        timed = {name: run for name, run in runs.items() if name in ("graphs", "kernels", peer)}
+        for run in timed.values():
+            run.cache(batch)
+        calls = {name: (lambda run=run: run.verify(batch)) for name, run in timed.items()}
+        if len(batch) == 1 and batch[0][1] <= MAX_VERIFIED:
+            calls["products"] = Products(causal, batch[0][1], DTYPES[self.dtype]).run
         found = measure(calls, ROUNDS)
+        for run in timed.values():
+            run.drop(batch)
         middle = {name: statistics.median(times) for name, times in found.items()}
         shown = ", ".join(f"{name} {middle[name]:.2f} ms ({spread(times)})" for name, times in found.items())
-        print(f"{self.name} {self.dtype}, {rows:4} rows behind {cached}: {shown}", flush=True)
-        return middle["graphs"] <= middle["transformers"]
-
-    def _batch(self, graphs: EngineRun, kernels: EngineRun, batch: Batch) -> bool:
-        """True if a pass of several sessions is no slower as a graph."""
-        for run in (graphs, kernels):
-            run.cache_batch(batch)
-        found = measure(
-            {"graphs": lambda: graphs.run_batch(batch), "kernels": lambda: kernels.run_batch(batch)}, ROUNDS
-        )
-        for run in (graphs, kernels):
-            run.drop_batch(batch)
-        middle = {name: statistics.median(times) for name, times in found.items()}
-        shown = ", ".join(f"{name} {middle[name]:.2f} ms ({spread(times)})" for name, times in found.items())
-        sizes = ", ".join(f"{rows} behind {cached}" for cached, rows in batch)
+        sizes = " and ".join(f"{rows} rows behind {cached}" for cached, rows in batch)
         print(f"{self.name} {self.dtype}, {sizes}: {shown}", flush=True)
-        return middle["graphs"] <= middle["kernels"]
+        return middle["graphs"] <= middle[peer]
 
     def _streams(self, runs: dict[str, Any], count: int) -> bool:
         prompts = [tokens(64, seed) for seed in range(count)]

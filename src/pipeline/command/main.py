@@ -37,7 +37,7 @@ def _main(argv: list[str]) -> None:
     if not argv and not arguments.find_missing_folder(folders):
         _print_policies(folders)
     command = commands.get(argv[0] if argv else "")
-    if command and argv[0] != "cache" and HELP_FLAGS & set(argv):
+    if command and argv[0] != "cache" and HELP_FLAGS & set(argv):  # argparse answers for `cache`
         from pipeline.command.help import command_usage
 
         print(command_usage(argv[0]))

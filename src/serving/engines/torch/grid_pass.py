@@ -62,25 +62,26 @@ class ChainInput(Protocol):
 
 def grid_shape(chains: Sequence[ChainInput]) -> GridShape | None:
     """The cheapest grid that holds the pass; None for a pass that is too large, or too uneven, for any."""
-    longest = max(chain.end for chain in chains)
-    if longest > _MAX_CONTEXT:
+    counts, ends = [chain.num_tokens for chain in chains], [chain.end for chain in chains]
+    if sum(counts) > _MAX_GRID_ROWS or max(ends) > _MAX_CONTEXT:
         return None
-    context = max(_MIN_CONTEXT, 1 << (longest - 1).bit_length())
-    shapes = (_shape_of_parts(chains, num_rows, context) for num_rows in _ROWS)
-    return min((shape for shape in shapes if shape is not None), key=lambda shape: shape.cost, default=None)
+    context = max(_MIN_CONTEXT, 1 << (max(ends) - 1).bit_length())
+    max_rows = min(_MAX_GRID_ROWS, max(_FREE_ROWS, _MAX_FILLING * sum(counts)))
+    max_slots = min(_MAX_GRID_SLOTS, max(_FREE_SLOTS + sum(ends), _MAX_FILLING * sum(ends)))
+    shapes = [GridShape(parts, rows, context) for rows in _ROWS if (parts := _num_parts(counts, rows))]
+    allowed = [
+        shape
+        for shape in shapes
+        if shape.num_parts * shape.num_rows <= max_rows
+        and (context == _MIN_CONTEXT or shape.num_parts * context <= max_slots)
+    ]
+    return min(allowed, key=lambda shape: shape.cost, default=None)
 
 
-def _shape_of_parts(chains: Sequence[ChainInput], num_rows: int, context: int) -> GridShape | None:
-    num_tokens, seen = sum(chain.num_tokens for chain in chains), sum(chain.end for chain in chains)
-    num_parts = _at_least(_PARTS, sum(-(-chain.num_tokens // num_rows) for chain in chains))
-    if num_parts is None or num_parts * num_rows > min(_MAX_GRID_ROWS, max(_FREE_ROWS, _MAX_FILLING * num_tokens)):
-        return None
-    max_slots = min(_MAX_GRID_SLOTS, max(num_parts * _MIN_CONTEXT, _FREE_SLOTS + seen, _MAX_FILLING * seen))
-    return GridShape(num_parts, num_rows, context) if num_parts * context <= max_slots else None
-
-
-def _at_least(sizes: Sequence[int], wanted: int) -> int | None:
-    return next((size for size in sizes if size >= wanted), None)
+def _num_parts(counts: Sequence[int], num_rows: int) -> int | None:
+    """Parts of a grid in which each chain of so many tokens has parts of its own; None if they are too many."""
+    wanted = sum(-(-count // num_rows) for count in counts)
+    return next((parts for parts in _PARTS if parts >= wanted), None)
 
 
 class GridPass:

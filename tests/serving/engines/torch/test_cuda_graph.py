@@ -169,7 +169,7 @@ def test_chunks_in_several_parts_beside_verifications_give_the_verdicts_of_plain
             forward = ForwardWork(WHOLE, (*short, chunk), ("",) * 4)
             for ours, theirs in zip(outcomes(replaying, forward), outcomes(plain, forward), strict=True):
                 equal_token(ours, theirs)
-    assert {shape.num_parts for shape in capture.shapes} >= {8}
+    assert 8 in {shape.num_parts for shape in capture.shapes}
     assert capture.num_replays >= 8
 
 
@@ -238,10 +238,10 @@ def test_a_grid_is_the_cheapest_that_holds_a_pass_and_is_not_mostly_filling(caus
     assert shape(137) == (1, 256, 256)
     assert shape(5, 5, 5, 137) == (8, 32, 256)  # a verification beside a chunk of a prefill
     assert shape(257) is None  # a prefill fills the GPU by itself
+    assert shape(32, 1, 1, 1, 1) == (8, 8, 256)
     assert shape(*[1] * 56, start=200) == (64, 1, 256)
     assert shape(*[4] * 65) is None
     assert shape(1, start=8192) is None
-    assert shape(3, 17, 360) is None
     near = [RunnerInput(cache, 1, num_cached=start) for start in (60, 17, 360)]
     assert grid_shape(near) == (4, 1, 512)  # 1,608 slots of filling cost less than launching each kernel
     mixed = [RunnerInput(cache, tokens, num_cached=start) for start, tokens in ((256, 5), (256, 5), (256, 5), (0, 100))]
