@@ -115,7 +115,7 @@ def remove_planned(folder: Path) -> None:
 
 
 def sweep_parts(folder: Path) -> list[ReportPart]:
-    """What is printed of a planned sweep: a row for each job that could be planned, and what is built in all."""
+    """What is printed of a planned sweep: a row for each job that could be planned, and what they build."""
     paths = sorted(folder.glob(f"*/{PLAN_FILE}"), key=lambda path: _number(path.parent))
     found = [_read(path) for path in paths]
     choices = differing_overrides([one["overrides"] for one in found])
@@ -125,16 +125,37 @@ def sweep_parts(folder: Path) -> list[ReportPart]:
         (path.parent.name, *chosen.values(), *_cells(plan))
         for path, chosen, plan in zip(paths, choices, plans, strict=True)
     ]
-    table = Table(("job", *names, "cached", "about", "to build"), tuple(rows), num_label_columns=1 + len(names))
+    table = Table(("job", *names, "cached", "about"), tuple(rows), num_label_columns=1 + len(names))
     totals = _totals(stage for plan in plans for stage in plan)
-    facts = (("in all", "; ".join(totals)), ("once", "a stage that several jobs need is built once and counted once"))
-    return [table, LabelledTexts(facts)] if found else ["no job could be planned"]
+    facts = [("in all", "; ".join(totals)), ("once", "a stage that several jobs need is built once and counted once")]
+    built = _to_build([path.parent.name for path in paths], plans)
+    return [table, LabelledTexts((*built, *facts))] if found else ["no job could be planned"]
 
 
-def _cells(plan: Sequence[PlannedStage]) -> tuple[str, str, str]:
+def _cells(plan: Sequence[PlannedStage]) -> tuple[str, str]:
     missing = [stage for stage in plan if not stage.cached]
     seconds = format_minutes(sum(stage.seconds for stage in missing)) if missing else "-"
-    return f"{len(plan) - len(missing)} of {len(plan)}", seconds, ", ".join(stage.name for stage in missing) or "-"
+    return f"{len(plan) - len(missing)} of {len(plan)}", seconds
+
+
+def _to_build(jobs: Sequence[str], plans: Sequence[Sequence[PlannedStage]]) -> list[tuple[str, str]]:
+    """Each list of stages that jobs build, behind the jobs that build it: `0 to 2, 5: cloud_model, serve`."""
+    builders: dict[str, list[int]] = {}
+    for index, plan in enumerate(plans):
+        builders.setdefault(", ".join(stage.name for stage in plan if not stage.cached), []).append(index)
+    lines = [f"{_spans(jobs, indices)}: {names}" for names, indices in builders.items() if names]
+    return [("" if number else "to build", line) for number, line in enumerate(lines)]
+
+
+def _spans(jobs: Sequence[str], indices: Sequence[int]) -> str:
+    """The jobs at these indices, those beside each other together: `0 to 2, 5`."""
+    spans: list[list[int]] = []
+    for index in indices:
+        if spans and spans[-1][-1] == index - 1:
+            spans[-1].append(index)
+        else:
+            spans.append([index])
+    return ", ".join(jobs[one[0]] if len(one) == 1 else f"{jobs[one[0]]} to {jobs[one[-1]]}" for one in spans)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Columns of a line without a terminal."""
 _GAP = "  "
-_LEAST_LABELS = 8
-"""Columns that labels keep beside a value as wide as the page."""
+_LEAST_LABEL = 8
+"""Columns that each label keeps beside a value as wide as the page."""
 
 
 class Remark(str):
@@ -44,7 +44,8 @@ class Table:
         """
         room = width - len(_GAP) - max(map(self._width, range(self.num_label_columns, len(self.headings))), default=0)
         if self._labels_width() > room:
-            return self._wrap_labels(max(_LEAST_LABELS, min(room, width // 2)))._split_columns(width)
+            least = self.num_label_columns * _LEAST_LABEL
+            return self._wrap_labels(max(least, min(room, width // 2)))._split_columns(width)
         return self._split_columns(width)
 
     def _labels_width(self) -> int:

@@ -143,12 +143,23 @@ def _score_pools(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> Scor
         rows = [own or rows[1] for own in rows]
     if not all(rows):
         raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
-    attention = [
-        tuple(row) for row in _thinned(trace.tables.attention.reshape(len(trace.tables.attention), -1).tolist())
-    ]
+    attention, num_whole = _attention_pool(trace)
     nodes = tuple(_thinned(_last_accepted_nodes(trace)))
     thinned = tuple(tuple(_thinned(pool)) for pool in rows)
-    return ScorePools(thinned, tuple(attention), trace.tables.max_draft_len, nodes, tuple(trace.scorer_digests))
+    return ScorePools(thinned, attention, num_whole, nodes, tuple(trace.scorer_digests))
+
+
+def _attention_pool(trace: OutcomeTrace) -> tuple[tuple[PoolRow, ...], tuple[int, ...]]:
+    """The attention within the continuations of the text, the longest first, and how many have 1, 2, ... tokens.
+
+    A continuation that ended early, and one of a look-ahead branch, is no draft of the whole length: zeros stand behind
+    its end.
+    """
+    lens = trace.tables.continuation_lens
+    rows = [row for one in trace.sessions for row in range(one.first_row, one.first_row + one.num_positions)]
+    kept = _thinned(sorted(rows, key=lambda row: -int(lens[row])))
+    num_whole = tuple(int((lens[kept] >= n).sum()) for n in range(1, trace.tables.max_draft_len + 1))
+    return tuple(map(tuple, trace.tables.attention[kept].reshape(len(kept), -1).tolist())), num_whole
 
 
 def _last_accepted_nodes(trace: OutcomeTrace) -> list[int]:

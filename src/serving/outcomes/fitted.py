@@ -90,13 +90,15 @@ class ScorePools:
     """Recorded rows to sample from. A row of a draft has its four scores, the rank of the target's token among the
     drafter's candidates, and its exit layer; a row of attention belongs to a whole draft.
 
-    The importance of a draft is that of another recorded draft, sampled once per draft. This keeps the distribution of
-    attention within a draft, and loses its correlation with right and wrong drafts.
+    The importance of a draft is that of another recorded draft of at least its length, sampled once per draft. This
+    keeps the distribution of attention within a draft, and loses its correlation with right and wrong drafts.
     """
 
     rows: tuple[tuple[tuple[float, ...], ...], ...]
     attention: tuple[tuple[float, ...], ...]
-    max_draft_len: int
+    """Those of the longest drafts first."""
+    num_whole_drafts: tuple[int, ...]
+    """How many rows of attention are of drafts of at least 1, 2, ... tokens."""
     last_accepted_nodes: tuple[int, ...] = ()
     """Per tree that the target's heads proposed, the deepest candidate that is in the target's text; -1: none."""
     trained_scores: tuple[str, ...] = ()
@@ -139,11 +141,19 @@ class ScorePools:
     def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int, name: str) -> tuple[float, ...]:
         if not n:
             return ()
-        row = _sample(self.attention, draws, prefix_len, "attention")
-        size, known = triangle_size(self.max_draft_len), min(n, self.max_draft_len)
+        known, num_rows = self._longest_whole(n)
+        row = self.attention[int(uniform(draws.stream, prefix_len, "attention") * num_rows)]
+        size = triangle_size(len(self.num_whole_drafts))
         first = importance_plane(name) * size
         values = draft_importance(attention_rows(row[first : first + size], 0, known), known, name)
-        return (*values, *values[-1:] * (n - self.max_draft_len))
+        return (*values, *values[-1:] * (n - known))
+
+    def _longest_whole(self, n: int) -> tuple[int, int]:
+        """The most tokens up to `n` of which there are recorded drafts, and how many of those there are."""
+        for known in range(min(n, len(self.num_whole_drafts)), 0, -1):
+            if num_rows := self.num_whole_drafts[known - 1]:
+                return known, num_rows
+        return 1, len(self.attention)
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
         """The deepest right candidate of the tree that is proposed with token `prefix_len`; -1: none."""
@@ -164,7 +174,7 @@ def _sample(
 
 HEADER_FILE, TENSORS_FILE, ACCEPTED_NODES = "fitted.json", "pools.safetensors", "stems"
 FORMAT = ArtifactFormat(
-    "fitted acceptance", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "fit_outcomes", version=3
+    "fitted acceptance", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "fit_outcomes", version=4
 )
 
 
@@ -261,7 +271,7 @@ def save(out: Path, fitted: FittedAcceptance) -> None:
         pools[ACCEPTED_NODES] = tuple((node,) for node in fitted.pools.last_accepted_nodes)
     header = {
         "probabilities": asdict(fitted.probabilities),
-        "max_draft_len": fitted.pools.max_draft_len,
+        "num_whole_drafts": fitted.pools.num_whole_drafts,
         "layers": fitted.layers,
         "made_from": fitted.made_from,
         "fit_quality": fitted.fit_quality,
@@ -301,10 +311,10 @@ def planned_load(**_: object) -> PlannedOutcomes:
 
 
 def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
-    depth, trained = header["max_draft_len"], tuple(header["scorer_digests"])
+    num_whole, trained = tuple(header["num_whole_drafts"]), tuple(header["scorer_digests"])
     for name, array in arrays.items():
         width = (
-            NUM_PLANES * triangle_size(depth)
+            NUM_PLANES * triangle_size(len(num_whole))
             if name == "attention"
             else 1
             if name == ACCEPTED_NODES
@@ -313,10 +323,12 @@ def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
     rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
+    if not all(0 <= n <= len(rows["attention"]) for n in num_whole):
+        raise ValueError(f"num_whole_drafts is {num_whole}, and there are {len(rows['attention'])} rows of attention")
     nodes = tuple(int(node) for (node,) in rows.get(ACCEPTED_NODES, ()))
     return FittedAcceptance(
         MatchProbabilities(**header["probabilities"]),
-        ScorePools(tuple(rows[kind] for kind in DRAFT_KINDS), rows["attention"], depth, nodes, trained),
+        ScorePools(tuple(rows[kind] for kind in DRAFT_KINDS), rows["attention"], num_whole, nodes, trained),
         tuple((prompt, written, ended) for prompt, written, ended in header["session_lengths"]),
         (header["layers"][0], header["layers"][1]),
         header["made_from"],

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.report import plan
 from pipeline.report.plan import PlannedStage
-from pipeline.report.table import Table, print_parts
+from pipeline.report.table import LabelledTexts, Table, print_parts
 
 CORPUS = PlannedStage("corpus", "corpus-1", "train", "cached (built today)", cached=True)
 
@@ -48,7 +48,8 @@ def test_the_plan_of_a_sweep_is_one_table_that_counts_a_shared_stage_once(tmp_pa
     file = io.StringIO()
     print_parts(plan.sweep_parts(tmp_path), file)
     lines = [line.split() for line in file.getvalue().splitlines()]
-    assert ["0", "sled", "1", "of", "3", "110", "s", "model,", "serve_sled"] in lines
+    assert ["0", "sled", "1", "of", "3", "110", "s"] in lines
+    assert ["to", "build", "0:", "model,", "serve_sled"] in lines
     assert "3 of 4 stages to build, about 2 min" in file.getvalue()
 
 
@@ -59,6 +60,21 @@ def test_the_jobs_of_a_planned_sweep_have_their_own_numbers_where_one_could_not_
     table = plan.sweep_parts(tmp_path)[0]
     assert isinstance(table, Table)
     assert [row[:2] for row in table.rows] == [("0", "sled"), ("2", "synera")]
+
+
+def test_a_planned_sweep_says_once_what_several_jobs_build_however_many_stages_that_are(tmp_path: Path):
+    many = [missing(f"a_stage_with_a_long_name_{n}", 10) for n in range(20)]
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        overrides = [f"variant/of_a_long/group={'citer' if number == 3 else 'sled'}", f"training.seed={number}"]
+        plan.write_plan(tmp_path / str(number), overrides, [CORPUS] if number == 3 else [CORPUS, *many])
+    table, facts = plan.sweep_parts(tmp_path)
+    assert isinstance(table, Table)
+    assert len(table.split_to_width(80)) == 1
+    assert isinstance(facts, LabelledTexts)
+    assert [pair for pair in facts.pairs if pair[0] in ("to build", "")] == [
+        ("to build", "0 to 2, 4: " + ", ".join(stage.name for stage in many))
+    ]
 
 
 @pytest.mark.parametrize("other", [None, "job.json", "0/figures/a.png"])

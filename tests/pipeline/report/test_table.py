@@ -123,3 +123,8 @@ def test_numbers_are_printed_with_three_significant_digits(value, text):
 def test_shares_and_sizes_are_printed_with_units():
     assert [format_percent(None), format_percent(0.1234)] == ["-", "12.3 %"]
     assert [format_nbytes(999), format_nbytes(1200), format_nbytes(3.4e6)] == ["999 B", "1.20 kB", "3.40 MB"]
+
+
+def test_labels_beside_a_value_as_wide_as_the_page_can_still_be_read():
+    table = Table(("job", "policy", "what"), (("0", "cloud_centric", "x" * 70),), num_label_columns=2)
+    assert any("cloud_c" in line for line in plain_lines([table], 70))

@@ -1,5 +1,6 @@
 """A model of acceptance against the trace that it was fitted to, and its artifact."""
 
+import json
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -13,7 +14,7 @@ from serving.core.session import Session
 from serving.hardware.exit_depths import ExitDepths, with_head_loads
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule
 from serving.outcomes import fit, fitted
-from serving.outcomes.acceptance_draws import MatchProbabilities
+from serving.outcomes.acceptance_draws import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.fitted import AnswerLengths, FittedAcceptance
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, ProgressiveExit
@@ -220,13 +221,37 @@ def test_a_damaged_artifact_is_refused(model: FittedAcceptance, tmp_path: Path) 
         fitted.load(tmp_path)
     fitted.save(tmp_path, model)
     header = tmp_path / fitted.HEADER_FILE
-    header.write_text(
-        header.read_text(encoding="utf-8").replace('"max_draft_len": 4', '"max_draft_len": 5'), encoding="utf-8"
-    )
+    content = json.loads(header.read_text(encoding="utf-8"))
+    header.write_text(json.dumps(content | {"num_whole_drafts": [9] * 5}), encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"attention has the shape .*; its rows have 22 numbers.*build it again.*stage=fit_outcomes"
     ):
         fitted.load(tmp_path)
+
+
+def test_the_importance_of_a_draft_is_that_of_recorded_drafts_of_at_least_its_length() -> None:
+    """Every other continuation of the text has two tokens, and those of look-ahead branches have one."""
+    made = trace()
+    text = made.sessions[-1].first_row + made.sessions[-1].num_positions
+    tables = made.tables
+    lens = np.concatenate([np.where(np.arange(text) % 2, 4, 2), np.full(500, 1)]).astype(np.int32)
+    values = np.array([4.0, 2.0, 1.0])[np.searchsorted([-4, -2, -1], -lens)]  # of attention: the draft's length
+    attention = np.broadcast_to(values[:, None, None], (len(lens), 2, 7)).astype(np.float32).copy()
+    for first_missing, length in ((1, 1), (2, 2)):
+        attention[lens == length, :, first_missing:] = 0
+    longer = {
+        name: np.concatenate([table, table[:500]])
+        for name, table in vars(tables).items()
+        if isinstance(table, np.ndarray)
+    }
+    scores = {name: np.concatenate([table, table[:500]]) for name, table in tables.scores.items()}
+    changed = {"continuation_lens": lens, "attention": attention, "scores": scores}
+    pools = fit.fit_acceptance(replace(made, tables=replace(tables, **(longer | changed))), 0).pools
+    draws = AcceptanceDraws(0, "any", 0)
+    for n, seen in ((1, {2.0, 4.0}), (2, {2.0, 4.0}), (3, {4.0}), (4, {4.0})):
+        found = {pools.importance(draws, at, n, "importance_mean")[0] for at in range(200)}
+        assert found == seen, n
+    assert pools.importance(draws, 0, 7, "importance_mean") == (4.0,) * 7
 
 
 def test_a_trace_without_rejections_cannot_be_fitted(model: FittedAcceptance) -> None:

@@ -73,7 +73,7 @@ def by_hand(model: FittedAcceptance) -> FittedAcceptance:
     """One state, right drafts at the confidence 0.9 and 0.5, wrong ones at 0.5, 0.6 of all right."""
     right, wrong = ((c, *model.pools.rows[0][0][1:]) for c in (0.9, 0.5)), ((0.5, *model.pools.rows[0][0][1:]),)
     kinds = (wrong, tuple(right))
-    pools = ScorePools((*kinds, *kinds, wrong), model.pools.attention, model.pools.max_draft_len)
+    pools = ScorePools((*kinds, *kinds, wrong), model.pools.attention, model.pools.num_whole_drafts)
     return replace(model, pools=pools, probabilities=MatchProbabilities(0.6, 0.6, 0.6))
 
 
