@@ -147,6 +147,7 @@ class DeviceGateway:
         sampling: SamplingParams | None,
         conversation: Conversation | None,
         routing: RoutingOptions | None = None,
+        stop_strings: tuple[str, ...] = (),
     ) -> AsyncGenerator[TokenDelta, None]:
         if self._streams is None:
             raise UnsupportedRequestError("the models are still being loaded; ask again in a moment")
@@ -162,6 +163,7 @@ class DeviceGateway:
             sampling,
             keep_cache=conversation is not None,
             routing=routing,
+            stop_strings=stop_strings,
         )
         try:
             async with aclosing(self._streams.stream(self._device, normalize_seed(request))) as updates:

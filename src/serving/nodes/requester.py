@@ -382,8 +382,12 @@ class Requester:
 
     @property
     def keeps_cache(self) -> bool:
-        """True if this session has ended and its caches are kept for its next request."""
-        return self.session.request.keep_cache and self.state in ("complete", "cancelled")
+        """True if this session has ended and its caches are kept for its next request.
+
+        Where the target would write on within its budget they are not: it stops when the session is released.
+        """
+        writes_on = self.session.remaining_budget > 1
+        return self.session.request.keep_cache and self.state in ("complete", "cancelled") and not writes_on
 
     @property
     def leaves_draft_cache(self) -> bool:

@@ -58,9 +58,10 @@ class GatewayDevice:
 
 @asynccontextmanager
 async def gateway_device(policy: str = "sled", reach: bool = True, **override: Any) -> AsyncIterator[GatewayDevice]:
-    topology = Topology(setup(policy, devices=1, override={"kv_cache": PrefixCaching()} | override), LAYERS)
     tokenizer: Any = FakeTokenizer()
-    tokenizer.eos_token_ids = ()
+    tokenizer.eos_token_ids, tokenizer.token_text = (), "<{}>".format
+    chosen = setup(policy, devices=1, override={"kv_cache": PrefixCaching()} | override)
+    topology = Topology(chosen, LAYERS, tokenizer=tokenizer)
     gateway = DeviceGateway("device-0", topology.setup.policy, tokenizer, 100, lambda: reach)
     node = topology.create_node("device-0")
     assert isinstance(node, Device)
@@ -157,6 +158,20 @@ def test_closing_an_answer_early_cancels_it() -> None:
         assert len(s.begun) == 2
 
     run_scenario(scenario)
+
+
+@pytest.mark.parametrize("policy", ["sled", "cloud_centric"])
+def test_device_and_cloud_end_an_answer_at_a_stop_string(policy: str) -> None:
+    written = own_text(PROMPT, 12)
+
+    async def scenario(s: GatewayDevice) -> None:
+        asked = s.gateway.generate(PROMPT, 12, None, Conversation("c", 0), stop_strings=(f"<{written[4]}>",))
+        pieces = [piece async for piece in asked]
+        first = written.index(written[4])
+        assert (text(pieces), pieces[-1].ending) == (written[: first + 1], "complete")
+        assert s.node.idle_sessions  # its caches are kept
+
+    run_scenario(scenario, policy)
 
 
 def test_one_seed_gives_one_random_stream_for_any_session_name() -> None:

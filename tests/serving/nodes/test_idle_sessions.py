@@ -9,6 +9,7 @@ import pytest
 from serving.drivers.simulator import ComputeResource
 from serving.messages import (
     DraftWork,
+    EmitTokens,
     GenerationRequest,
     PeerLost,
     PeerRestored,
@@ -18,6 +19,7 @@ from serving.messages import (
     SendMessage,
     SessionCancelled,
     StartWork,
+    WorkFinished,
 )
 from serving.nodes.device import _MAX_IDLE_SESSIONS, Device
 from serving.policy.slots.kv_cache import PrefixCaching
@@ -159,6 +161,16 @@ def test_a_conversation_continues_after_a_cancelled_turn() -> None:
     again = t.turn(PROMPT + said + (4,))
     assert again.right
     assert (again.asked or 0) >= len(PROMPT)
+
+
+def test_the_cloud_stops_writing_an_answer_that_is_cancelled() -> None:
+    w = world(policy("cloud_centric", kv_cache=PrefixCaching()), devices=1, limit=400, keep_cache=True)
+    w.simulator.post(1.5, "device-0", SessionCancelled(w.calls[0].session))
+    w.run()
+    emitted = [c for c in w.log.commands(EmitTokens) if c.tokens]
+    assert 0 < sum(len(c.tokens) for c in emitted) < 200
+    late = [now for node, event, now, _ in w.log.entries if node == "cloud" and isinstance(event, WorkFinished)]
+    assert len([now for now in late if now > 1.5]) <= 2  # the pass that ran when the device's message came
 
 
 def test_a_cancelled_idle_session_is_freed_on_device_and_cloud() -> None:

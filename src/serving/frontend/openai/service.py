@@ -75,7 +75,8 @@ class AnswerGenerator:
         )
         conversation = self.prefix_index.acquire(prompt)
         try:
-            deltas = self.gateway.generate(prompt, job.max_new_tokens[index], job.sampling, conversation)
+            limit = job.max_new_tokens[index]
+            deltas = self.gateway.generate(prompt, limit, job.sampling, conversation, stop_strings=job.stop_strings)
             async with aclosing(deltas):
                 async for delta in deltas:
                     stats.cached_tokens += delta.cached_tokens

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite
 from statistics import fmean, median
 from time import perf_counter
+from typing import Any
 
 from serving.core.kv_accounting import MemoryBudget
 from serving.core.queued_request import QueuedRequest
@@ -36,13 +37,16 @@ from serving.studies.capacity.slo_evaluation import (
 
 
 class TimedScheduler:
-    """A scheduler whose decisions are timed, in wall seconds of this machine."""
+    """A scheduler whose decisions are timed, in wall seconds of this machine; its limits are the scheduler's own."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._pick = scheduler.pick
+        self._scheduler, self._pick = scheduler, scheduler.pick
         self.decision_times_s: list[float] = []
         self.max_queue_len = 0
         """The most requests in the queue of one decision."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
 
     def pick(
         self, queue: Sequence[QueuedRequest], now: float, memory_budget: MemoryBudget, estimator: Estimator

@@ -30,6 +30,7 @@ class Writing(FakeGateway):
         sampling: SamplingParams | None,
         conversation: Conversation | None,
         routing: RoutingOptions | None = None,
+        stop_strings: tuple[str, ...] = (),
     ) -> AsyncGenerator[TokenDelta, None]:
         text = list(prompt)
         for n in range(1, limit + 1):

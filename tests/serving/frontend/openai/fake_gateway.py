@@ -37,6 +37,7 @@ class Ask:
     sampling: SamplingParams | None
     conversation: Conversation | None
     routing: RoutingOptions | None = None
+    stop_strings: tuple[str, ...] = ()
     ending: str = ""
     written: int = 0
     over: bool = False
@@ -85,8 +86,9 @@ class FakeGateway:
         sampling: SamplingParams | None,
         conversation: Conversation | None,
         routing: RoutingOptions | None = None,
+        stop_strings: tuple[str, ...] = (),
     ) -> AsyncGenerator[TokenDelta, None]:
-        asked = Ask(prompt, max_new_tokens, sampling, conversation, routing)
+        asked = Ask(prompt, max_new_tokens, sampling, conversation, routing, stop_strings)
         self.asks.append(asked)
         self.changed.set()
         script = self.scripts.popleft() if self.scripts else self.says("it is in the box.")

@@ -158,6 +158,7 @@ def test_a_stop_string_cancels_the_request(loop: Loop, ask: Any) -> None:
     found = ask(lambda c: c.completions.create(model="toy", prompt="where", max_tokens=50, stop=[" in", "zzz"]))
     assert (found.choices[0].text, found.choices[0].finish_reason) == ("it is", "stop")
     assert (loop.gateway.asks[0].over, loop.gateway.asks[0].ending) == (True, "")
+    assert loop.gateway.asks[0].stop_strings == (" in", "zzz")
     assert found.usage.completion_tokens <= len(loop.gateway.tokens("it is in"))
 
 

@@ -1,12 +1,15 @@
 """Load tests of a few devices in steady state, against values computed by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from serving.deployment.topology import Topology
 from serving.messages import RequestArrived
 from serving.outcomes.constant import StatedPredictor
-from serving.policy.slots.draft import RejectionAwareDraft
+from serving.policy.slots.draft import GoodputDraft, RejectionAwareDraft
+from serving.policy.slots.placement import ColocatedPlacement
 from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.capacity import load_test
 from serving.studies.capacity.load_test import LoadTest, LoadTestResult, _window_metrics, run_load_test
@@ -30,6 +33,23 @@ def test_a_lone_device_is_as_fast_as_its_rounds() -> None:
     assert one.metrics["acceptance_rate"] == 1
     assert one.metrics["wasted_tokens_per_s"] == 0
     assert one.violation_rate == 0
+
+
+def test_a_load_test_tells_drafters_in_the_cloud_what_its_scheduler_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft is as long as pays off among the sessions that share a pass."""
+    found: list[Any] = []
+    profile = Topology._chip_profile
+
+    def recorded(topology: Topology, name: str) -> Any:
+        found.append(profile(topology, name))
+        return found[-1]
+
+    monkeypatch.setattr(Topology, "_chip_profile", recorded)
+    chosen = replace(
+        wisp_like(), placement=ColocatedPlacement(), draft=GoodputDraft(8), scheduler=ContinuousBatch(48, 128)
+    )
+    run_load_test(setup(chosen=chosen), SOMETIMES, SHORT, 1, 0)
+    assert {(one.max_sessions, one.max_tokens) for one in found} == {(48, 128)}
 
 
 def test_wasted_drafts_are_those_that_the_cloud_rejects() -> None:
