@@ -4,15 +4,10 @@ import hashlib
 import json
 import math
 import os
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
-
-PROJECT_PACKAGES = ("pipeline", "serving", "training", "native", "hydra_plugins")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -102,27 +97,6 @@ def _file_stamp(path: Path) -> str:
     """With the inode's change time: copying with times kept (`cp -p`) can swap contents under one size and mtime."""
     stat = path.stat()
     return f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}"
-
-
-def code_digests(modules: Iterable[str]) -> dict[str, str]:
-    """The sha256 of the source of each imported module that is a user's own: neither the project's nor installed."""
-    found = {name: _own_source(name) for name in sorted(set(modules))}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in found.items() if file}
-
-
-def _own_source(module: str) -> Path | None:
-    if module.partition(".")[0] in PROJECT_PACKAGES:
-        return None
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if not file or any(Path(file).is_relative_to(folder) for folder in _installed_folders()):
-        return None
-    return Path(file)
-
-
-@cache
-def _installed_folders() -> frozenset[str]:
-    paths = sysconfig.get_paths()
-    return frozenset(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def _read_memo(memo_path: Path) -> dict[str, str]:

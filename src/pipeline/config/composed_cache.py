@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import fingerprint
+from pipeline.artifacts.own_code import PROJECT_PACKAGES
 from pipeline.config.arguments import choices_given, conf_dir
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _key(argv: Sequence[str]) -> str:
 
 
 def _source_stamps() -> Iterator[str]:
-    for package in fingerprint.PROJECT_PACKAGES:
+    for package in PROJECT_PACKAGES:
         if (_SOURCES / package).is_dir():
             yield from _stamps(_SOURCES / package, ".py")
 
@@ -174,4 +175,4 @@ def _is_repeatable(cfg: "DictConfig", library: "ConfigLibrary", text: str) -> bo
     written = [str(OmegaConf.to_container(cfg, resolve=False)), *named]
     resolvers = {name for each in written for name in _RESOLVER.findall(each)}
     targets = set(_TARGET_PACKAGE.findall(text))
-    return resolvers <= _REPEATABLE and targets <= set(fingerprint.PROJECT_PACKAGES)
+    return resolvers <= _REPEATABLE and targets <= set(PROJECT_PACKAGES)

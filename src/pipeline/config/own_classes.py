@@ -5,7 +5,7 @@ from json import JSONDecodeError
 from traceback import walk_tb
 from typing import Any
 
-from pipeline.artifacts.fingerprint import PROJECT_PACKAGES
+from pipeline.artifacts.own_code import PROJECT_PACKAGES
 
 _TARGET = "_target_"
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.fingerprint import code_digests
+from pipeline.artifacts.own_code import code_digests
 from pipeline.artifacts.stage import REFERENCE, Stage
 from pipeline.config.build import TARGET, ConfigSchema, PendingArtifact, construct, raise_placed
 from pipeline.errors import ConfigError
