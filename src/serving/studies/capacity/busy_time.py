@@ -12,8 +12,12 @@ BusyWith = Literal["constant", "prefill", "verification", "decode"]
 
 
 def busy_with(seq: SequenceSlice) -> BusyWith:
-    """prefill: tokens without a cached prefix, their first drafts included; decode: one token and no drafts."""
-    if not seq.start:
+    """verification: drafts and the token before them; decode: that token alone; prefill: all else.
+
+    A prefill is the text from its begin, its first drafts included, a later chunk of it, or what follows a cached
+    prefix: several tokens that the cloud has not seen, be they a prompt's or written by the device alone.
+    """
+    if not seq.start or not seq.rule or seq.num_tokens > seq.num_drafts + 1:
         return "prefill"
     return "verification" if seq.num_drafts else "decode"
 

@@ -22,6 +22,16 @@ def test_kinds_of_work_are_told_by_cache_and_drafts() -> None:
     assert busy_with(replace(prompt, start=100, num_tokens=1, num_drafts=0)) == "decode"
 
 
+def test_chunks_of_a_prompt_and_what_follows_a_cached_prefix_are_prefills() -> None:
+    """A prompt of 500 with 8 drafts, in chunks of 256: the last one has 244 of its tokens."""
+    prompt = SequenceSlice("a", 0, 508, (0,) * 508, 8, "greedy")
+    middle, last = prompt.narrow(100, 356), prompt.narrow(256, 508)
+    undrafted = replace(prompt, num_tokens=500, num_drafts=0).narrow(256, 500)
+    behind_prefix = replace(prompt, start=64, num_tokens=444)
+    one_token = prompt.narrow(256, 257)
+    assert {busy_with(seq) for seq in (middle, last, undrafted, behind_prefix, one_token)} == {"prefill"}
+
+
 def test_the_busy_time_of_verifications_and_decodes_by_hand() -> None:
     """Answers of 18 tokens: a prefill with 8 drafts and a verification of 9 rows, or a prefill and 17 decodes."""
     drafted = run_load_test(setup(), ALWAYS, SHORT, 1, 0).metrics
