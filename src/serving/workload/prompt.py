@@ -38,6 +38,10 @@ class Prompt:
         return text.strip()
 
 
+BLANK_PROMPT = Prompt("blank", "", (), "blank")
+"""Stands for what a device asks where the source of outcomes chooses it."""
+
+
 def check_prompts(prompts: Sequence[Prompt], source: str, has_text: bool = True, is_scored: bool = True) -> None:
     """Raises ValueError that names the first item of `source` with a blank text or, if answers are scored, a blank
     reference, or with the id of an earlier one.

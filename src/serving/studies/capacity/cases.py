@@ -11,7 +11,7 @@ from serving.policy.policy import Policy
 from serving.studies.capacity.load_test import LoadTest
 from serving.workload.dataset import QualityTarget
 from serving.workload.metrics import Metric
-from serving.workload.prompt import Prompt
+from serving.workload.prompt import BLANK_PROMPT, Prompt
 
 T = TypeVar("T")
 
@@ -132,9 +132,6 @@ def _applies(case: Case, path: str) -> bool:
 def _case_path(path: str) -> str:
     rest = path.rpartition(": ")[2]
     return rest if rest.startswith(("outcomes.", "load_test.")) else f"setup.{rest}"
-
-
-BLANK_PROMPT = Prompt("blank", "", (), "blank")
 
 
 @dataclass(frozen=True)

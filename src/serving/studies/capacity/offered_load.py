@@ -15,6 +15,7 @@ from serving.outcomes.shared_prompts import check_unshared
 from serving.runtimes.clients import PostRequest
 from serving.workload import slo
 from serving.workload.arrivals import ClosedLoop
+from serving.workload.prompt import BLANK_PROMPT
 from serving.workload.workload import WorkloadRequest
 
 MAX_TOKENS_PER_S = (100.0, 400.0, 1600.0, 6400.0)
@@ -59,18 +60,17 @@ def make_load(
 
     Every device has one SLO class, drawn with the setup's seed. Devices start within the first `stagger_s`, or
     within the think time if that is longer, and the first answer of each has a random part of the length, so that
-    devices are out of step.
+    devices are out of step. The source of outcomes chooses the prompts: a trace deals those that it has onto them.
     """
     think_s, limit = closed_loop(setup).think_s, setup.workload.max_new_tokens
     check_unshared(setup.policy)
     classes, stream = slo.assign_classes(setup.workload.slo, num_devices, setup.seed), key(setup.seed, "steady state")
-    prompt = setup.workload.dataset.prompts()[0]
 
     def queries(turns: Iterable[int]) -> list[Query]:
         requests = [
             WorkloadRequest(
                 turn * num_devices + device,
-                prompt,
+                BLANK_PROMPT,
                 device,
                 turn,
                 None,

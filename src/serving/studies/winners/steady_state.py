@@ -14,7 +14,7 @@ from serving.messages import Command, EmitTokens, Event, Message, Outcome, Reque
 from serving.outcomes.outcomes import OutcomeSource
 from serving.outcomes.shared_prompts import check_unshared
 from serving.runtimes.clients import UnfinishedSessionsError
-from serving.studies.capacity.cases import BLANK_PROMPT
+from serving.workload.prompt import BLANK_PROMPT
 from serving.workload.slo import SloClass
 from serving.workload.workload import WorkloadRequest
 

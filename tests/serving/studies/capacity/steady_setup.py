@@ -25,6 +25,7 @@ def wisp_like(k: int = 8) -> Policy:
 
 def setup(rate: float = 2.0, chosen: Policy | None = None, network: str = "ideal", **how: Any) -> Setup:
     classes = how.pop("slo", (SloClass(name="c", tokens_per_s=rate),))
+    dataset = how.pop("dataset", BlankDataset())
     limits = {"max_prompt_tokens": 100, "max_new_tokens": 18} | how
-    workload = Workload(dataset=BlankDataset(), slo=classes, **limits)
+    workload = Workload(dataset=dataset, slo=classes, **limits)
     return Setup(pair("qwen3_0_6b", "qwen3_32b"), bed("wisp"), link(network), workload, chosen or wisp_like())

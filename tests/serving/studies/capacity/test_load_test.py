@@ -1,6 +1,8 @@
 """Load tests of a few devices in steady state, against values computed by hand."""
 
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from serving.deployment.topology import Topology
 from serving.messages import RequestArrived
 from serving.outcomes.constant import StatedPredictor
+from serving.outcomes.replayed import TraceOutcomes
 from serving.policy.slots.draft import GoodputDraft, RejectionAwareDraft
 from serving.policy.slots.placement import ColocatedPlacement
 from serving.policy.slots.scheduler import ContinuousBatch
@@ -17,6 +20,7 @@ from serving.studies.capacity.offered_load import ClosedLoopClients, OutOfQuerie
 from serving.studies.capacity.slo_evaluation import LoadObserver, WindowCounts
 from serving.workload.arrivals import Poisson
 from serving.workload.slo import SloClass
+from tests.serving.outcomes.made_up_trace import trace
 from tests.serving.studies.capacity.steady_setup import ALWAYS, SOMETIMES, setup, wisp_like
 from tests.support.policies import policy
 
@@ -97,6 +101,17 @@ def test_devices_keep_their_slo_class_and_start_staggered() -> None:
     first = [next(q for q in load.queries if q.device == d).request.max_new_tokens for d in range(6)]
     assert len(set(first)) > 1
     assert {q.request.max_new_tokens for q in load.queries[6:]} == {18}
+
+
+def test_a_load_on_a_trace_asks_all_of_its_prompts() -> None:
+    """Those of a data set that was recorded, too: the first of them was asked by every device before."""
+    recorded = trace(20)
+    text = SimpleNamespace(prompts=lambda: [one.prompt for one in recorded.sessions])
+    asked = setup(dataset=text)
+    load = make_load(asked, TraceOutcomes(recorded, None), 40, 10.0, 2.0)  # type: ignore[arg-type]
+    times_asked = Counter(query.prompt.id for query in load.queries)
+    assert len(times_asked) == 20
+    assert max(times_asked.values()) < 2 * len(load.queries) / 20
 
 
 def test_a_device_without_prompts_left_is_an_error() -> None:
