@@ -15,6 +15,7 @@ from serving.outcomes.trace import TOKENIZER_DIR, OutcomeTrace, load_trace
 from serving.outcomes.trace_engine import TraceEngine, UnrecordedCounts
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import TreeDraft
+from serving.workload.prompt import Prompt
 from serving.workload.workload import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ class TraceOutcomes:
         return self.trace.described
 
     def make_queries(self, requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int) -> list[Query]:
-        """The requests with recorded prompts; the token limit is the lower of the request's and the record's."""
+        """The requests with recorded prompts; the token limit is the lower of the request's and the record's.
+
+        Raises ValueError for prompts with text that are those of another data set than the recorded ones.
+        """
         check_greedy(decoding)
+        check_prompts_recorded(self.trace, [one.prompt for one in requests])
         return [self._make_query(one, seed) for one in requests]
 
     def check(self, policy: Policy) -> None:
@@ -122,6 +127,29 @@ def check_greedy(decoding: Decoding) -> None:
         raise ValueError(
             f"decoding.temperature is {decoding.temperature}: sampled text depends on every draw, so no trace can "
             "stand for it; use runtime/outcomes=fitted, or temperature 0"
+        )
+
+
+def check_prompts_recorded(trace: OutcomeTrace, prompts: Sequence[Prompt]) -> None:
+    """Raises ValueError for a prompt whose text is not what was recorded under its id, and if there are prompts with
+    text and the trace has none of them. Where it has some, the others are dealt onto the recorded ones.
+    """
+    asked = [one for one in prompts if one.text.strip()]
+    recorded = [(one, trace.recorded_prompt(one.id)) for one in asked]
+    advice = (
+        "deal the trace's own prompts onto the requests (workload=synthetic), or record the workload that is simulated "
+        "(leave runtime.outcomes.path out; runtime.stages.record_outcomes.workload is what is recorded)"
+    )
+    of = ", ".join(trace.made_from.values()) or "a pair"
+    if other := next((one.id for one, known in recorded if known and known.text != one.text), None):
+        raise ValueError(
+            f"the trace ({of}) has another text for prompt {other!r} than the workload: they are of different data "
+            f"sets; {advice}"
+        )
+    if asked and not any(known for _, known in recorded):
+        raise ValueError(
+            f"the trace ({of}) has none of the workload's prompts, such as {asked[0].id!r}: their answers and quality "
+            f"would be those of other prompts; {advice}"
         )
 
 

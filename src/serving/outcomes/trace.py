@@ -213,6 +213,11 @@ class OutcomeTrace:
                 "record the workload that is simulated, or let the trace choose its own prompts"
             ) from None
 
+    def recorded_prompt(self, prompt_id: str) -> Prompt | None:
+        """The prompt of the data set that was recorded under this id."""
+        session = self._by_prompt_id.get(prompt_id)
+        return session.prompt if session else None
+
     def find_session(self, name: str, prompt_id: str) -> RecordedSession | None:
         """The session recorded under this name, or for this prompt of the data set."""
         named = self._by_name.get(name)

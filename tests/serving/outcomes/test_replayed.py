@@ -236,6 +236,25 @@ def test_a_recorded_session_is_found_by_session_or_prompt(record: Any) -> None:
     assert (second.request.session, second.prompt.answer, second.request.max_new_tokens) == ("r00001", "attic", LIMIT)
 
 
+def test_a_workload_of_other_prompts_than_the_trace_has_is_refused(record: Any) -> None:
+    """Its answers would be scored as those of the workload."""
+    outcomes = TraceOutcomes(record(), None)  # type: ignore[arg-type]
+
+    def asks(*prompts: tuple[str, str]) -> list[str]:
+        asked = [
+            WorkloadRequest(i, Prompt(name, text, (), ""), 0, i, None, 0.0, 99, 99, None)
+            for i, (name, text) in enumerate(prompts)
+        ]
+        return [query.prompt.id for query in outcomes.make_queries(asked, Decoding(), 0)]
+
+    with pytest.raises(ValueError, match=r"has none of the workload's prompts, such as 'gsm8k-17'.*workload=synthetic"):
+        asks(("gsm8k-17", "How many?"), ("gsm8k-18", "How much?"))
+    with pytest.raises(ValueError, match=r"\(two random Llamas\) has another text for prompt 'p1' than the workload"):
+        asks(("p0", "Where?"), ("p1", "When?"))
+    known, dealt = asks(("p1", "Where?"), ("p99", "Where else?"))  # of a data set that was recorded in part
+    assert (known, dealt in {"p0", "p1", "p2", "p3", "p4"}) == ("p1", True)
+
+
 def test_requests_outside_the_trace_are_refused(record: Any) -> None:
     outcomes, policy = TraceOutcomes(record(), None), setup("sled").policy  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"temperature is 0\.7: sampled text depends on every draw"):
