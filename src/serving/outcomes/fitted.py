@@ -49,7 +49,7 @@ class PromptLengths:
 
 @dataclass(frozen=True)
 class AnswerLengths:
-    """Lengths of answers that end at each token with the same chance, or at the request's limit; `mean` includes the
+    """Lengths of answers that end at each token with the same chance, or at the workload's limit; `mean` includes the
     limit. Raises ValueError for a mean below 1.
     """
 
@@ -65,7 +65,8 @@ class AnswerLengths:
         """
         if self.mean >= limit:
             raise ValueError(
-                f"answer_lengths.mean is {self.mean}, and an answer has at most {limit} tokens; the mean must be lower"
+                f"runtime.outcomes.answer_lengths.mean is {self.mean}, and an answer has at most {limit} tokens; lower "
+                "it, or raise workload.max_new_tokens"
             )
         goes_on = self._goes_on(limit)
         return min(limit, 1 + floor(log(1 - min(probability, 1 - 1e-9)) / log(goes_on))) if goes_on else 1
@@ -258,7 +259,9 @@ class FittedAcceptance:
             return prompt, request.max_new_tokens
         if self.answer_lengths:
             draw = uniform(key(seed, f"r{request.index:05d}"), 0, "answer")
-            return prompt, self.answer_lengths.quantile(draw, request.max_new_tokens)
+            return prompt, min(
+                request.max_new_tokens, self.answer_lengths.quantile(draw, request.longest_answer_tokens)
+            )
         return prompt, min(request.max_new_tokens, written) if ended else request.max_new_tokens
 
 

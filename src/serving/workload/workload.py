@@ -31,6 +31,13 @@ class WorkloadRequest:
     max_new_tokens: int
     slo: SloClass | None
     sharing: PromptSharing | None = None
+    workload_max_new_tokens: int | None = None
+    """The workload's limit, of which the request's own may be a part; None: that is the workload's."""
+
+    @property
+    def longest_answer_tokens(self) -> int:
+        """The most that any answer of the workload may have."""
+        return self.workload_max_new_tokens or self.max_new_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +167,7 @@ class Workload:
             min(self.max_new_tokens, arrival.new_tokens or self.max_new_tokens),
             slo_class,
             self.sharing,
+            self.max_new_tokens,
         )
 
 

@@ -204,6 +204,22 @@ def test_the_mean_of_answers_counts_those_at_the_limit() -> None:
         AnswerLengths(0.5)
 
 
+def test_a_request_with_a_part_of_the_limit_gets_a_part_of_a_drawn_answer(model: FittedAcceptance) -> None:
+    """As the first of each device of a load test: 64 tokens are the workload's limit, 3 the request's."""
+    given = replace(model, answer_lengths=AnswerLengths(20))
+    whole = [replace(one, workload_max_new_tokens=64) for one in asked(200)]
+    parts = [replace(one, max_new_tokens=3) for one in whole]
+    drawn, cut = (
+        [query.request.max_new_tokens for query in given.make_queries(requests, Decoding(), 0)]
+        for requests in (whole, parts)
+    )
+    assert cut == [min(3, length) for length in drawn]
+    with pytest.raises(
+        ValueError, match=r"answer_lengths\.mean is 64, .* at most 64 tokens; .*workload\.max_new_tokens"
+    ):
+        replace(model, answer_lengths=AnswerLengths(64)).make_queries(parts, Decoding(), 0)
+
+
 def test_lengths_of_answers_are_stated_once(model: FittedAcceptance) -> None:
     with pytest.raises(ValueError, match="exclude each other"):
         replace(model, full_length_answers=True, answer_lengths=AnswerLengths(20))

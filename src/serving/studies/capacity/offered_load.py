@@ -78,6 +78,7 @@ def make_load(
                 setup.workload.max_prompt_tokens,
                 limit if turn else 1 + int(uniform(stream, device, "first answer") * limit),
                 classes[device],
+                workload_max_new_tokens=limit,
             )
             for turn in turns
             for device in range(num_devices)

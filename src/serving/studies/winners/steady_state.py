@@ -171,6 +171,7 @@ def make_queries(
         WorkloadRequest(
             turn * n + device, BLANK_PROMPT, device, turn, None, 0.0, workload.max_prompt_tokens,
             workload.max_new_tokens if turn else first[device], promise,
+            workload_max_new_tokens=workload.max_new_tokens,
         )
         for turn in range(1 + load.counted_turns(n) + SPARE_TURNS)
         for device in range(n)

@@ -10,6 +10,8 @@ import pytest
 from serving.deployment.topology import Topology
 from serving.messages import RequestArrived
 from serving.outcomes.constant import StatedPredictor
+from serving.outcomes.fit import fit_acceptance
+from serving.outcomes.fitted import AnswerLengths
 from serving.outcomes.replayed import TraceOutcomes
 from serving.policy.slots.draft import GoodputDraft, RejectionAwareDraft
 from serving.policy.slots.placement import ColocatedPlacement
@@ -112,6 +114,14 @@ def test_a_load_on_a_trace_asks_all_of_its_prompts() -> None:
     times_asked = Counter(query.prompt.id for query in load.queries)
     assert len(times_asked) == 20
     assert max(times_asked.values()) < 2 * len(load.queries) / 20
+
+
+def test_first_answers_are_parts_of_answers_of_drawn_lengths() -> None:
+    """Some have fewer tokens than the mean, which no distribution with so low a limit has."""
+    fitted = replace(fit_acceptance(trace(), 0), answer_lengths=AnswerLengths(9))
+    limits = [query.request.max_new_tokens for query in make_load(setup(), fitted, 40, 10.0, 2.0).queries]
+    assert min(limits[:40]) < 9
+    assert sum(limits[40:]) / len(limits[40:]) == pytest.approx(9, abs=0.5)
 
 
 def test_a_device_without_prompts_left_is_an_error() -> None:
