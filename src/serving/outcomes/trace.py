@@ -39,6 +39,8 @@ _HEADER_FIELDS = (
 )
 
 
+MAX_TOKEN = (1 << 31) - 1
+"""Tokens are whole numbers of four bytes."""
 NO_NODE = -2
 """The parent in the place of a node that a tree does not have."""
 
@@ -251,13 +253,13 @@ def load_trace(path: Path) -> OutcomeTrace:
     """
     header, arrays = FORMAT.read_header(path), FORMAT.read_weights(path)
     with FORMAT.parsing(path):
-        text = arrays.pop("token_ids").tolist()
+        text = _texts(arrays.pop("token_ids"), header["sessions"])
         header["exit_rule"] = EarlyExitRule(**header["exit_rule"]) if header["exit_rule"] else None
         header["tree_rule"] = _tree_rule(header["tree_rule"])
         header["medusa_tree"] = tuple(tuple(ranks) for ranks in header["medusa_tree"])
         header["stop_tokens"] = tuple(header["stop_tokens"])
         trace = OutcomeTrace(_sessions(header.pop("sessions"), text), _tables(arrays), **header)
-        _check(trace, len(text))
+        _check(trace)
         return trace
 
 
@@ -323,8 +325,61 @@ def _prompt(fields_: dict[str, Any]) -> Prompt:
     return Prompt(**plain)
 
 
-def _check(trace: OutcomeTrace, text: int) -> None:
-    """Raises ValueError if the tables contradict the header."""
+def _check(trace: OutcomeTrace) -> None:
+    """Raises ValueError if the tables contradict the header, and for numbers that no pair writes."""
+    _check_header(trace)
+    for session in trace.sessions:
+        _check_session(session, trace.tables.max_draft_len)
+    _check_shapes(trace)
+    for name, table in table_arrays(trace.tables).items():
+        _check_kind(name, table)
+    _check_tokens(trace.tables)
+    _check_exits(trace.tables, trace.device_layers)
+    _check_trees(trace.tables.trees[..., 1])
+
+
+def _texts(array: Any, listed: Sequence[Mapping[str, Any]]) -> list[int]:
+    """All sessions' tokens, end to end. Raises ValueError for what are no tokens, and for more or fewer."""
+    _check_kind("token_ids", array)
+    _check_range("token_ids", array, 0, MAX_TOKEN)
+    text: list[int] = array.tolist()
+    if not listed or sum(one["num_tokens"] for one in listed) != len(text):
+        raise ValueError(f"{len(listed)} sessions do not add up to the {len(text)} tokens of text")
+    return text
+
+
+def _check_header(trace: OutcomeTrace) -> None:
+    for name in ("device_layers", "cloud_layers"):
+        _check_count(name, getattr(trace, name), 1)
+    for ranks in trace.medusa_tree:
+        if not ranks:
+            raise ValueError("medusa_tree has a candidate without a rank")
+        for rank in ranks:
+            _check_count("a rank of medusa_tree", rank)
+    for token in trace.stop_tokens:
+        _check_count("a stop token", token)
+
+
+def _check_session(session: RecordedSession, max_draft_len: int) -> None:
+    name, text = session.name, len(session.token_ids)
+    _check_count(f"max_new_tokens of {name}", session.max_new_tokens, 1)
+    _check_count(f"prompt_tokens of {name}", session.prompt_tokens, 1)
+    if session.prompt_tokens > text:
+        raise ValueError(f"{name} has a prompt of {session.prompt_tokens} tokens, and {text} in all")
+    for branch in session.lookahead_branches:
+        for number in branch:
+            _check_count(f"a number of lookahead_branches of {name}", number)
+        base, length, _ = branch
+        if not base <= length <= base + max_draft_len or base > text:
+            raise ValueError(f"{name} has a lookahead branch at {branch}; it is behind at most {max_draft_len} tokens")
+
+
+def _check_count(name: str, value: object, least: int = 0) -> None:
+    if type(value) is not int or not least <= value <= MAX_TOKEN:
+        raise ValueError(f"{name} is {value!r:.40}; it is a whole number, {least} or more")
+
+
+def _check_shapes(trace: OutcomeTrace) -> None:
     tables, rows = trace.tables, sum(session.num_rows for session in trace.sessions)
     length = tables.max_draft_len
     shapes = {
@@ -338,17 +393,53 @@ def _check(trace: OutcomeTrace, text: int) -> None:
         **tree_shapes(rows, trace.tree_rule),
         **{f"{_SCORE}{name}": (rows, length) for name in (*LOGIT_SCORES, *trace.scorer_digests)},
     }
-    if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:
-        raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
-    if any(token < 0 for session in trace.sessions for token in session.token_ids):
-        raise ValueError("a text has a token below 0")
     found = {name: array.shape for name, array in table_arrays(tables).items()}
     if found != shapes:
         name = next(name for name in {**shapes, **found} if shapes.get(name) != found.get(name))
         raise ValueError(f"{name} has the shape {found.get(name)}, and the header says {shapes.get(name)}")
-    if not all(0 < session.prompt_tokens <= len(session.token_ids) for session in trace.sessions):
-        raise ValueError("a session has no prompt, or one longer than its text")
-    if tables.exit_layers.max() > trace.device_layers:
-        raise ValueError(f"a draft was read off after {tables.exit_layers.max()} of {trace.device_layers} layers")
-    if tables.continuation_lens.min() < 1 or tables.continuation_lens.max() > length:
-        raise ValueError(f"a continuation is empty or longer than {length} tokens")
+
+
+def _check_kind(name: str, table: Any) -> None:
+    """Raises ValueError for real numbers in place of whole ones, for half precision, NaN and infinities."""
+    import numpy as np
+
+    if name != "attention" and not name.startswith(_SCORE):
+        if table.dtype.kind not in "iu":
+            raise ValueError(f"{name} holds {table.dtype}; it has whole numbers")
+    elif table.dtype not in (np.float32, np.float64):
+        raise ValueError(f"{name} holds {table.dtype}; it has float32 or float64")
+    elif not np.isfinite(table).all():
+        raise ValueError(f"{name} has a value that is no finite number")
+
+
+def _check_range(name: str, table: Any, least: int, most: int) -> None:
+    if table.size and not least <= int(table.min()) <= int(table.max()) <= most:
+        raise ValueError(f"{name} has values from {table.min()} to {table.max()}; they are {least} to {most}")
+
+
+def _check_tokens(tables: TraceTables) -> None:
+    """Raises ValueError for what is no token, and for a continuation that is empty or longer than there is room for."""
+    for name in ("targets", "drafts", "top_candidates", "proposals"):
+        _check_range(name, getattr(tables, name), 0, MAX_TOKEN)
+    _check_range("trees", tables.trees[..., 0][tables.trees[..., 1] != NO_NODE], 0, MAX_TOKEN)
+    _check_range("tree_levels", tables.tree_levels, 0, MAX_TOKEN)
+    _check_range("continuation_lens", tables.continuation_lens, 1, tables.max_draft_len)
+
+
+def _check_exits(tables: TraceTables, device_layers: int) -> None:
+    """Raises ValueError for a draft that was read off before the first layer, or behind the last one."""
+    import numpy as np
+
+    drafted = np.arange(tables.max_draft_len) < tables.continuation_lens[:, None]
+    _check_range("exit_layers", tables.exit_layers[drafted], 1, device_layers)
+
+
+def _check_trees(parents: Any) -> None:
+    """Raises ValueError for a node in front of its parent, or behind a place without one; (rows, 2, nodes)"""
+    import numpy as np
+
+    is_node, places = parents != NO_NODE, np.arange(parents.shape[-1])
+    if (is_node & ((parents < -1) | (parents >= places))).any():
+        raise ValueError("trees has a node whose parent does not stand before it")
+    if (is_node[..., 1:] & ~is_node[..., :-1]).any():
+        raise ValueError("trees has a node behind a place without one")

@@ -167,6 +167,8 @@ def _arrays(data: bytes, shapes: Mapping[str, Any]) -> dict[str, Any]:
     for name, shape in filled.items():
         column = found[name].combine_chunks()
         values = column.flatten() if shape else column
+        if column.null_count or values.null_count:
+            raise ValueError(f"its column {name} has {column.null_count or values.null_count} cells without a number")
         arrays[name] = values.to_numpy(zero_copy_only=False).reshape(len(column), *map(int, shape))
     return arrays
 

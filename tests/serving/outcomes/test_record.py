@@ -231,8 +231,8 @@ def _no_prompt(folder: Path) -> None:
         (_short, "cannot be read"),
         (_lost_session, "59 sessions do not add up to the 2820 tokens"),
         (_other_name, "politics"),
-        (_too_deep, "a draft was read off after 4 of 3 layers"),
-        (_no_prompt, "a session has no prompt, or one longer than its text"),
+        (_too_deep, "exit_layers has values from 4 to 4; they are 1 to 3"),
+        (_no_prompt, "r00000 has a prompt of 52 tokens, and 46 in all"),
     ],
 )
 def test_a_damaged_trace_is_refused(damage: Any, message: str, tmp_path: Path) -> None:

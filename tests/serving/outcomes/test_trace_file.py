@@ -5,6 +5,7 @@ import random
 import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from serving.messages import DraftStopRule, TreeRule
 from serving.outcomes import trace_file
 from serving.outcomes.replayed import load
-from serving.outcomes.trace import TOKENIZER_DIR, load_trace, save_trace, table_arrays
-from serving.outcomes.trace_file import ABOUT_FILE, ORIGIN_FILE, TraceOrigin, export_trace, import_trace, read_about
+from serving.outcomes.trace import NO_NODE, TOKENIZER_DIR, OutcomeTrace, load_trace, save_trace, table_arrays
+from serving.outcomes.trace_file import (
+    ABOUT_FILE,
+    ORIGIN_FILE,
+    ROWS_FILE,
+    TraceOrigin,
+    export_trace,
+    import_trace,
+    read_about,
+)
 from tests.serving.outcomes.made_up_trace import trace
 from tests.support.tiny_tokenizers import byte_level
 
@@ -173,6 +183,135 @@ def test_tables_that_contradict_the_header_are_refused(exported: Path, tmp_path:
     with pytest.raises(ValueError, match=r"is no readable trace .*ask for it again"):
         import_trace(changed(exported, tmp_path / "short.trace", shorten), tmp_path / "imported")
     assert [path.name for path in tmp_path.iterdir()] == ["short.trace"]
+
+
+def with_member(members: dict[str, bytes], name: str, data: bytes) -> None:
+    """Another member, and a line in about.json that agrees with it."""
+    about = json.loads(members[ABOUT_FILE])
+    about["members"][name] = trace_file._described(data)
+    members.update({name: data, ABOUT_FILE: json.dumps(about).encode()})
+
+
+def with_column(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, bytes]], None]:
+    """Changes a column of rows.parquet: a NumPy table with a row for each position."""
+
+    def apply(members: dict[str, bytes]) -> None:
+        shapes = json.loads(members[ABOUT_FILE])["shapes"]
+        tables = trace_file._arrays(members[ROWS_FILE], shapes)
+        with_member(members, ROWS_FILE, trace_file._parquet({**tables, name: change(tables[name])}))
+
+    return apply
+
+
+def with_missing_cells(members: dict[str, bytes]) -> None:
+    rows = pq.read_table(BytesIO(members[ROWS_FILE]))
+    lens = rows["continuation_lens"].to_pylist()
+    at, out = rows.schema.get_field_index("continuation_lens"), BytesIO()
+    pq.write_table(rows.set_column(at, "continuation_lens", pa.array([None] * 5 + lens[5:], pa.int32())), out)
+    with_member(members, ROWS_FILE, out.getvalue())
+
+
+def with_header(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, bytes]], None]:
+    def apply(members: dict[str, bytes]) -> None:
+        header = json.loads(members["trace.json"])
+        change(header)
+        with_member(members, "trace.json", json.dumps(header).encode())
+
+    return apply
+
+
+def first_is(value: float) -> Callable[[Any], Any]:
+    """The table with another first number, in a type that holds it."""
+
+    def change(table: Any) -> Any:
+        found = table.astype(np.int64) if table.dtype.kind in "iu" else table.copy()
+        found.reshape(-1)[0] = value
+        return found
+
+    return change
+
+
+IMPOSSIBLE: dict[str, tuple[Callable[[dict[str, bytes]], Any], str]] = {
+    "missing cells": (with_missing_cells, "its column continuation_lens has 5 cells without a number"),
+    "fractions": (with_column("targets", lambda table: table + 0.25), "targets holds float64; it has whole numbers"),
+    "half precision": (
+        with_column("targets", lambda table: table.astype(np.float16)),
+        "targets holds float16; it has wh",
+    ),
+    "half precise scores": (
+        with_column("score.margin", lambda table: table.astype(np.float16)),
+        "score.margin holds float16; it has float32 or float64",
+    ),
+    "scores that are no numbers": (
+        with_column("score.margin", first_is(np.nan)),
+        "score.margin has a value that is no",
+    ),
+    "huge tokens": (
+        with_column("targets", first_is(10**12)),
+        "targets has values from 5 to 1000000000000; they are 0 to",
+    ),
+    "negative tokens": (with_column("drafts", first_is(-46)), "drafts has values from -46 to 99; they are 0 to 214748"),
+    "negative candidates": (with_column("top_candidates", first_is(-1)), "top_candidates has values from -1 to"),
+    "drafts before the first layer": (
+        with_column("exit_layers", first_is(-5)),
+        "exit_layers has values from -5 to 4; th",
+    ),
+    "no answer": (
+        with_header(lambda header: header["sessions"][0].update(max_new_tokens=0)),
+        "max_new_tokens of r00000 is 0; it is a whole number, 1 or more",
+    ),
+    "many answers": (
+        with_header(lambda header: header["sessions"][0].update(max_new_tokens="many")),
+        "max_new_tokens of r00000 is 'many'; it is a whole number, 1",
+    ),
+    "stop tokens that are text": (
+        with_header(lambda header: header.update(stop_tokens=["a"])),
+        "a stop token is 'a'; it is a whole number, 0 or more",
+    ),
+    "fewer than no layers": (
+        with_header(lambda header: header.update(cloud_layers=-3)),
+        "cloud_layers is -3; it is a whole number, 1 or more",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_numbers_that_no_pair_writes_are_refused(exported: Path, tmp_path: Path, case: str) -> None:
+    change, message = IMPOSSIBLE[case]
+    file = changed(exported, tmp_path / "changed.trace", change)
+    with pytest.raises(ValueError, match=message):
+        import_trace(file, tmp_path / "imported")
+    assert [path.name for path in tmp_path.iterdir()] == ["changed.trace"]
+
+
+def grown(*parents: int) -> OutcomeTrace:
+    """The made-up trace with a tree of these parents at its first position."""
+    made = trace(2)
+    rule = DraftStopRule(len(parents), tree=TreeRule(2, 2))
+    rows = len(made.tables.targets)
+    trees = np.full((rows, 2, len(parents), 2), NO_NODE, np.int32)
+    trees[0, 0] = [(7, parent) if parent != NO_NODE else (NO_NODE, NO_NODE) for parent in parents]
+    levels = np.zeros((rows, 2, 1), np.int32)
+    return replace(made, tables=replace(made.tables, trees=trees, tree_levels=levels), tree_rule=rule)
+
+
+def test_trees_and_branches_that_cannot_have_grown_are_refused(tmp_path: Path) -> None:
+    def saved_and_loaded(made: OutcomeTrace) -> OutcomeTrace:
+        save_trace(tmp_path, made)
+        return load_trace(tmp_path)
+
+    assert saved_and_loaded(grown(-1, 0, -1, NO_NODE)).tables.trees[0, 0, 1].tolist() == [7, 0]
+    for parents in ((0, -1), (-1, 2, 0), (-1, -3)):
+        with pytest.raises(ValueError, match="trees has a node whose parent does not stand before it"):
+            saved_and_loaded(grown(*parents))
+    with pytest.raises(ValueError, match="trees has a node behind a place without one"):
+        saved_and_loaded(grown(-1, NO_NODE, -1))
+    made = trace(2)
+    for branch in ((50, 40, 3), (8, 90, 3)):
+        (session, *others), tables = made.sessions, made.tables
+        session = replace(session, token_ids=session.token_ids[:-1], lookahead_branches=(branch,))
+        with pytest.raises(ValueError, match=r"r00000 has a lookahead branch at \("):
+            saved_and_loaded(replace(made, sessions=(session, *others), tables=tables))
 
 
 def test_a_file_beyond_the_bound_is_refused_unread(
