@@ -108,7 +108,7 @@ def _load_hf_tokenizer(path: str | Path) -> Any:
     if _HUB_NAME.fullmatch(str(path)) and not Path(path).is_dir():
         _check_hub(str(path))
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"there is no tokenizer that transformers can open at {path}: {error}") from error
 

@@ -34,6 +34,8 @@ _ABOUT_FIELDS: dict[str, Any] = {
     "members": dict,
 }  # fmt: skip
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt")
+_TOKENIZER_FILE = "tokenizer.json"
+"""What a simulation reads its text with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class TraceOrigin:
 def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any]:
     """Writes the trace in `folder` to `file`; returns what about.json says.
 
-    Raises ValueError for a folder without a trace.
+    Raises ValueError for a folder without a trace or its tokenizer.
     """
     import numpy as np
 
@@ -137,6 +139,12 @@ def _unpack(members: Mapping[str, bytes], about: Mapping[str, Any], folder: Path
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
+    """Raises ValueError for a folder without what a simulation needs of them."""
+    if not (folder / TOKENIZER_DIR / _TOKENIZER_FILE).is_file():
+        raise ValueError(
+            f"there is no {TOKENIZER_DIR}/{_TOKENIZER_FILE} in {folder}; record the trace again, with a pair whose "
+            "tokenizer has that file"
+        )
     return sorted(path for path in (folder / TOKENIZER_DIR).iterdir() if path.suffix in _TEXT_SUFFIXES)
 
 
@@ -226,10 +234,11 @@ def _check_members(archive: zipfile.ZipFile, file: Path, about: Mapping[str, Any
     names = set(archive.namelist()) - {ABOUT_FILE}
     wanted = {HEADER_FILE, TOKENS_FILE, ROWS_FILE}
     others = [name for name in names - wanted if not _is_tokenizer_file(name)]
-    if others or wanted - names or names != set(about["members"]):
+    has_tokenizer = f"{TOKENIZER_DIR}/{_TOKENIZER_FILE}" in names
+    if others or wanted - names or not has_tokenizer or names != set(about["members"]):
         raise ValueError(
             f"{file} holds {', '.join(sorted(names))[:200]}; a trace has {', '.join(sorted(wanted))} and text files in "
-            f"{TOKENIZER_DIR}/, all of which {ABOUT_FILE} names"
+            f"{TOKENIZER_DIR}/, {_TOKENIZER_FILE} among them, all of which {ABOUT_FILE} names"
         )
     total = sum(info.file_size for info in archive.infolist())
     if total > MAX_NBYTES or len(names) > MAX_MEMBERS:

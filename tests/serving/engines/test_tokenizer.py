@@ -48,6 +48,16 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
         Tokenizer(tmp_path)
 
 
+def test_code_beside_a_tokenizer_is_not_offered_to_be_run(path, monkeypatch):
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    own = {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": [None, "foreign.Foreign"]}}
+    (path / "tokenizer_config.json").write_text(json.dumps(config | own))
+    (path / "foreign.py").write_text("raise SystemExit('it ran')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="no tokenizer that transformers can open at"):
+        Tokenizer(path)
+
+
 def test_copies_and_other_chat_templates_are_the_same_tokenizer(path, tmp_path):
     shutil.copytree(path, tmp_path / "two")
     check_same_tokenizer(path, tmp_path / "two")

@@ -74,6 +74,25 @@ def without_policy(members: dict[str, bytes]) -> None:
     members[ABOUT_FILE] = json.dumps(about).encode()
 
 
+def without_members(members: dict[str, bytes], *names: str) -> None:
+    """Without these, of which about.json says nothing either."""
+    about = json.loads(members[ABOUT_FILE])
+    for name in names:
+        del members[name], about["members"][name]
+    members[ABOUT_FILE] = json.dumps(about).encode()
+
+
+def test_a_trace_without_its_tokenizer_is_not_exported(recorded: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(recorded, tmp_path / "recorded")
+    (folder / TOKENIZER_DIR / "tokenizer.json").rename(folder / TOKENIZER_DIR / "tokenizer.model")
+    with pytest.raises(ValueError, match=r"there is no tokenizer/tokenizer.json in .*recorded; record the trace again"):
+        export_trace(folder, tmp_path / "x.trace", ORIGIN)
+    shutil.rmtree(folder / TOKENIZER_DIR)
+    with pytest.raises(ValueError, match=r"there is no tokenizer/tokenizer.json in"):
+        export_trace(folder, tmp_path / "x.trace", ORIGIN)
+    assert [path.name for path in tmp_path.iterdir()] == ["recorded"]
+
+
 def test_what_is_imported_is_what_was_exported(recorded: Path, exported: Path, tmp_path: Path) -> None:
     import_trace(exported, tmp_path / "imported")
     before, after = load_trace(recorded), load_trace(tmp_path / "imported")
@@ -121,6 +140,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, bytes]], Any], str]] = {
     "a missing member": (lambda members: members.pop("rows.parquet"), r"a trace has rows.parquet, tokens.parquet"),
     "a member outside": (lambda members: members.update({"../evil.json": b"{}"}), r"holds \.\./evil.json, rows"),
     "a nested member": (lambda members: members.update({"tokenizer/../evil.json": b"{}"}), "and text files in tokeni"),
+    "no tokenizer": (
+        lambda members: without_members(members, f"{TOKENIZER_DIR}/tokenizer.json"),
+        "and text files in tokenizer/, tokenizer.json among them",
+    ),
     "code": (lambda members: members.update({"tokenizer/tokenizer.py": b"1"}), "and text files in tokenizer/"),
     "no about": (lambda members: members.pop(ABOUT_FILE), "is no trace file: about.json cannot be used"),
     "no policy": (without_policy, r"is no trace file: about.json cannot be used \(KeyError\('policy'\)\)"),
