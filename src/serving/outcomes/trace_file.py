@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR, load_trace, table_arrays
+from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR, OutcomeTrace, load_trace, table_arrays
 
 KIND, VERSION = "tandem-trace", 2
 ABOUT_FILE, TOKENS_FILE, ROWS_FILE = "about.json", "tokens.parquet", "rows.parquet"
@@ -75,10 +75,7 @@ def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any
         "kind": KIND,
         "version": VERSION,
         **asdict(origin),
-        "made_from": trace.made_from,
-        "policy": trace.policy_name,
-        "sessions": len(trace.sessions),
-        "rows": len(trace.tables.targets),
+        **_summary(trace),
         "shapes": {name: list(array.shape[1:]) for name, array in tables.items()},
         "members": {name: _described(data) for name, data in members.items()},
     }
@@ -89,6 +86,23 @@ def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any
             out.writestr(name, data)
     partial.rename(file)
     return about
+
+
+def _summary(trace: OutcomeTrace) -> dict[str, Any]:
+    """What about.json repeats of the trace."""
+    return {
+        "made_from": trace.made_from,
+        "policy": trace.policy_name,
+        "sessions": len(trace.sessions),
+        "rows": len(trace.tables.targets),
+    }
+
+
+def _check_summary(about: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Raises ValueError for a file that says something else of its trace than the trace does."""
+    for name, value in found.items():
+        if about[name] != value:
+            raise ValueError(f"{ABOUT_FILE} says {name}: {about[name]!r:.80}, and the trace has {value!r:.80}")
 
 
 def _described(member: bytes) -> dict[str, Any]:
@@ -117,7 +131,7 @@ def import_trace(file: Path, folder: Path) -> dict[str, Any]:
     (partial / TOKENIZER_DIR).mkdir(parents=True)
     try:
         _unpack(members, about, partial)
-        load_trace(partial)
+        _check_summary(about, _summary(load_trace(partial)))
     except Exception as problem:
         shutil.rmtree(partial)
         raise ValueError(f"{file} is no readable trace ({problem}); ask for it again") from problem

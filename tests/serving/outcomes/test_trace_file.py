@@ -128,6 +128,13 @@ REFUSED: dict[str, tuple[Callable[[dict[str, bytes]], Any], str]] = {
     "another version": (about_with(version=1), "is of version 1, and this code reads 2"),
     "another kind": (about_with(kind="holiday photos"), "its kind is 'holiday photos'"),
     "no number of sessions": (about_with(sessions="many"), "sessions is 'many'"),
+    "other sessions": (about_with(sessions=999999), "about.json says sessions: 999999, and the trace has 60"),
+    "other rows": (about_with(rows=3), "about.json says rows: 3, and the trace has 2460"),
+    "another policy": (about_with(policy="hat"), "about.json says policy: 'hat', and the trace has None"),
+    "another pair": (
+        about_with(made_from={"pair": "gpt-5"}),
+        "says made_from: {'pair': 'gpt-5'}, and the trace has {'pa",
+    ),
     "no list of members": (about_with(members=3), "members is 3"),
     "a member without a digest": (undigested, "is not what about.json says"),
     "other columns": (about_with(shapes={"targets": []}), "it has the columns .*ask for it again"),
