@@ -16,6 +16,7 @@ from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Simulator
 from serving.hardware.estimator import Estimator
+from serving.messages import INF
 from serving.outcomes.outcomes import OutcomeEngines, OutcomeSource
 from serving.policy.slots.scheduler import ScheduledBatch, Scheduler
 from serving.studies.capacity.busy_time import BusyTimeObserver
@@ -144,6 +145,8 @@ class LoadRun:
     observer: LoadObserver
     evaluator: SloEvaluator
     window_s: float
+    stopped_s: float = INF
+    """When enough answers were known to be late or in time; INF: the run lasted as long as any answer may."""
 
 
 def in_each_class(setup: Setup) -> Iterator[Setup]:
@@ -165,7 +168,8 @@ def check_has_slo(setup: Setup) -> None:
 def run_load_test(
     setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, num_devices: int, seed: int, max_late_share: float = 1.0
 ) -> LoadTestResult:
-    """Simulates `num_devices` devices; ends early when more than `max_late_share` of the answers are late.
+    """Simulates `num_devices` devices; ends early when more than `max_late_share` of the answers are late, and counts
+    those that are known to be.
 
     Raises ValueError for a workload without SLO classes, or one that is no closed loop.
     """
@@ -189,7 +193,7 @@ def run_load_test(
             metrics |= lateness_shares(part.verifications)
         else:
             metrics |= part.metrics(run.observer.counts.emitted, len(run.topology.workers))
-    return LoadTestResult(num_devices, seed, *run.evaluator.counts(run.observer), metrics)
+    return LoadTestResult(num_devices, seed, *run.evaluator.counts(run.observer, run.stopped_s), metrics)
 
 
 def simulate_load(
@@ -225,7 +229,7 @@ def simulate_load(
         simulator.run(until=ends_s)
         for second in range(1, ceil(slowest_s) + 1):
             if evaluator.is_decided(observer, simulator.now, max_late_share):
-                break
+                return LoadRun(topology, observer, evaluator, window_s, simulator.now)
             simulator.run(until=ends_s + min(second, slowest_s))
         return LoadRun(topology, observer, evaluator, window_s)
 

@@ -146,7 +146,7 @@ def _measure(
         return recorders
 
     run = simulate_load(setup, outcomes, search, devices, seed, observe=observe)
-    answers, violated, _ = run.evaluator.counts(run.observer)
+    answers, violated, _ = run.evaluator.counts(run.observer, run.stopped_s)
     late = {name: violated[name] / asked for name, asked in answers.items()}
     window = run.observer.begin_s, run.observer.end_s
     return SeedCapacity(

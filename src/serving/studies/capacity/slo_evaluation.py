@@ -125,9 +125,11 @@ class SloEvaluator:
             return True
         return sum(self._is_late(answer, now) for answer in answers) > max_late_share * len(answers)
 
-    def counts(self, observer: LoadObserver) -> SloCounts:
+    def counts(self, observer: LoadObserver, stopped_s: float = INF) -> SloCounts:
         """An answer that has not ended is late: the run lasts as long as the slowest class's answers may, counted from
         their requests. So with `first_token` an answer that began late is late, though it may be fast from there on.
+
+        Of a run that was stopped before, at `stopped_s`, those count as late that are known to be by then.
         """
         asked: dict[str, int] = defaultdict(int)
         violated: dict[str, int] = defaultdict(int)
@@ -135,7 +137,7 @@ class SloEvaluator:
         for answer in observer.answers.values():
             name, speed = self._slo_class(answer).name, self._speed(answer)
             asked[name] += 1
-            violated[name] += speed < self._slo_class(answer).tokens_per_s or self._began_late(answer)
+            violated[name] += self._missed(answer) if stopped_s == INF else self._is_late(answer, stopped_s)
             if 0 < speed < inf:
                 reached[name].append(speed)
         return dict(asked), dict(violated), {name: fmean(own) for name, own in reached.items()}
@@ -143,10 +145,14 @@ class SloEvaluator:
     def _is_late(self, answer: AnswerTiming, now: float) -> bool:
         rate, ttft_s = self._slo_class(answer).tokens_per_s, self._slo_class(answer).ttft_s
         if answer.ended_s < INF:
-            return self._speed(answer) < rate or self._began_late(answer)
+            return self._missed(answer)
         if ttft_s is not None and min(now, answer.first_token_s) > answer.arrived_s + ttft_s:
             return True
         return self._speed_from == "asked" and now > answer.arrived_s + self._max_new_tokens[answer.session] / rate
+
+    def _missed(self, answer: AnswerTiming) -> bool:
+        """True if the answer was slower than its class promises, began late or has not ended."""
+        return self._speed(answer) < self._slo_class(answer).tokens_per_s or self._began_late(answer)
 
     def _began_late(self, answer: AnswerTiming) -> bool:
         """True if the class promises a time to the first token, and the answer's took longer."""

@@ -196,7 +196,8 @@ def find_capacity(
     """Finds the capacity of each system for each SLO class of the workload, all devices in that class (WISP, Eq. 20).
 
     Writes rows.json (a table for an exhibit: capacities by seed), metrics.json (means, intervals, decision times) and
-    curves.json (all measured violation rates). Finished jobs survive an interruption.
+    curves.json (all measured violation rates; of a run that ended early, the answers that were late by then). Finished
+    jobs survive an interruption.
     """
     jobs = [
         CapacityJob(_in_class(case, one), one.name, case.load_test)

@@ -92,6 +92,18 @@ def test_a_load_test_may_stop_at_enough_violations() -> None:
     assert run_load_test(slow, ALWAYS, SHORT, 20, 0, max_late_share=0.1).violation_rate > 0.1
 
 
+@pytest.mark.parametrize("speed_from", ["asked", "first_token"])
+def test_a_load_test_that_stops_early_counts_what_is_late_by_then(speed_from: Any) -> None:
+    """In the end all answers are late; others had time left when more than 15 % were."""
+    slow = setup(4.0, policy("cloud_centric", scheduler=ContinuousBatch(1)))
+    counted = replace(SHORT, speed_from=speed_from)
+    whole = run_load_test(slow, ALWAYS, counted, 24, 0)
+    early = run_load_test(slow, ALWAYS, counted, 24, 0, max_late_share=0.15)
+    assert whole.answers == early.answers
+    assert whole.violation_rate == 1
+    assert 0.15 < early.violation_rate < 0.5
+
+
 def test_devices_keep_their_slo_class_and_start_staggered() -> None:
     classes = tuple(SloClass(name=name, tokens_per_s=2, share=0.5) for name in "ab")
     load = make_load(setup(slo=classes), ALWAYS, 6, 10.0, 2.0)

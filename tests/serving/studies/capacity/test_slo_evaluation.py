@@ -1,7 +1,20 @@
 """Late verifications, and what made them late."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from serving.messages import INF, ForwardWork, Hop, MessageReceived, Request, SequenceSlice, Span
-from serving.studies.capacity.slo_evaluation import VerificationObserver, VerificationTiming, lateness_shares
+from serving.studies.capacity.slo_evaluation import (
+    AnswerTiming,
+    LoadObserver,
+    SloEvaluator,
+    VerificationObserver,
+    VerificationTiming,
+    lateness_shares,
+)
+from serving.workload.slo import SloClass
 
 SPAN = Span(0, 1, True, True)
 
@@ -48,3 +61,18 @@ def test_late_verifications_are_attributed_to_their_largest_delay() -> None:
         0.4,
     )
     assert lateness_shares([]) == {}
+
+
+@pytest.mark.parametrize("speed_from", ["asked", "first_token"])
+def test_answers_that_may_still_be_in_time_when_a_run_stops_are_not_late(speed_from: Any) -> None:
+    """100 answers of 10 tokens at 1 token/s: 24 ended too slowly, 23 in time; 53 came 5 s before the run stopped."""
+    promised = SloClass(name="c", tokens_per_s=1)
+    requests = [SimpleNamespace(session=str(i), max_new_tokens=10) for i in range(100)]
+    load: Any = SimpleNamespace(queries=[SimpleNamespace(request=one, slo=promised) for one in requests])
+    ended = [AnswerTiming(str(i), 0.0, 10, 0.1, seconds, seconds) for i, seconds in enumerate([20.0] * 24 + [5.0] * 23)]
+    open_answers = [AnswerTiming(str(i), 20.0, 4, 20.1, 24.0) for i in range(47, 100)]
+    observer = LoadObserver(0.0, 25.0, answers={one.session: one for one in (*ended, *open_answers)})
+    evaluator = SloEvaluator(load, speed_from)
+    assert evaluator.is_decided(observer, 25.0, 0.15)
+    assert evaluator.counts(observer, 25.0)[:2] == ({"c": 100}, {"c": 24})
+    assert evaluator.counts(observer)[:2] == ({"c": 100}, {"c": 77})
