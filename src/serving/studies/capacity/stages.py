@@ -104,7 +104,7 @@ class CapacityJob:
 
     case: Case
     column: str
-    search: LoadTest
+    search: CapacitySearch
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,6 @@ class LoadTestJob:
 def run_capacity_job(job: CapacityJob) -> JsonObject:
     """The capacity by seed, its interval, decision times, and the curve: [seed, devices, answers, violations]."""
     case, search = job.case, job.search
-    assert isinstance(search, CapacitySearch)
 
     def evaluate(devices: int, seed: int) -> LoadTestResult:
         return run_load_test(case.setup, case.outcomes, search, devices, seed, CLEAR_FACTOR * search.epsilon)
@@ -202,16 +201,18 @@ def find_capacity(
     jobs = [
         CapacityJob(_in_class(case, one), one.name, case.load_test)
         for case in cases(setup, runtime.outcomes, search, systems or {}, targets or {}, variants or {})
-        for one in setup.workload.slo
+        for one in case.setup.workload.slo
         if isinstance(case.load_test, CapacitySearch)
     ]
     _check_not_empty(jobs, "no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
     names = [f"{job.case.system}, {job.case.target} {job.case.variant}, {job.column}" for job in jobs]
     table, metrics, curves = StudyTable(), dict[str, float](), dict[str, Any]()
-    table_rows = [_table_row(table, job.case, layout or TableLayout()) for job in jobs]
+    layout = layout or TableLayout()
+    _check_cells([(*_place(job.case, layout), job.column) for job in jobs], names)
+    table_rows = [_table_row(table, _place(job.case, layout)) for job in jobs]
     found = run_jobs(jobs, names, run_capacity_job, work, progress, processes)
     for job, row, name, one in zip(jobs, table_rows, names, found, strict=True):
-        row[job.column] = {"by_seed": dict(zip(search.seeds, one["by_seed"], strict=True))}
+        row[job.column] = {"by_seed": dict(zip(job.search.seeds, one["by_seed"], strict=True))}
         row[f"{job.column}, 95 %"] = interval_text(one)
         metrics |= {f"{name}/{key}": one[key] for key in CAPACITY_METRICS if one[key] is not None}
         curves[name] = one["curve"]
@@ -247,8 +248,10 @@ def measure_load(
     ]
     _check_not_empty(jobs, f"device_counts={device_counts} and seeds={seeds}: name at least one of each")
     names = [f"{p.case.system}, {p.case.target} {p.case.variant}, {p.devices} devices, seed {p.seed}" for p in jobs]
-    table = StudyTable()
-    table_rows = [_table_row(table, one.case, layout or TableLayout("{system}, {devices}"), one) for one in jobs]
+    table, layout = StudyTable(), layout or TableLayout("{system}, {devices}")
+    places = [_place(job.case, layout, devices=job.devices) for job in jobs]
+    _check_cells([(*place, str(job.seed)) for place, job in zip(places, jobs, strict=True)], names)
+    table_rows = [_table_row(table, place) for place in places]
     found = run_jobs(jobs, names, run_load_test_job, work, progress, processes)
     for job, row, one in zip(jobs, table_rows, found, strict=True):
         for key, value in table_columns(one).items():
@@ -268,9 +271,27 @@ def _in_class(case: Case, one: SloClass) -> Case:
     return replace(case, setup=replace(case.setup, workload=workload))
 
 
-def _table_row(table: StudyTable, case: Case, layout: TableLayout, job: LoadTestJob | None = None) -> dict[str, Any]:
-    more = {"devices": job.devices} if job else {}
-    return table.setdefault(case.label(layout.group, **more), {}).setdefault(case.label(layout.row, **more), {})
+def _place(case: Case, layout: TableLayout, **more: Any) -> tuple[str, str]:
+    """Group and row of a job's table."""
+    return case.label(layout.group, **more), case.label(layout.row, **more)
+
+
+def _table_row(table: StudyTable, place: tuple[str, str]) -> dict[str, Any]:
+    group, row = place
+    return table.setdefault(group, {}).setdefault(row, {})
+
+
+def _check_cells(cells: Sequence[tuple[str, str, str]], names: Sequence[str]) -> None:
+    """Raises ValueError for two jobs with one cell, the result of the first of which would be lost."""
+    known = dict[tuple[str, str, str], str]()
+    for cell, name in zip(cells, names, strict=True):
+        if cell in known:
+            raise ValueError(
+                f"layout: {known[cell]!r} and {name!r} have one place in the table, row {cell[1]!r} of group "
+                f"{cell[0]!r}; name in its row or group what differs of {{system}}, {{target}}, {{variant}} and, in "
+                "load tests, {devices}, and name each seed and number of devices once"
+            )
+        known[cell] = name
 
 
 def _check_not_empty(jobs: Sequence[object], message: str) -> None:

@@ -115,8 +115,51 @@ def test_variants_replace_fields_of_a_case(tmp_path: Path) -> None:
     for wrong, says in (({"policy.draft.kk": 1}, "no system"), ({"policy.draft.k": 0}, "at least 1")):
         with pytest.raises(ValueError, match=says):
             load({"wrong": wrong})
-    with pytest.raises(ValueError, match="devices"):
+    with pytest.raises(ValueError, match="names 'devices'"):
         find_capacity(
             tmp_path, progress=silent, work=tmp_path / "none", setup=setup(), runtime=RUNTIME, search=SEARCH,
             layout=TableLayout("{devices}"), processes=1,
         )  # fmt: skip
+
+
+def test_a_layout_that_leaves_a_part_out_is_refused_before_any_work(tmp_path: Path) -> None:
+    """The second result would replace the first."""
+    common: dict[str, Any] = {
+        "progress": silent, "work": tmp_path / "none", "setup": setup(slo=CLASSES), "runtime": RUNTIME, "processes": 1,
+        "systems": {"SLED": policy("sled")},
+    }  # fmt: skip
+    changed = {"one": {"policy.draft.k": 1}, "two": {"policy.draft.k": 2}}
+    both = r"layout: 'SLED, .* one.*' and 'SLED, .* two.*' have one place in the table, row 'SLED' of group 'g'"
+    with pytest.raises(ValueError, match=both):
+        find_capacity(tmp_path, search=SEARCH, variants=changed, layout=TableLayout("{system}", "g"), **common)
+    load: dict[str, Any] = {"load_test": LoadTest(), "seeds": (0,), "layout": TableLayout("{system}", "g")}
+    with pytest.raises(ValueError, match=both):
+        measure_load(tmp_path, device_counts=(1,), variants=changed, **load, **common)
+    with pytest.raises(ValueError, match=r"2 devices, seed 0' and .* 4 devices, seed 0' have one place"):
+        measure_load(tmp_path, device_counts=(2, 4), **load, **common)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variant_of_classes_and_seeds_is_what_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+
+    def search(job: stages.CapacityJob) -> dict[str, Any]:
+        searched.append((job.case.variant, [one.name for one in job.case.setup.workload.slo], job.search.seeds))
+        return {"by_seed": [float(seed) for seed in job.search.seeds], "low": None, "bounded": False, "curve": []} | (
+            dict.fromkeys(stages.CAPACITY_METRICS, None)
+        )
+
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(stages, "run_capacity_job", search)
+    find_capacity(
+        tmp_path, progress=silent, work=tmp_path / "work", setup=setup(slo=CLASSES), runtime=RUNTIME, search=SEARCH,
+        variants={"plain": {}, "other": {"workload.slo": (SloClass(name="5 tokens/s", tokens_per_s=5),),
+                                         "load_test.seeds": (7, 8, 9)}}, processes=1,
+    )  # fmt: skip
+    assert searched == [
+        ("plain", ["8 tokens/s"], (0, 1)),
+        ("plain", ["12 tokens/s"], (0, 1)),
+        ("other", ["5 tokens/s"], (7, 8, 9)),
+    ]
+    other = next(cells for group, cells in table(tmp_path).items() if group.endswith("other"))["sled"]
+    assert other["5 tokens/s"] == {"by_seed": {"7": 7.0, "8": 8.0, "9": 9.0}}
