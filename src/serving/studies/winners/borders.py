@@ -9,6 +9,8 @@ from serving.studies.winners.contest import Contest, States
 from serving.studies.winners.known_states import KnownStates
 from serving.studies.winners.place import Axis, Place
 
+FINEST_STEP = 0.01
+"""Of an axis that is no whole number, in milliseconds: a border at 0 has no share that it could be told to."""
 Advantage = Callable[[float], Sequence[float]]
 """By seed, the logarithm of one contender's seconds a token over another's, at a place of the axis; below 0: faster."""
 
@@ -33,7 +35,8 @@ class Border:
 
 
 def find_border(advantage: Advantage, low: float, high: float, resolution: float, whole: bool = False) -> Border:
-    """Bisects [low, high] until it is at most `resolution` of its upper end, or 1 if only `whole` numbers are allowed.
+    """Bisects [low, high] until it is at most `resolution` of its upper end, or `FINEST_STEP`, or 1 if only `whole`
+    numbers are allowed.
 
     Each seed's border is interpolated between the last two places.
     """
@@ -41,7 +44,7 @@ def find_border(advantage: Advantage, low: float, high: float, resolution: float
     faster = fmean(at_low) < 0
     if (fmean(at_high) < 0) == faster:
         return Border(None, low, high, faster)
-    while high - low > max(resolution * high, 1.0 if whole else 0.0):
+    while high - low > max(resolution * high, 1.0 if whole else FINEST_STEP):
         middle = float(round((low + high) / 2)) if whole else (low + high) / 2
         found = advantage(middle)
         if (fmean(found) < 0) == faster:

@@ -180,12 +180,16 @@ def write_json(out: Path, **parts: Any) -> None:
 
 def check_find_borders(
     *, setup: Setup, runtime: Simulated, contenders: dict[str, Policy], drafters: dict[str, Architecture] | None = None,
-    seeds: tuple[int, ...] = (0, 1, 2), **_: object,
+    seeds: tuple[int, ...] = (0, 1, 2), resolution: float = 0.1, **_: object,
 ) -> None:  # fmt: skip
-    """As `check_map_winners`; and raises ValueError without the contenders that closed forms compare."""
+    """As `check_map_winners`; and raises ValueError without the contenders that closed forms compare, and for a
+    resolution that is no share.
+    """
     check_map_winners(setup=setup, runtime=runtime, contenders=contenders, drafters=drafters, seeds=seeds)
     if missing := [name for name in COMPARED if name not in contenders]:
         raise ValueError(f"contenders: the closed forms compare {', '.join(COMPARED)}; {missing[0]} is missing")
+    if not 0 < resolution < 1:
+        raise ValueError(f"resolution is {resolution}; it is a share of what is bisected: above 0 and below 1")
 
 
 def find_borders(

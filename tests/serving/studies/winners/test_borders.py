@@ -7,7 +7,7 @@ import pytest
 
 from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.winners.border_finder import AGREES, DIFFERS, BorderFinder, Window
-from serving.studies.winners.borders import Border, Rivals, find_border
+from serving.studies.winners.borders import FINEST_STEP, Border, Rivals, find_border
 from serving.studies.winners.known_states import KnownStates
 from serving.studies.winners.place import Place
 from tests.serving.studies.winners.contest_setup import CONTENDERS, contest
@@ -31,6 +31,21 @@ def test_whole_numbers_are_bisected_to_neighbours() -> None:
     found = find_border(lambda n: [5.5 - n], 1, 64, 0.0, whole=True)
     assert (found.low, found.high, found.faster_at_low) == (5, 6, False)
     assert found.by_seed == (pytest.approx(5.5),)
+
+
+@pytest.mark.parametrize(("border", "resolution"), [(0.0, 0.05), (7.3, 0.0)])
+def test_a_border_at_0_and_one_without_a_resolution_are_bisected_to_the_finest_step(
+    border: float, resolution: float
+) -> None:
+    asked = []
+
+    def advantage(value: float) -> list[float]:
+        asked.append(value)
+        assert len(asked) < 100
+        return [value - border or -1.0]
+
+    found = find_border(advantage, 0.0, 400.0, resolution)
+    assert found.low <= border <= found.high <= found.low + FINEST_STEP
 
 
 def test_without_a_change_there_is_no_border() -> None:

@@ -92,6 +92,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     for check in (check_map_winners, check_find_borders):
         with pytest.raises(ValueError, match="give 1 to 10 different ones"):
             check(**{**CONTEST, "seeds": tuple(range(11))})
+    for resolution in (0.0, -1.0, 1.0):
+        with pytest.raises(ValueError, match=f"resolution is {resolution}; it is a share"):
+            check_find_borders(**CONTEST, resolution=resolution)
     two = {name: CONTENDERS[name] for name in ("cloud_decoding", "device_drafts")}
     with pytest.raises(ValueError, match="cloud_window is missing"):
         check_find_borders(**{**CONTEST, "contenders": two})
