@@ -73,16 +73,23 @@ class BorderFinder:
             yield "capacity: the time of a token", f"{count} devices", service
 
     def refinements(self, rows: Mapping[str, Mapping[str, Mapping[str, Any]]], most: int) -> Iterator[Task]:
-        """Borders between neighbours of the map, along the round trip and along the number of devices."""
+        """Borders between neighbours of the map, along the round trip and along the number of devices; a further one
+        between the same contenders on one line is told by its bounds.
+        """
         cells = [cell for own in rows.values() for cell in own.values()]
         found = [pair for axis in get_args(Axis) for pair in _different_neighbours(cells, axis)]
+        rows_of_lines = set[tuple[Axis, str]]()
         for axis, low, high in sorted(found, key=lambda pair: (pair[2]["num_devices"], pair[2]["device"]))[:most]:
             place = Place(*(low[name] for name in ("round_trip_ms", "acceptance", "device", "num_devices")))
             fixed = f"{low['num_devices']} devices" if axis == "round_trip_ms" else f"{low['round_trip_ms']:g} ms"
             names = low["fastest"].split(TIE)[0], high["fastest"].split(TIE)[0]
+            row = f"{place.device}, {fixed}, acceptance {place.acceptance:g}: {names[0]}, then {names[1]}"
+            if (axis, row) in rows_of_lines:
+                row += f", {low[axis]:g} to {high[axis]:g}"
+            rows_of_lines.add((axis, row))
             yield (
                 "round trip, ms" if axis == "round_trip_ms" else "devices",
-                f"{place.device}, {fixed}, acceptance {place.acceptance:g}: {names[0]}, then {names[1]}",
+                row,
                 partial(self._between, place, axis, (low[axis], high[axis]), names),
             )
 

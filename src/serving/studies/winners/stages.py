@@ -19,7 +19,7 @@ from serving.studies.winners.contest import Contest, Simulation, States, check_c
 from serving.studies.winners.known_states import KnownStates, run_all
 from serving.studies.winners.place import Grid, Place
 from serving.studies.winners.steady_state import SteadyLoad
-from serving.studies.winners.verdict import cheapest, cheapest_in_time, fastest
+from serving.studies.winners.verdict import TIE, cheapest, cheapest_in_time, fastest
 
 CLOUD_SPECULATIVE = "cloud_speculative"
 
@@ -74,9 +74,9 @@ def map_winners(
 ) -> None:
     """Simulates each contender at each place of the grid, and finds the winners.
 
-    Writes rows.json (a table for an exhibit), metrics.json (how many places each wins) and measured.json (each
-    simulation's seconds a token and busy seconds, by seed). Finished simulations survive an interruption. Raises
-    ValueError for more than `max_places` places.
+    Writes rows.json (a table for an exhibit), metrics.json (how many places each wins, and how many each tie does) and
+    measured.json (each simulation's seconds a token and busy seconds, by seed). Finished simulations survive an
+    interruption. Raises ValueError for more than `max_places` places.
     """
     contest = make_contest(setup, runtime, contenders, devices, drafters, load, seeds)
     places = list(grid.places(tuple(devices)))
@@ -162,12 +162,12 @@ def _by_seed(contest: Contest, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _counts(rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """How many places have each text as their winner, by the kind of winner."""
+    """How many places have each winner, or each tie, by the kind of winner."""
     found: dict[str, float] = {}
     for own in rows.values():
         for cells in own.values():
             for kind in ("fastest", "cheapest", *(key for key in cells if key.startswith("at_"))):
-                name = f"{kind}/{cells[kind].split(' ')[0]}"
+                name = f"{kind}/{' and '.join(sorted(cells[kind].split(TIE)))}"
                 found[name] = found.get(name, 0.0) + 1
     return found
 

@@ -134,4 +134,11 @@ def test_neighbours_with_other_winners_are_refined(tmp_path: Path) -> None:
         ("round trip, ms", "fast, 8 devices, acceptance 0.8: cloud_decoding, then cloud_window"),
     }
     assert len(list(finder(tmp_path).refinements(rows, 2))) == 2
+    winners = ("cloud_window", "device_drafts", "cloud_window", "device_drafts")
+    line = {"a": {str(i): cell(40.0 * i, 1, name) for i, name in enumerate(winners)}}
+    assert [row for _, row, _ in finder(tmp_path).refinements(line, 9)] == [
+        "fast, 1 devices, acceptance 0.8: cloud_window, then device_drafts",
+        "fast, 1 devices, acceptance 0.8: device_drafts, then cloud_window",
+        "fast, 1 devices, acceptance 0.8: cloud_window, then device_drafts, 80 to 120",
+    ]
     assert {cells["unit"] for cells in (find() for _, _, find in tasks)} == {"ms", "devices"}

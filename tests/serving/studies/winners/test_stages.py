@@ -10,6 +10,7 @@ import pytest
 from serving.outcomes.constant import ConstantAcceptance
 from serving.progress import silent
 from serving.runtimes.simulated import Simulated
+from serving.studies.winners import stages
 from serving.studies.winners.border_finder import Window
 from serving.studies.winners.place import Grid
 from serving.studies.winners.stages import check_find_borders, check_map_winners, find_borders, map_winners
@@ -58,6 +59,13 @@ def test_the_map_has_a_row_for_each_place(folders: tuple[Path, Path]) -> None:
     assert row["at_8_tokens_per_s"] != "none"
     counts = table(folders[0], "metrics.json")
     assert sum(value for name, value in counts.items() if name.startswith("fastest/")) == 16
+
+
+def test_a_tie_is_no_win_of_its_first() -> None:
+    cells = [{"fastest": text, "cheapest": "a", "at_8_tokens_per_s": "none"} for text in ("a = b", "a", "b = a")]
+    assert stages._counts({"group": dict(enumerate(cells))}) == {  # type: ignore[dict-item]
+        "fastest/a and b": 2, "fastest/a": 1, "cheapest/a": 3, "at_8_tokens_per_s/none": 3,
+    }  # fmt: skip
 
 
 def test_a_map_of_too_many_places_is_refused(tmp_path: Path) -> None:
