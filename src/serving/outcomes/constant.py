@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ConstantAcceptance:
     """Drafts are right with probability `acceptance_rate`, independently: acceptance lengths are geometric.
 
-    Prompts have `prompt_tokens` tokens, answers as many as the workload allows. Every score is `acceptance_rate`, so a
-    policy that decides by scores always decides the same.
+    Prompts have `prompt_tokens` tokens, or as many as the workload allows; answers have as many as it allows. Every
+    score is `acceptance_rate`, so a policy that decides by scores always decides the same.
     """
 
     acceptance_rate: float = 0.7
@@ -149,7 +149,8 @@ def numbered_queries(
 ) -> Iterator[Query]:
     """Requests with numbers as tokens; `lengths` gives the prompt tokens and the token limit of each.
 
-    All prompts begin alike, unless the workload says what they share.
+    All prompts begin alike, unless the workload says what they share. They are cut at their requests' limits, which the
+    queries say; those that share something are refused.
     """
     shared, sampling = SharedPrompts(), decoding.sampling(seed)
     prompt = tuple(
@@ -158,9 +159,10 @@ def numbered_queries(
     for one, (tokens, limit) in zip(requests, lengths, strict=True):
         rate = one.slo.tokens_per_s if one.slo else 0.0
         ttft_s = one.slo.ttft_s if one.slo and one.slo.ttft_s else INF
-        own = shared.prompt(one, one.sharing, tokens, limit) if one.sharing else prompt[:tokens]
+        num_cut = 0 if one.sharing else max(0, tokens - one.max_prompt_tokens)
+        own = shared.prompt(one, one.sharing, tokens, limit) if one.sharing else prompt[: tokens - num_cut]
         request = GenerationRequest(f"r{one.index:05d}", own, limit, (), sampling, rate, ttft_s)
-        yield Query(request, one.prompt, one.device, one.at_s, one.think_s, one.slo)
+        yield Query(request, one.prompt, one.device, one.at_s, one.think_s, one.slo, num_cut)
 
 
 def sampled_engines(

@@ -183,6 +183,12 @@ def test_prompt_and_answer_lengths_are_drawn_from_the_record(model: FittedAccept
     assert queries == model.make_queries(asked(80), Decoding(), 3) != model.make_queries(asked(80), Decoding(), 4)
 
 
+def test_recorded_prompts_are_cut_at_the_workloads_limit(model: FittedAcceptance) -> None:
+    requests = [replace(one, max_prompt_tokens=7) for one in asked(80)]
+    queries = model.make_queries(requests, Decoding(), 3)
+    assert {(len(query.request.prompt), query.num_cut) for query in queries} == {(6, 0), (7, 0), (7, 1)}
+
+
 def test_answers_of_a_given_mean_end_at_each_token_with_the_same_chance(model: FittedAcceptance) -> None:
     given = replace(model, answer_lengths=AnswerLengths(20))
     lengths = [query.request.max_new_tokens for query in given.make_queries(asked(2000), Decoding(), 0)]

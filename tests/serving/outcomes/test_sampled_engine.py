@@ -47,6 +47,13 @@ def opened(n: int = 1, seed: int = 0, **how: Any) -> tuple[list[Query], OutcomeE
     return queries, outcomes.open(queries, setup("sled").policy, seed)
 
 
+def test_prompts_are_cut_at_the_workloads_limit() -> None:
+    requests = [replace(one, max_prompt_tokens=limit) for one, limit in zip(asked(2), (16, 40), strict=True)]
+    cut, whole = ConstantAcceptance(prompt_tokens=40).make_queries(requests, Decoding(), 0)
+    assert (len(cut.request.prompt), cut.num_cut) == (16, 24)
+    assert (len(whole.request.prompt), whole.num_cut) == (40, 0)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
 def test_drafts_are_accepted_at_the_configured_rate(rate: float) -> None:
     limits, sessions = (
