@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +71,20 @@ def changed_files(known: Mapping[str, str], folder: Path | None = None) -> Itera
             yield FileChange(name, missing=found is None)
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> Mapping[str, Any]:
     """What a file of conf/ says; its package stands under `@package`."""
-    text = path.read_text(encoding="utf-8")
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Mapping[str, Any]:
+    """Most files are read for many results."""
     first = text.partition("\n")[0]
     node = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {**(node or {}), "@package": first if first.startswith("# @package") else ""}
 
 
-def read_named(name: str, folder: Path | None = None) -> dict[str, Any] | None:
+def read_named(name: str, folder: Path | None = None) -> Mapping[str, Any] | None:
     """What conf/NAME.yaml says; None without such a file."""
     path = (folder or conf_dir()) / f"{name}.yaml"
     return read_file(path) if path.is_file() else None
