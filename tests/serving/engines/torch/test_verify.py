@@ -56,19 +56,20 @@ def _write(verifier, rounds=ROUNDS, certain=False):
     With `certain`, each draft is the drafter's likeliest token, sent without a distribution.
     """
     target, drafter = _tables()
-    sent = [encode_probs(row) for row in distribution(drafter, SAMPLING)]
-    counts = torch.zeros(CONTEXTS, VOCABULARY)
+    sent, likeliest = [encode_probs(row) for row in distribution(drafter, SAMPLING)], drafter.argmax(-1).tolist()
+    counts = [[0] * VOCABULARY for _ in range(CONTEXTS)]
     for round_ in range(rounds):
         session, contexts, drafts = f"s{round_}", [round_ % CONTEXTS], []
+        stream = key(SAMPLING.seed, session)
         for i in range(DRAFTS):
-            luck = uniform(key(SAMPLING.seed, session), i, "draft")
-            drafts.append(int(drafter[contexts[-1]].argmax()) if certain else sample_token(sent[contexts[-1]], luck))
+            here = contexts[-1]
+            drafts.append(likeliest[here] if certain else sample_token(sent[here], uniform(stream, i, "draft")))
             contexts.append(drafts[-1] % CONTEXTS)
         odds = [] if certain else [sent[c] for c in contexts[:-1]]
         verdict = verifier(target[contexts], drafts, odds, SAMPLING, session, 0)
         for context, token in zip(contexts, [*drafts[: verdict.accepted], verdict.next_token], strict=False):
-            counts[context, token] += 1
-    return counts
+            counts[context][token] += 1
+    return torch.tensor(counts, dtype=torch.float)
 
 
 def _p_value(counts):
@@ -117,24 +118,27 @@ TREE = (-1, -1, 0, 0, 1, 2)
 def _write_trees(verifier, rounds=ROUNDS, certain=False):
     """As `_write`, with trees whose siblings are drawn without replacement."""
     target, drafter = _tables()
-    sent = [encode_probs(row) for row in distribution(drafter, SAMPLING)]
-    counts = torch.zeros(CONTEXTS, VOCABULARY)
+    sent, ranked = [encode_probs(row) for row in distribution(drafter, SAMPLING)], drafter.argsort(-1, descending=True)
+    counts = [[0] * VOCABULARY for _ in range(CONTEXTS)]
     for round_ in range(rounds):
         session, drafts = f"s{round_}", []
-        contexts = [round_ % CONTEXTS]
+        contexts, stream = [round_ % CONTEXTS], key(SAMPLING.seed, f"s{round_}")
         for i, parent in enumerate(TREE):
-            weights = drafter[contexts[parent + 1]].softmax(-1) if certain else sent[contexts[parent + 1]].clone()
-            weights[[drafts[j] for j in range(i) if TREE[j] == parent]] = 0
-            luck = uniform(key(SAMPLING.seed, session), i, "draft")
-            drafts.append(int(weights.argmax()) if certain else sample_token(weights, luck))
+            here, siblings = contexts[parent + 1], [drafts[j] for j in range(i) if TREE[j] == parent]
+            if certain:
+                drafts.append(int(ranked[here, len(siblings)]))
+            else:
+                weights = sent[here].clone()
+                weights[siblings] = 0
+                drafts.append(sample_token(weights, uniform(stream, i, "draft")))
             contexts.append(drafts[-1] % CONTEXTS)
         odds = [] if certain else [sent[contexts[parent + 1]] for parent in TREE]
         verdict = verifier(target[contexts], drafts, odds, SAMPLING, session, 0, TREE)
         path = verdict.kept_tree_nodes
         written = [*(drafts[node] for node in path), verdict.next_token]
         for node, token in zip((-1, *path), written, strict=True):
-            counts[contexts[node + 1], token] += 1
-    return counts
+            counts[contexts[node + 1]][token] += 1
+    return torch.tensor(counts, dtype=torch.float)
 
 
 def _each_against_the_target(logits, drafts, odds, sampling, session, first, parents):
