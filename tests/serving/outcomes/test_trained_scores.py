@@ -124,7 +124,7 @@ def test_fitted_pools_keep_both_scores(recorded: OutcomeTrace, tmp_path: Path) -
 
 @pytest.mark.parametrize(("load", "file", "save", "version"), [
     (load_trace, HEADER_FILE, lambda folder: save_trace(folder, trace()), 4),
-    (fitted.load, fitted.HEADER_FILE, lambda folder: fitted.save(folder, fit.fit_acceptance(trace(), 0)), 3),
+    (fitted.load, fitted.HEADER_FILE, lambda folder: fitted.save(folder, fit.fit_acceptance(trace(), 0)), 4),
 ])  # fmt: skip
 def test_a_record_of_an_older_version_is_refused(
     load: Callable[[Path], Any], file: str, save: Callable[[Path], None], version: int, tmp_path: Path
