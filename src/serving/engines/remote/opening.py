@@ -148,9 +148,10 @@ def _check_vocabulary(client: RemoteClient, dialect: Dialect, tokenizer: "Tokeni
     if question is None or answer is None:
         return
     theirs, own = answer.get(question[2]), decode(hf, sampled)
-    said = redact(theirs) if isinstance(theirs, str) else ""
+    said = theirs if isinstance(theirs, str) else ""
     if said.lstrip() in (own.lstrip(), hf.decode(sampled).lstrip()):
         return
+    own, said = redact(own), redact(said)
     at = next((i for i, (a, b) in enumerate(zip(own, said, strict=False)) if a != b), min(len(own), len(said)))
     raise RemoteError(
         f"its vocabulary is not the pair's: {len(sampled)} tokens are {own[at : at + 24]!r} here and "

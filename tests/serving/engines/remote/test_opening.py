@@ -140,6 +140,22 @@ def test_the_same_words_under_other_numbers_are_refused(tokenizer: Tokenizer) ->
         opened(fake, tokenizer)
 
 
+def test_a_key_that_the_vocabulary_spells_changes_no_verdict(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.engines.remote.errors._SECRETS", set())
+    monkeypatch.setenv("TANDEM_LLM_KEY", "e")
+
+    class Odd(FakeServer):
+        def detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+            return {name: f"?{text}" for name, text in super().detokenize(body).items()}
+
+    with FakeServer(byte_level(), counting(50), key="e") as fake:
+        opened(fake, tokenizer)
+    with Odd(byte_level(), counting(50), key="e") as fake, pytest.raises(ValueError, match="from character 0 on"):
+        opened(fake, tokenizer)
+
+
 @pytest.mark.parametrize(
     ("kind", "how", "why"),
     [
