@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 from serving.engines.remote.dialect import only_choice, parse_token_id
@@ -139,7 +139,7 @@ def _check_token(token: Any, logprob: Any, top_logprobs: Any, expected_token: in
 
 def _logprob(value: Any) -> float:
     """A log-probability; servers write a very large negative number for none at all."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value > 1e-3:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -float_info.max <= value <= 1e-3:
         raise RemoteError(f"the server gives {short_repr(value)} as a log-probability")
     return float(value)
 

@@ -30,7 +30,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(value) - (now or datetime.now(UTC))).total_seconds()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
     return max(0.0, seconds) if isfinite(seconds) else None
 

@@ -243,6 +243,7 @@ def _logprobs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
         (lambda p: p | {"token_logprobs": [None] * len(p["tokens"])}, "as a log-probability"),
         (lambda p: p | {"token_logprobs": [float("nan")] * len(p["tokens"])}, "nan as a log-probability"),
         (lambda p: p | {"token_logprobs": [3.0] * len(p["tokens"])}, "3.0 as a log-probability"),
+        (lambda p: p | {"token_logprobs": [-(10**400)] * len(p["tokens"])}, "-1000.* as a log-probability"),
         (lambda p: p | {"tokens": ["token_id:7"] * len(p["tokens"])}, "echoes token 7"),
         (lambda p: p | {"tokens": ["x"] * len(p["tokens"])}, "some tokens by id"),
     ],

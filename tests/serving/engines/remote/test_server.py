@@ -88,6 +88,7 @@ def test_retry_pauses_grow_to_a_bound_with_full_jitter() -> None:
     [
         ("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("nan", None), ("inf", None), ("soon", None), ("", None),
         ("Sun, 22 Nov 2026 12:00:10 GMT", 10.0), ("Sun, 22 Nov 2026 11:00:00 GMT", 0.0),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )  # fmt: skip
 def test_retry_after_accepts_seconds_and_dates(said: str, seconds: float | None) -> None:
