@@ -44,10 +44,16 @@ class Security:
 
     @property
     def token(self) -> str:
-        """Empty if there is none. Raises ValueError for a blank one, with which a server would accept any client."""
+        """Empty if there is none. Raises ValueError for a blank one, with which a server would accept any client, and
+        for one that no header can carry.
+        """
         token = os.environ.get(self.token_env, "").strip()
         if not token and self.token_env in os.environ:
             raise ValueError(f"{self.token_env} is set but empty; give it a token, or unset it to run without one")
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError(
+                f"{self.token_env} is not printable ASCII, and no header carries it; give both sides another token"
+            )
         return token
 
     @property
