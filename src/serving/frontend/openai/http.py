@@ -211,7 +211,7 @@ class ApiKeyGuard:
         if self._key is None:
             return True
         scheme, _, shown = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode("latin-1"), self._key)
+        return scheme.lower() == "bearer" and hmac.compare_digest(shown.strip(" \t").encode("latin-1"), self._key)
 
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")

@@ -128,6 +128,13 @@ class TestItsOwn:
         assert loop.run(send(loop, request("GET", "/readyz"))).status == 200
         assert "same" not in caplog.text
 
+    @pytest.mark.parametrize("key", ["abc\u00e0", "abc\u00c5"])
+    def test_a_key_may_end_in_a_byte_that_latin_1_reads_as_a_blank(self, made: Any, monkeypatch: Any, key: str) -> None:
+        monkeypatch.setenv("A_KEY", key)
+        loop = made(api_key_env="A_KEY")
+        asked = request("GET", "/v1/models", f"authorization: Bearer  {key}\t")
+        assert loop.run(send(loop, asked)).status == 200
+
     def test_the_client_raises_an_authentication_error_for_a_wrong_key(self, made: Any, monkeypatch: Any) -> None:
         openai = pytest.importorskip("openai", reason="the official client is not installed: pip install openai")
         monkeypatch.setenv("A_KEY", "sesame")
