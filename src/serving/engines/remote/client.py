@@ -33,8 +33,10 @@ class RemoteClient:
     ) -> None:
         import httpx2
 
-        self._stopped = Event()
-        self.server, self._sleep, self._clock = server, sleep or self._stopped.wait, clock
+        from serving.engines.remote.deadline import Deadline, DeadlineTransport
+
+        self._stopped, self._deadline = Event(), Deadline(clock)
+        self.server, self._sleep = server, sleep or self._stopped.wait
         self._breaker = CircuitBreaker(server.cooldown_s, wait_for_cooldown, self._sleep, clock)
         self.num_failures, self._lock = 0, Lock()
         headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "tandem"}
@@ -43,9 +45,10 @@ class RemoteClient:
             headers["authorization"] = f"Bearer {key}"
         self._http = httpx2.Client(
             headers=headers,
-            verify=_ssl_context(server),
             timeout=httpx2.Timeout(server.timeout_s, connect=server.connect_timeout_s),
-            limits=httpx2.Limits(max_connections=server.concurrency),
+            transport=DeadlineTransport(
+                self._deadline, _ssl_context(server), httpx2.Limits(max_connections=server.concurrency)
+            ),
             follow_redirects=False,
             trust_env=False,
         )
@@ -107,10 +110,10 @@ class RemoteClient:
     def _attempt(self, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         import httpx2
 
-        deadline_s = self._clock() + self.server.timeout_s
+        self._deadline.begin(self.server.timeout_s)
         try:
             with self._http.stream(method, url, json=body) as response:
-                raw = self._read(response, deadline_s)
+                raw = self._read(response)
                 return self._parse(response, raw)
         except httpx2.TimeoutException as problem:
             raise _RetryableError(f"did not answer in time ({type(problem).__name__})") from None
@@ -127,7 +130,7 @@ class RemoteClient:
         except httpx2.HTTPError as problem:
             raise RemoteError(f"{self._display_name} could not be asked ({type(problem).__name__})") from None
 
-    def _read(self, response: "Response", deadline_s: float) -> bytes:
+    def _read(self, response: "Response") -> bytes:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise RemoteError(f"{self._display_name} answered in an encoding that was not requested")
         found, max_nbytes = bytearray(), self.server.max_response_nbytes
@@ -138,8 +141,6 @@ class RemoteClient:
                     f"{self._display_name} answered more than {max_nbytes} bytes "
                     "(model.cloud.server.max_response_nbytes)"
                 )
-            if self._clock() > deadline_s:
-                raise _RetryableError(f"did not come to the end of its answer in {self.server.timeout_s:g} s")
         return bytes(found)
 
     def _parse(self, response: "Response", raw: bytes) -> dict[str, Any]:

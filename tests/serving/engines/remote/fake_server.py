@@ -31,6 +31,10 @@ FIELDS = {
 }
 
 
+_NUM_TRICKLED = 100
+"""Bytes that a server sends one by one before it gives up."""
+
+
 class BadQuestionError(Exception):
     """The server says 400, and the test fails."""
 
@@ -229,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.fake.wrong.append(str(why))
             self._say(400, {"error": {"message": str(why), "type": "invalid_request_error"}})
         except _Answered as fault:  # a whole answer leaves the connection to the next question
-            self.close_connection = str(fault) in ("hang", "drip", "reset", "cut")
+            self.close_connection = str(fault) in ("hang", "drip", "drip_header", "drip_chunk_size", "reset", "cut")
         except OSError:
             self.close_connection = True
 
@@ -269,7 +273,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-length", "100000")
         self.end_headers()
-        while not self.fake.over.wait(0.02):
+        self._trickle()
+
+    def _drip_header(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+        self._trickle()
+
+    def _drip_chunk_size(self) -> None:
+        self.send_response(200)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"2;")
+        self._trickle()
+
+    def _trickle(self) -> None:
+        """Until the client hangs up, or its patience would have been seen."""
+        for _ in range(_NUM_TRICKLED):
+            if self.fake.over.wait(0.02):
+                return
             self.wfile.write(b" ")
 
     def _reset(self) -> None:

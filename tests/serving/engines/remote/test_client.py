@@ -61,6 +61,20 @@ def test_a_transient_fault_that_lasts_is_an_error_after_three_attempts(
     assert len(fake.asked) == 3
 
 
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("fault", ["drip", "drip_header", "drip_chunk_size"])
+def test_a_server_that_trickles_is_left_after_the_timeout(
+    tokenizer: Tokenizer, tmp_path: Path, fault: str, tls: bool
+) -> None:
+    files = certified(tmp_path) if tls else None
+    with FakeServer(byte_level(), counting(50), files=files) as fake:
+        fake.faults = deque([fault])
+        how = {"ca_certificate": files[0]} if files else {}
+        with pytest.raises(RemoteError, match="did not answer in time") as told:
+            writer(fake, tokenizer, timeout_s=0.3, retries=0, **how).generate(PROMPT, 1)
+        assert told.value.transient
+
+
 def _choice(**changes: Any) -> Any:
     return lambda answer: answer | {"choices": [answer["choices"][0] | changes]}
 
