@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serving.deployment.queries import LoadedModels
@@ -63,15 +63,15 @@ def run(config: CloudConfig, accelerator: str = "cpu") -> None:
     from serving.deployment.model_loading import load_side, num_layers
     from serving.engines.torch.tensor_store import TensorStore
 
-    setup, service, tensors = config.setup, config.service, TensorStore()
-    context_len = context_tokens(setup, service.context_tokens)
+    setup, tensors = config.setup, TensorStore()
+    context_len = context_tokens(setup, config.service.context_tokens)
+    service = config.service.with_session_tokens(session_tokens(setup, context_len))
     topology = Topology(setup, num_layers(setup.pair.cloud))
     tier = topology.tier_of[service.local_nodes(topology)[0]] if setup.hardware.tiers else None
-    limits = replace(service.limits, max_tokens=session_tokens(setup, context_len))
     try:
         # Before the event loop runs: it would hold signals back until the models are loaded.
         with closing(load_side(setup, "cloud", tensors, accelerator, context_len, tier)) as models:
-            asyncio.run(_serve(topology, replace(service, limits=limits), models, tensors))
+            asyncio.run(_serve(topology, service, models, tensors))
     except FatalWorkError as broken:
         raise ValueError(str(broken)) from broken
 

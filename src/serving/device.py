@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serving.deployment.queries import LoadedModels
-from serving.deployment.setup import Setup, context_tokens
+from serving.deployment.setup import Setup, context_tokens, session_tokens
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, connect_nodes
 from serving.drivers.clock import WallClock
@@ -56,8 +56,9 @@ def run(config: DeviceConfig, accelerator: str = "cpu") -> None:
     from serving.deployment.model_loading import load_side
     from serving.engines.torch.tensor_store import TensorStore
 
-    setup, service, tensors = config.setup, config.service, TensorStore()
-    context_len = context_tokens(setup, service.context_tokens)
+    setup, tensors = config.setup, TensorStore()
+    context_len = context_tokens(setup, config.service.context_tokens)
+    service = config.service.with_session_tokens(session_tokens(setup, context_len))
     # Before the event loop runs: it would hold signals back until the models are loaded.
     models = load_side(setup, "device", tensors, accelerator)
     topology = Topology(setup, models.cloud_layers, service.timeout_s)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from serving.deployment.topology import Topology
@@ -102,6 +102,10 @@ class ServiceOptions:
                 f"{kept[1]}, but the cloud keeps service.limits.sessions_per_node={self.limits.sessions_per_node} of "
                 "one device; keep fewer, or allow more"
             )
+
+    def with_session_tokens(self, max_tokens: int) -> "ServiceOptions":
+        """The same for sessions of up to `max_tokens`, which every process of a deployment then accepts."""
+        return replace(self, limits=replace(self.limits, max_tokens=max_tokens))
 
     def addresses(self, topology: Topology) -> dict[str, str]:
         """host:port of each node of the cloud. Raises ValueError for a tier node without an address, an address of an

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from serving.engines.models import ModelConfig, ModelPair
 from serving.engines.torch.tensor_store import TensorStore
 from serving.frontend.health import CloudStats, HealthServer
 from serving.frontend.openai.options import EndpointOptions
-from serving.frontend.service_options import HealthOptions, ServiceOptions, deployment_digest
+from serving.frontend.service_options import HealthOptions, ServiceOptions, UiOptions, deployment_digest
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.frontend.ui import server as page
 from serving.frontend.ui.config import UiConfig
@@ -476,6 +476,40 @@ def test_signals_end_a_service_that_loads_its_models(
     serve, config = SERVICES[name]
     with pytest.raises(KeyboardInterrupt):
         serve(config(setup("sled", pair=real), ServiceOptions()))
+
+
+class HostMadeError(Exception):
+    """A service has come to its host, whose arguments are in `args`."""
+
+
+@pytest.fixture
+def host_arguments(monkeypatch: pytest.MonkeyPatch, signals_of_a_command: None) -> Callable[..., tuple[Any, ...]]:
+    """What a service makes its host of, without models: (topology, names, tensors, security, limits, ...)."""
+    models = SimpleNamespace(
+        tokenizer=range(997), cloud_layers=LAYERS, hidden_size=8, close=lambda: None, stop=lambda: None
+    )
+
+    def stop_here(*args: Any) -> None:
+        raise HostMadeError(*args)
+
+    def arguments(name: str, made: Any, options: ServiceOptions) -> tuple[Any, ...]:
+        monkeypatch.setattr(model_loading, "load_side", lambda *_: models)
+        monkeypatch.setattr({"cloud": cloud, "device": device, "page": page}[name], "NodeHost", stop_here)
+        serve, config = SERVICES[name]
+        with pytest.raises(HostMadeError) as told:
+            serve(config(made, options))
+        return told.value.args
+
+    return arguments
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_takes_messages_of_a_whole_context_and_a_tree(
+    name: str, real: ModelPair, host_arguments: Callable[..., tuple[Any, ...]]
+) -> None:
+    made = setup("sled", pair=real, override=TREES)
+    limits = host_arguments(name, made, ServiceOptions(page=UiOptions(remote_cloud=True)))[4]
+    assert limits.max_tokens == session_tokens(made, context_tokens(made)) == 512 + 32
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

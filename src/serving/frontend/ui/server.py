@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from serving.deployment.queries import LoadedModels
+from serving.deployment.setup import session_tokens
 from serving.deployment.topology import Topology
 from serving.frontend.openai.admission import RunningRequests
 from serving.frontend.openai.http import HttpServer
@@ -84,7 +85,8 @@ async def _with_remote_cloud(
     config: UiConfig, models: Mapping[str, LoadedModels], tensors: "TensorStore", stack: AsyncExitStack
 ) -> UiDeployment:
     """Connects to the first policy's cloud, and repeats that until the cloud listens."""
-    service, first = config.service, config.setup.policy.name
+    first = config.setup.policy.name
+    service = config.service.with_session_tokens(session_tokens(config.setup, config.context_lens[first]))
     topology = Topology(config.setup, models[first].cloud_layers, service.timeout_s)
     names, vocabulary = topology.devices[: config.num_devices], len(models[first].tokenizer)
     digest, width = deployment_digest(topology), models[first].hidden_size
