@@ -512,6 +512,35 @@ def test_every_service_takes_messages_of_a_whole_context_and_a_tree(
     assert limits.max_tokens == session_tokens(made, context_tokens(made)) == 512 + 32
 
 
+@pytest.mark.usefixtures("signals_of_a_command")
+def test_a_page_without_its_port_disturbs_no_cloud(real: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected: list[Any] = []
+
+    async def connect(_: NodeHost, addresses: Any) -> None:
+        connected.append(addresses)
+
+    monkeypatch.setattr(NodeHost, "connect", connect)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = UiOptions(remote_cloud=True, port=taken.getsockname()[1])
+        with pytest.raises(ValueError, match=r"service.page: cannot listen on 127.0.0.1 port"):
+            page.run(UiConfig(setup("sled", pair=real), ServiceOptions(page=options)))
+    assert connected == []
+
+
+@pytest.mark.usefixtures("signals_of_a_command")
+def test_a_page_that_its_cloud_refuses_gives_its_port_back(real: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any) -> None:
+        raise ValueError("the cloud refuses this page")
+
+    monkeypatch.setattr(NodeHost, "connect", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = UiConfig(setup("sled", pair=real), ServiceOptions(page=UiOptions(remote_cloud=True, port=port)))
+    with pytest.raises(ValueError, match="the cloud refuses this page"):
+        page.run(config)
+    socket.create_server(("127.0.0.1", port)).close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_only_the_first_signal_is_caught(number: signal.Signals) -> None:
     async def play() -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class UiServer:
-    """The page at `port`."""
+    """The page at `port`, which is taken at once."""
 
     def __init__(self, deployment: UiDeployment) -> None:
         page = deployment.config.service.page
@@ -46,6 +46,10 @@ class UiServer:
     async def start(self) -> None:
         """Returns when connections are accepted."""
         await self._http.start()
+
+    def close(self) -> None:
+        """Gives the port back, also if the page was never started."""
+        self._http.close()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses new runs (503), lets running ones finish for `grace_s` seconds, then breaks them off."""
@@ -70,29 +74,27 @@ async def _serve(config: UiConfig, models: Mapping[str, LoadedModels], tensors: 
     """With `tensors`, the first policy's cloud is another process."""
     stop, service = stop_signal(), config.service
     async with AsyncExitStack() as stack:
-        if tensors is not None:
-            deployment = await _with_remote_cloud(config, models, tensors, stack)
-        else:
-            deployment = UiDeployment(config, models)
+        host = _remote_cloud_host(config, models, tensors) if tensors is not None else None
+        if host is not None:
+            stack.push_async_callback(host.close, 1.0)
+        deployment = UiDeployment(config, models, host)
         stack.callback(deployment.close)
+        # Before the cloud hears of this page: for one of the same name it would end the stream of the other.
         server = UiServer(deployment)
+        stack.callback(server.close)
+        if host is not None:
+            await host.connect(service.addresses(host.topology))
+            host.start(deployment.driver)
         await server.start()
         print(f"page: open http://{service.page.url_host}:{server.port}/", flush=True)
         await run_until_stopped(deployment.driver, stop, lambda: server.stop(service.grace_s))
 
 
-async def _with_remote_cloud(
-    config: UiConfig, models: Mapping[str, LoadedModels], tensors: "TensorStore", stack: AsyncExitStack
-) -> UiDeployment:
-    """Connects to the first policy's cloud, and repeats that until the cloud listens."""
+def _remote_cloud_host(config: UiConfig, models: Mapping[str, LoadedModels], tensors: "TensorStore") -> NodeHost:
+    """The host of the first policy's devices, which is not connected yet."""
     first = config.setup.policy.name
     service = config.service.with_session_tokens(session_tokens(config.setup, config.context_lens[first]))
     topology = Topology(config.setup, models[first].cloud_layers, service.timeout_s)
     names, vocabulary = topology.devices[: config.num_devices], len(models[first].tokenizer)
     digest, width = deployment_digest(topology), models[first].hidden_size
-    host = NodeHost(topology, names, tensors, service.security, service.limits, digest, vocabulary, width)
-    deployment = UiDeployment(config, models, host)
-    stack.push_async_callback(host.close, 1.0)
-    await host.connect(service.addresses(topology))
-    host.start(deployment.driver)
-    return deployment
+    return NodeHost(topology, names, tensors, service.security, service.limits, digest, vocabulary, width)
