@@ -61,7 +61,7 @@ def run(config: DeviceConfig, accelerator: str = "cpu") -> None:
     service = config.service.with_session_tokens(session_tokens(setup, context_len))
     # Before the event loop runs: it would hold signals back until the models are loaded.
     models = load_side(setup, "device", tensors, accelerator)
-    topology = Topology(setup, models.cloud_layers, service.timeout_s)
+    topology = Topology(setup, models.cloud_layers, service.timeout_s, max_idle_sessions=service.max_idle_sessions)
     asyncio.run(_serve(topology, service, models, tensors, context_len))
 
 

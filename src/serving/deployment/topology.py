@@ -19,7 +19,7 @@ from serving.messages import INF, Hop, Node
 from serving.network.channel import Channel
 from serving.network.link import Link
 from serving.network.outages import OutageInterval
-from serving.nodes.device import Device, LocalTarget
+from serving.nodes.device import MAX_IDLE_SESSIONS, Device, LocalTarget
 from serving.nodes.hop_path import TierNodes
 from serving.nodes.round_timing import ChipProfile
 from serving.nodes.speculator import Speculator
@@ -43,6 +43,8 @@ class Topology:
     """How long the cloud keeps the caches of a lost device."""
     tokenizer: "Tokenizer | None" = None
     """None: the pair's, which is loaded for the first request with stop strings."""
+    max_idle_sessions: int = MAX_IDLE_SESSIONS
+    """How many ended sessions of a device keep their caches."""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -161,6 +163,7 @@ class Topology:
             self.setup.workload.max_concurrency,
             hidden_nbytes(1, width, hidden_dtype),
             self._token_text,
+            max_idle_sessions=self.max_idle_sessions,
         )
 
     def _create_speculator(self, name: str) -> Speculator:

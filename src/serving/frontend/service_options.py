@@ -8,6 +8,7 @@ from typing import ClassVar
 from serving.deployment.topology import Topology
 from serving.drivers.real_time import Pace
 from serving.frontend.openai.options import EndpointOptions, ServerOptions
+from serving.nodes.device import MAX_IDLE_SESSIONS
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -95,13 +96,23 @@ class ServiceOptions:
             raise ValueError(f"service.context_tokens is {self.context_tokens}; give at least 2, or null for all")
         if not self.grace_s >= 0:
             raise ValueError(f"service.grace_s is {self.grace_s}; it is a time in seconds, 0 or more")
-        kept = self.endpoint.cached_conversations, self.endpoint.routing.cached_sessions
+        kept = self._kept_sessions
         if sum(kept) > self.limits.sessions_per_node:
             raise ValueError(
                 f"service.endpoint.cached_conversations is {kept[0]} and service.endpoint.routing.cached_sessions "
                 f"{kept[1]}, but the cloud keeps service.limits.sessions_per_node={self.limits.sessions_per_node} of "
                 "one device; keep fewer, or allow more"
             )
+
+    @property
+    def _kept_sessions(self) -> tuple[int, int]:
+        """Of conversations and of the routing API."""
+        return self.endpoint.cached_conversations, self.endpoint.routing.cached_sessions
+
+    @property
+    def max_idle_sessions(self) -> int:
+        """How many ended sessions keep their caches on a device; the endpoint releases the others."""
+        return max(MAX_IDLE_SESSIONS, sum(self._kept_sessions))
 
     def with_session_tokens(self, max_tokens: int) -> "ServiceOptions":
         """The same for sessions of up to `max_tokens`, which every process of a deployment then accepts."""

@@ -52,7 +52,7 @@ from serving.policy.slots.draft import GoodputDraft, LearningDraft
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import ContinuousBatch, Scheduler
 
-_MAX_IDLE_SESSIONS = 48
+MAX_IDLE_SESSIONS = 48
 """Below the number of open sessions that a host allows a node, since the host would release the oldest one."""
 
 
@@ -98,7 +98,7 @@ class Device:
         hidden_nbytes: int = 0,
         token_text: TokenText = no_token_text,
         local_target: LocalTarget = _ON_USERS_DEVICE,
-        max_idle_sessions: int = _MAX_IDLE_SESSIONS,
+        max_idle_sessions: int = MAX_IDLE_SESSIONS,
     ) -> None:
         self.name, self.policy, self.seed, self.timeout_s = name, policy, seed, timeout_s
         self.max_concurrency, self.token_text, self.max_idle_sessions = max_concurrency, token_text, max_idle_sessions

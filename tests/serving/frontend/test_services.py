@@ -31,12 +31,13 @@ from serving.drivers.real_time import RealTimeDriver
 from serving.engines.models import ModelConfig, ModelPair
 from serving.engines.torch.tensor_store import TensorStore
 from serving.frontend.health import CloudStats, HealthServer
-from serving.frontend.openai.options import EndpointOptions
+from serving.frontend.openai.options import EndpointOptions, RoutingLimits
 from serving.frontend.service_options import HealthOptions, ServiceOptions, UiOptions, deployment_digest
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.frontend.ui import server as page
 from serving.frontend.ui.config import UiConfig
 from serving.messages import ForwardWork, MessageReceived, Release, Request, SendMessage, SequenceSlice, Span, TensorRef
+from serving.nodes.device import MAX_IDLE_SESSIONS
 from serving.nodes.worker import Worker
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.kv_cache import PrefixCaching
@@ -510,6 +511,17 @@ def test_every_service_takes_messages_of_a_whole_context_and_a_tree(
     made = setup("sled", pair=real, override=TREES)
     limits = host_arguments(name, made, ServiceOptions(page=UiOptions(remote_cloud=True)))[4]
     assert limits.max_tokens == session_tokens(made, context_tokens(made)) == 512 + 32
+
+
+@pytest.mark.parametrize(("cached", "kept"), [(8, MAX_IDLE_SESSIONS), (52, 60)])
+def test_a_device_keeps_as_many_sessions_as_its_endpoint_names(
+    real: ModelPair, host_arguments: Callable[..., tuple[Any, ...]], cached: int, kept: int
+) -> None:
+    options = ServiceOptions(
+        endpoint=EndpointOptions(cached_conversations=cached, routing=RoutingLimits(cached_sessions=8))
+    )
+    topology = host_arguments("device", setup("sled", pair=real), options)[0]
+    assert topology.create_node("device-0").max_idle_sessions == kept
 
 
 @pytest.mark.usefixtures("signals_of_a_command")

@@ -21,7 +21,7 @@ from serving.messages import (
     StartWork,
     WorkFinished,
 )
-from serving.nodes.device import _MAX_IDLE_SESSIONS, Device
+from serving.nodes.device import MAX_IDLE_SESSIONS, Device
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from tests.support.fake_pair import FakePair, own_text
@@ -193,10 +193,10 @@ def test_caches_are_not_kept_without_keep_cache() -> None:
 
 def test_idle_sessions_are_bounded_and_the_oldest_is_released() -> None:
     t = talk()
-    for number in range(_MAX_IDLE_SESSIONS + 3):
+    for number in range(MAX_IDLE_SESSIONS + 3):
         t.turn((number, 1, 2), f"talk-{number}")
-    assert len(t.device.idle_sessions) == _MAX_IDLE_SESSIONS
-    kept = {f"talk-{number}" for number in range(3, _MAX_IDLE_SESSIONS + 3)}
+    assert len(t.device.idle_sessions) == MAX_IDLE_SESSIONS
+    kept = {f"talk-{number}" for number in range(3, MAX_IDLE_SESSIONS + 3)}
     assert set(t.device.idle_sessions) == t.caches == kept
     assert t.turn((0, 1, 2, 5), "talk-0").asked == 0
 
