@@ -97,7 +97,10 @@ class LlamaStore:
             sequence.length = length
 
     def forward(self, parts: Sequence[Part]) -> list[list[Any]]:
-        """Appends the new tokens of several sequences, as many in one pass as fit. Logits by part and position."""
+        """Appends the new tokens of several sequences, as many in one pass as fit. Logits by part and position.
+
+        After an error every sequence is as it was.
+        """
         self._reserve(sum(len(part.tokens) for part in parts))
         rows: list[list[Any]] = [[] for _ in parts]
         waiting = [
@@ -105,8 +108,13 @@ class LlamaStore:
             for i, part in enumerate(parts)
             for at, token in enumerate(part.tokens)
         ]
-        for first in range(0, len(waiting), _BATCH_TOKENS):
-            self._decode(waiting[first : first + _BATCH_TOKENS], rows)
+        try:
+            for first in range(0, len(waiting), _BATCH_TOKENS):
+                self._decode(waiting[first : first + _BATCH_TOKENS], rows)
+        except BaseException:
+            for part in parts:
+                self._context.memory_seq_rm(part.sequence.number, part.sequence.length, -1)
+            raise
         for part in parts:
             part.sequence.length += len(part.tokens)
         return rows
@@ -116,9 +124,10 @@ class LlamaStore:
         self._reserve(len(tokens))  # before the copy, which would not move to a larger context
         branch = LlamaSequence(self._branch, sequence.length)
         self._context.memory_seq_cp(sequence.number, branch.number, -1, -1)
-        found = self.forward([Part(branch, tokens, 1)])
-        self.truncate(branch, 0)
-        return found
+        try:
+            return self.forward([Part(branch, tokens, 1)])
+        finally:
+            self.truncate(branch, 0)
 
     def _decode(self, tokens: Sequence[tuple[int, int, int, int, bool]], rows: list[list[Any]]) -> None:
         self._batch.reset()

@@ -1,5 +1,6 @@
 """A model on llama.cpp drafts and verifies as on torch, in batches, after rollbacks and while its context grows."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,47 @@ def test_a_session_goes_on_in_the_text_that_it_was_given(engine: LlamaCppEngine)
     assert engine.cache.length("a") == 0
     moved = drafted(engine, "b", 30, (7, 8), 4)
     assert moved.tokens == drafted(engine, "c", 0, (*TEXT[:30], 7, 8), 4).tokens
+
+
+class BrokenError(Exception):
+    """A pass that failed."""
+
+
+def fails_from(patch: pytest.MonkeyPatch, cache: LlamaCache, first: int) -> None:
+    """Passes of the shared context fail from the pass `first` on, counted from 0."""
+    assert cache._shared is not None
+    decode, passes = cache._shared._decode, count()
+
+    def decode_or_fail(*args: Any) -> None:
+        if next(passes) >= first:
+            raise BrokenError
+        decode(*args)
+
+    patch.setattr(cache._shared, "_decode", decode_or_fail)
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_a_failed_pass_leaves_no_token_behind(model: LlamaModel, monkeypatch: pytest.MonkeyPatch, start: int) -> None:
+    monkeypatch.setattr(context, "_BATCH_TOKENS", 16)
+    engine = LlamaCppEngine(model)
+    want = drafted(engine, "whole", 0, TEXT, 4).tokens
+    drafted(engine, "a", 0, TEXT[:start], 0)
+    with monkeypatch.context() as patch:
+        fails_from(patch, engine.cache, 1)
+        with pytest.raises(BrokenError):
+            drafted(engine, "a", start, TEXT[start:], 4)
+    assert engine.cache.length("a") == start
+    assert drafted(engine, "a", start, TEXT[start:], 4).tokens == want
+
+
+def test_a_failed_look_ahead_leaves_no_branch_behind(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LlamaCache(model, model.vocab_size)
+    for session, tokens in (("long", TEXT), ("short", TEXT[3:20])):
+        cache.open(session, 0)
+        cache.forward([(session, tokens, 0)])
+    want = cache.peek("short", (7, 8))
+    with monkeypatch.context() as patch:
+        fails_from(patch, cache, 0)
+        with pytest.raises(BrokenError):
+            cache.peek("long", (7, 8))
+    assert cache.peek("short", (7, 8)).equal(want)
