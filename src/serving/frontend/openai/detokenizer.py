@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _REPLACEMENT_CHAR = "\ufffd"
 """What tokenizers decode invalid or incomplete UTF-8 to."""
+_MAX_HELD_TOKENS = 16
+"""Tokens held back before a cut between them is looked for; one character takes four at most."""
 
 
 class IncrementalDetokenizer:
@@ -38,21 +40,37 @@ class IncrementalDetokenizer:
         name = None if token in self._special else self._hf.convert_ids_to_tokens(token)
         if name is not None:  # a token without text does not end a run of bytes
             self._in_byte_run = bool(_BYTE_TOKEN.fullmatch(name))
-        text = decode(self._hf, self._window)
-        if self._in_byte_run or text.endswith(_REPLACEMENT_CHAR) or len(text) <= len(self._emitted_text):
+        if self._in_byte_run:
             return ""
-        return self._emit(text)
+        text = decode(self._hf, self._window)
+        if text.endswith(_REPLACEMENT_CHAR):
+            return self._emit_whole_characters(text)
+        return self._emit(text, len(self._window))
 
     def flush(self) -> str:
         """The text held back, after the last token."""
-        return self._emit(decode(self._hf, self._window))
+        return self._emit(decode(self._hf, self._window), len(self._window))
 
-    def _emit(self, text: str) -> str:
+    def _emit(self, text: str, num_tokens: int) -> str:
+        """`text` is that of the window's first `num_tokens`."""
         new = text[len(self._emitted_text) :]
         if new:
-            self._window = self._window[self._num_emitted :]
-            self._num_emitted, self._emitted_text = len(self._window), decode(self._hf, self._window)
+            self._window, emitted = self._window[self._num_emitted :], num_tokens - self._num_emitted
+            self._num_emitted, self._emitted_text = emitted, decode(self._hf, self._window[:emitted])
         return new
+
+    def _emit_whole_characters(self, text: str) -> str:
+        """Cuts a long window, whose `text` ends in an incomplete character, where its parts decode as the whole does:
+        no character lies across such a cut.
+        """
+        end = len(self._window)
+        if (end - self._num_emitted) % _MAX_HELD_TOKENS:
+            return ""
+        for cut in range(end - 1, end - _MAX_HELD_TOKENS, -1):
+            before, after = decode(self._hf, self._window[:cut]), decode(self._hf, self._window[cut:])
+            if after and before + after == text:
+                return self._emit(before, cut)
+        return ""
 
 
 def decode(hf: Any, tokens: list[int] | tuple[int, ...]) -> str:

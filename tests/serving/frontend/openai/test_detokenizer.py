@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -60,6 +62,41 @@ def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() ->
     hf = byte_level()
     tokens = hf("a😀", add_special_tokens=False)["input_ids"][:-1]
     assert "".join(pieces(hf, tokens)) == decode(hf, tokens) == "a\ufffd"
+
+
+class CountingTokenizer:
+    """A tokenizer that counts the tokens that it decodes."""
+
+    def __init__(self, hf: Any) -> None:
+        self._hf, self.num_decoded = hf, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hf, name)
+
+    def decode(self, tokens: list[int], **how: Any) -> str:
+        self.num_decoded += len(tokens)
+        return str(self._hf.decode(tokens, **how))
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("byte", range(4))
+def test_tokens_that_complete_no_character_cost_the_same_each(kind: str, byte: int) -> None:
+    hf = KINDS[kind]()
+    garbage = [hf("\U0001d11e", add_special_tokens=False)["input_ids"][-4:][byte]] * 600
+    counting = CountingTokenizer(hf)
+    found = pieces(counting, garbage)
+    assert counting.num_decoded < 40 * len(garbage)
+    assert "".join(found) == decode(hf, garbage)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_long_runs_of_broken_characters_join_to_the_full_decoding(data: st.DataObject) -> None:
+    hf = byte_level()
+    parts = hf("\U0001d11e\u20ac", add_special_tokens=False)["input_ids"]
+    token = st.one_of(st.sampled_from(parts), st.sampled_from(parts), st.just(len(hf)), st.just(hf.eos_token_id))
+    tokens = data.draw(st.lists(token, min_size=40, max_size=120))
+    assert "".join(pieces(hf, tokens)) == decode(hf, tokens)
 
 
 def test_words_keep_their_spaces_after_a_special_token() -> None:
