@@ -144,9 +144,9 @@ async def _listen(host: NodeHost, address: str, option: str) -> str:
 async def _start_health_server(service: ServiceOptions, server: "HealthServer", stack: AsyncExitStack) -> str:
     if service.health.port is None:
         return ""
-    port = await server.serve(service.health.host, service.health.port)
+    port = await server.serve(service.health, service.health.port)
     stack.push_async_callback(server.stop)
-    return f", health on http://{service.health.host}:{port}/readyz"
+    return f", health on http://{service.health.url_host}:{port}/readyz"
 
 
 if __name__ == "__main__":

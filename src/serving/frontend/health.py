@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serving import messages
-from serving.frontend.openai.http import HttpServer
+from serving.frontend.openai.http import HostGuard, HttpServer
+from serving.frontend.openai.options import HostOptions
 from serving.messages import HEADER_NBYTES, Command, Event, ForwardWork, Message, MessageReceived, Outcome, Work
 from serving.nodes.worker import Worker
 
@@ -82,10 +83,11 @@ class HealthServer:
         self._registry.register(_StatsCollector(stats, num_devices))
         self._http: HttpServer | None = None
 
-    async def serve(self, host: str, port: int) -> int:
+    async def serve(self, options: HostOptions, port: int) -> int:
         """Starts, and returns the port. Raises ValueError for an address in use."""
         routes = [Route(f"/{page.__name__}", page) for page in (self.healthz, self.readyz, self.metrics)]
-        self._http = HttpServer(Starlette(routes=routes), "service.health", host, port, MAX_CONNECTIONS)
+        app = HostGuard(Starlette(routes=routes), options)
+        self._http = HttpServer(app, "service.health", options.host, port, MAX_CONNECTIONS)
         await self._http.start()
         return self._http.port
 

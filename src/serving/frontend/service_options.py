@@ -7,17 +7,16 @@ from typing import ClassVar
 
 from serving.deployment.topology import Topology
 from serving.drivers.real_time import Pace
-from serving.frontend.openai.options import EndpointOptions, ServerOptions
+from serving.frontend.openai.options import EndpointOptions, HostOptions, ServerOptions
 from serving.nodes.device import MAX_IDLE_SESSIONS
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
 
 @dataclass(frozen=True)
-class HealthOptions:
+class HealthOptions(HostOptions):
     """Where a cloud serves its health pages. Raises ValueError for a port outside its range."""
 
-    host: str = "127.0.0.1"
     port: int | None = 7071
     """0: any free port; null: no health pages."""
 

@@ -109,7 +109,7 @@ def counted(page: str, name: str) -> float:
     return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"{name} "))
 
 
-def read(url: str) -> str:
+def read(url: str | urllib.request.Request) -> str:
     with urllib.request.urlopen(url, timeout=10) as page:
         return str(page.read().decode())
 
@@ -428,7 +428,7 @@ def test_health_pages_show_the_cloud_stats() -> None:
         found = stats()
         found.errors = 3
         health = HealthServer(found, lambda: 2)
-        port = await health.serve("127.0.0.1", 0)
+        port = await health.serve(HealthOptions(), 0)
         base = f"http://127.0.0.1:{port}"
         ready, alive, page = [await asyncio.to_thread(read, f"{base}/{p}") for p in ("readyz", "healthz", "metrics")]
         assert (json.loads(ready), json.loads(alive)) == ({"ready": True, "devices": 2}, {"alive": True})
@@ -436,7 +436,19 @@ def test_health_pages_show_the_cloud_stats() -> None:
         assert counted(page, "tandem_cloud_devices") == 2
         assert counted(page, "tandem_cloud_cache_capacity_tokens") == 500
         with pytest.raises(ValueError, match=rf"service.health: cannot listen on 127.0.0.1 port {port}"):
-            await HealthServer(found, lambda: 0).serve("127.0.0.1", port)
+            await HealthServer(found, lambda: 0).serve(HealthOptions(), port)
+        await health.stop()
+
+    run(play)
+
+
+def test_health_pages_refuse_requests_for_another_host() -> None:
+    async def play() -> None:
+        health = HealthServer(stats(), lambda: 0)
+        port = await health.serve(HealthOptions(), 0)
+        foreign = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"host": f"evil.example:{port}"})
+        with pytest.raises(urllib.error.HTTPError, match="421"):
+            await asyncio.to_thread(read, foreign)
         await health.stop()
 
     run(play)

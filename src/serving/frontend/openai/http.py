@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.options import ServerOptions
+from serving.frontend.openai.options import HostOptions
 
 # The server.
 
@@ -224,7 +224,7 @@ class HostGuard:
     other addresses accept any Host header, since their names are not known here.
     """
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+    def __init__(self, app: ASGIApp, options: HostOptions) -> None:
         self._app, self._known_hosts = app, tuple(dict.fromkeys((options.url_host.lower(), *LOOPBACK_HOSTS)))
         self._accepts_any = not options.is_loopback
 

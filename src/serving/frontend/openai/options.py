@@ -7,13 +7,32 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class ServerOptions:
+class HostOptions:
+    """The host on which a server listens."""
+
+    host: str = "127.0.0.1"
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can connect."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def url_host(self) -> str:
+        """The host as URLs write it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+@dataclass(frozen=True)
+class ServerOptions(HostOptions):
     """Where an HTTP server listens, and what it accepts. A key is required if the environment holds one.
 
     Raises ValueError for a value outside its range.
     """
 
-    host: str = "127.0.0.1"
     port: int = 8000
     """0: any free port."""
     api_key_env: str = "TANDEM_API_KEY"
@@ -44,19 +63,6 @@ class ServerOptions:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{self.section}.{name} is {getattr(self, name)}; give at least {low}")
-
-    @property
-    def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    @property
-    def url_host(self) -> str:
-        """The host as URLs write it."""
-        return f"[{self.host}]" if ":" in self.host else self.host
 
     def api_key(self) -> str | None:
         """The key in the environment, stripped: no header can carry blanks around it. None if no key is required.
