@@ -25,6 +25,10 @@ BASE_NBYTES = 6e8
 """Memory of a process that has imported torch."""
 STEP_S, FORWARD_S, EVENT_S, OTHER_S = 0.02, 1.5e-3, 3e-5, 2.0
 """Seconds beside the arithmetic: of a training step, of a forward of one token, of a simulated token; of other work."""
+LOAD_TEST_S = 60.0
+"""Assumed of load tests that were not built before: their windows and searches decide, not the workload's prompts."""
+_LOAD_TESTS = frozenset({"load_test", "search"})
+"""The arguments of stages that measure loads and search capacities."""
 CORE_FLOPS_PER_S = 5e10
 """Of one core that multiplies matrices in float32 with 256-bit vectors: what is assumed of an unmeasured machine."""
 _ROW_S = {"training.latency.stages.score_clock": 0.025}
@@ -87,7 +91,8 @@ def _from_sizes(stage: Stage, flops_per_s: float, pair: float) -> BuildEstimate:
         seconds = 6 * trained * tokens / flops_per_s + steps * STEP_S
         return BuildEstimate(seconds, BASE_NBYTES + _TRAINING_NBYTES * (trained or run), False)
     if not tokens:
-        return BuildEstimate(OTHER_S + _table_seconds(stage), BASE_NBYTES, False)
+        seconds = LOAD_TEST_S if stage.args.keys() & _LOAD_TESTS else OTHER_S + _table_seconds(stage)
+        return BuildEstimate(seconds, BASE_NBYTES, False)
     if _SIMULATED in json.dumps(stage.identity):
         return BuildEstimate(OTHER_S + tokens * EVENT_S, BASE_NBYTES / 2, False)
     seconds = OTHER_S + 2 * run * tokens / flops_per_s + tokens * FORWARD_S
@@ -108,8 +113,10 @@ def _count_models(args: Mapping[str, Any]) -> int:
 
 def _tokens(args: Mapping[str, Any]) -> float:
     """Tokens that the stage runs: of its training steps, of the answers that it records, or prompts and answers of its
-    workload; 0: not said.
+    workload; 0: not said, or not what decides.
     """
+    if args.keys() & _LOAD_TESTS:
+        return 0.0
     steps, prompts = _value(args, "steps"), _value(args, "num_prompts")
     if steps:
         return steps * (_value(args, "batch_size") or 1) * (_value(args, "row_tokens") or 64)

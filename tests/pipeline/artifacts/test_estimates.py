@@ -52,6 +52,17 @@ def test_training_takes_six_operations_a_parameter_and_token():
     assert found.memory_nbytes > estimates.BASE_NBYTES
 
 
+@pytest.mark.parametrize("name", ["load_test", "search"])
+def test_the_prompts_of_a_workload_do_not_decide_how_long_a_load_test_takes(name: str, tmp_path: Path) -> None:
+    """Its window and its seeds do."""
+    small, large = (
+        Stage("load", "measure", {name: {"seeds": [0]}, "w": {"num_prompts": n, "max_new_tokens": 64}})
+        for n in (10, 1000)
+    )
+    assert estimate(large, [], lambda: 1e11).seconds == estimates.LOAD_TEST_S
+    assert estimate(large, [built(small, 16.0, tmp_path / "small")], lambda: 1e11).seconds == 16.0
+
+
 def test_scoring_the_clock_takes_as_long_as_its_fits_to_each_row(tmp_path):
     table = tmp_path / "rows.csv"
     table.write_text("row\n" * 600)
