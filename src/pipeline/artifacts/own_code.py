@@ -4,7 +4,7 @@ import ast
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -13,9 +13,8 @@ PROJECT_PACKAGES = ("pipeline", "serving", "training", "native", "hydra_plugins"
 
 
 def code_digests(modules: Iterable[str]) -> dict[str, str]:
-    """The sha256 of the source of each module that is a user's own, and of those of the user's own that it imports.
-
-    Modules of the project and installed ones are none of a user's.
+    """The sha256 of the source of each of these modules that is neither the project's nor installed, and of all such
+    modules that it imports.
     """
     found: dict[str, str] = {}
     seen, waiting = set[str](), list(modules)
@@ -32,34 +31,34 @@ def code_digests(modules: Iterable[str]) -> dict[str, str]:
 
 
 def _own_source(module: str) -> Path | None:
-    """None for a module of the project or an installed one, and for what is no module with a source."""
-    if not _is_own(module.partition(".")[0]):
+    """None for a module of the project or an installed one, and for what is no module with a source.
+
+    Nothing is imported, not even the module's package: that may take seconds.
+    """
+    top, *rest = module.split(".")
+    if top in PROJECT_PACKAGES or top in sys.stdlib_module_names:
         return None
-    file = getattr(sys.modules.get(module), "__file__", None) or next(_places(module), "")
-    return Path(file) if file.endswith(".py") else None
+    file = next((file for file in _places(top, rest) if file.suffix == ".py" and file.is_file()), None)
+    return None if file is None or any(map(file.is_relative_to, _installed_folders())) else file
 
 
-def _is_own(package: str) -> bool:
-    """True if a module without a dot is a user's. It is not imported: that may take seconds."""
-    if package in PROJECT_PACKAGES or package in sys.stdlib_module_names:
-        return False
-    places = [getattr(sys.modules.get(package), "__file__", None) or "", *_places(package)]
-    found = [place for place in places if place]
-    return bool(found) and not any(Path(place).is_relative_to(one) for place in found for one in _installed_folders())
-
-
-def _places(module: str) -> Iterator[str]:
-    """Where the module would be imported from: its file, or the folders of a package without one."""
+def _places(top: str, rest: Sequence[str]) -> Iterator[Path]:
+    """Where the source of the module `top`, or of one below that package, may be."""
     try:
-        spec = find_spec(module)
-    except (ImportError, AttributeError, ValueError):  # its package is none, or fails
+        spec = find_spec(top)
+    except ValueError:  # no name, or a module that was made by hand
         return
-    if spec:
-        yield from filter(None, (spec.origin, *(spec.submodule_search_locations or ())))
+    if spec is None:
+        return
+    if not rest:
+        yield Path(spec.origin or "")
+    for folder in spec.submodule_search_locations or () if rest else ():
+        yield Path(folder, *rest[:-1], f"{rest[-1]}.py")
+        yield Path(folder, *rest, "__init__.py")
 
 
 def _imported(source: bytes, module: str, is_package: bool) -> Iterator[str]:
-    """Names that may be modules which this source imports; what cannot be parsed imports nothing."""
+    """The names in the source's imports, which may be modules; none if the source cannot be parsed."""
     package = module if is_package else module.rpartition(".")[0]
     try:
         tree = ast.parse(source)

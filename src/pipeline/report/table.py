@@ -19,7 +19,7 @@ WIDTH = 100
 """Columns of a line without a terminal."""
 _GAP = "  "
 _LEAST_LABEL = 8
-"""Columns that each label keeps beside a value as wide as the page."""
+"""Columns that each label keeps beside a value as wide as the page, if all of them fit into half of it."""
 
 
 class Remark(str):
@@ -45,7 +45,7 @@ class Table:
         room = width - len(_GAP) - max(map(self._width, range(self.num_label_columns, len(self.headings))), default=0)
         if self._labels_width() > room:
             least = self.num_label_columns * _LEAST_LABEL
-            return self._wrap_labels(max(least, min(room, width // 2)))._split_columns(width)
+            return self._wrap_labels(min(max(least, room), width // 2))._split_columns(width)
         return self._split_columns(width)
 
     def _labels_width(self) -> int:

@@ -384,7 +384,7 @@ class Requester:
     def keeps_cache(self) -> bool:
         """True if this session has ended and its caches are kept for its next request.
 
-        Where the target would write on within its budget they are not: it stops when the session is released.
+        The caches are not kept while the target may still write tokens of its budget: the release stops it.
         """
         writes_on = self.session.remaining_budget > 1
         return self.session.request.keep_cache and self.state in ("complete", "cancelled") and not writes_on

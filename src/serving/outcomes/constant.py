@@ -149,8 +149,8 @@ def numbered_queries(
 ) -> Iterator[Query]:
     """Requests with numbers as tokens; `lengths` gives the prompt tokens and the token limit of each.
 
-    All prompts begin alike, unless the workload says what they share. They are cut at their requests' limits, which the
-    queries say; those that share something are refused.
+    All prompts begin alike, unless the workload says what they share. Prompts are cut at their requests' limits, and
+    the queries say by how many tokens; too long a prompt that shares something is refused.
     """
     shared, sampling = SharedPrompts(), decoding.sampling(seed)
     prompt = tuple(

@@ -131,8 +131,9 @@ def check_greedy(decoding: Decoding) -> None:
 
 
 def check_prompts_recorded(trace: OutcomeTrace, prompts: Sequence[Prompt]) -> None:
-    """Raises ValueError for a prompt whose text is not what was recorded under its id, and if there are prompts with
-    text and the trace has none of them. Where it has some, the others are dealt onto the recorded ones.
+    """Raises ValueError if the trace has another text under a prompt's id, or has none of the prompts with a text.
+
+    If the trace has some of these prompts, recorded prompts stand for the others.
     """
     asked = [one for one in prompts if one.text.strip()]
     recorded = [(one, trace.recorded_prompt(one.id)) for one in asked]

@@ -440,6 +440,6 @@ def _check_trees(parents: Any) -> None:
 
     is_node, places = parents != NO_NODE, np.arange(parents.shape[-1])
     if (is_node & ((parents < -1) | (parents >= places))).any():
-        raise ValueError("trees has a node whose parent does not stand before it")
+        raise ValueError("a node of trees comes before its parent")
     if (is_node[..., 1:] & ~is_node[..., :-1]).any():
-        raise ValueError("trees has a node behind a place without one")
+        raise ValueError("a node of trees comes after an empty place")

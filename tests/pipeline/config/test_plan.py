@@ -177,7 +177,7 @@ def test_code_that_a_users_own_imports_is_part_of_it(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     files = {
         "lab_a.py": "import lab_pack.direct\ndef f():\n    from lab_pack import lazy\n    import no_such_one, torch",
-        "lab_pack/__init__.py": "",
+        "lab_pack/__init__.py": "raise RuntimeError('imported by the plan')",
         "lab_pack/direct.py": "from .relative import value",
         "lab_pack/relative.py": "value = 1",
         "lab_pack/lazy.py": "import lab_a  # in a circle",

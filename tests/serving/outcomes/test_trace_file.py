@@ -332,9 +332,9 @@ def test_trees_and_branches_that_cannot_have_grown_are_refused(tmp_path: Path) -
 
     assert saved_and_loaded(grown(-1, 0, -1, NO_NODE)).tables.trees[0, 0, 1].tolist() == [7, 0]
     for parents in ((0, -1), (-1, 2, 0), (-1, -3)):
-        with pytest.raises(ValueError, match="trees has a node whose parent does not stand before it"):
+        with pytest.raises(ValueError, match="a node of trees comes before its parent"):
             saved_and_loaded(grown(*parents))
-    with pytest.raises(ValueError, match="trees has a node behind a place without one"):
+    with pytest.raises(ValueError, match="a node of trees comes after an empty place"):
         saved_and_loaded(grown(-1, NO_NODE, -1))
     made = trace(2)
     for branch in ((50, 40, 3), (8, 90, 3)):

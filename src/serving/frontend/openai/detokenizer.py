@@ -60,8 +60,9 @@ class IncrementalDetokenizer:
         return new
 
     def _emit_whole_characters(self, text: str) -> str:
-        """Cuts a long window, whose `text` ends in an incomplete character, where its parts decode as the whole does:
-        no character lies across such a cut.
+        """Emits the first part of a long window, whose `text` ends in an incomplete character.
+
+        The window is cut where the texts of both parts make up the text of the whole: no character lies across it.
         """
         end = len(self._window)
         if (end - self._num_emitted) % _MAX_HELD_TOKENS:

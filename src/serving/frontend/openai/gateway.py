@@ -91,8 +91,8 @@ class Gateway(Protocol):
         """Yields deltas up to one with an `ending`; at most `max_new_tokens` tokens. Closing the generator early
         cancels the request.
 
-        Device and cloud end an answer in which they see one of `stop_strings`, and may overlook one: blanks before the
-        first word, and characters of several tokens, are not compared.
+        Device and cloud end an answer at one of `stop_strings`. They compare neither blanks before the first word nor
+        characters of several tokens, so the caller must search the text for these strings, too.
 
         The caches of a conversation may be kept for its next turn, however this one ends; if they are gone, the next
         turn has `cached_tokens` 0. Raises UnsupportedRequestError before the first delta.

@@ -79,7 +79,7 @@ async def _serve(config: UiConfig, models: Mapping[str, LoadedModels], tensors: 
             stack.push_async_callback(host.close, 1.0)
         deployment = UiDeployment(config, models, host)
         stack.callback(deployment.close)
-        # Before the cloud hears of this page: for one of the same name it would end the stream of the other.
+        # Before the connection: the cloud ends the stream of another page with the same name.
         server = UiServer(deployment)
         stack.callback(server.close)
         if host is not None:

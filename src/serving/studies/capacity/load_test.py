@@ -38,7 +38,10 @@ from serving.studies.capacity.slo_evaluation import (
 
 
 class TimedScheduler:
-    """A scheduler whose decisions are timed, in wall seconds of this machine; its limits are the scheduler's own."""
+    """Times the decisions of `scheduler`, in wall seconds of this machine.
+
+    Its other attributes are those of `scheduler`: a topology reads its limits.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._pick = scheduler, scheduler.pick
