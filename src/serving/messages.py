@@ -605,18 +605,25 @@ class TimerFired:
     timer: int
 
 
+LossCause: TypeAlias = Literal["node", "link"]
+"""Why a peer is not reachable: it, or the connection to it, is gone; or the emulated link is out. A peer that is lost
+for both causes is reachable again when both have ended."""
+
+
 @message
 class PeerLost:
     """A peer is not reachable."""
 
     peer: str
+    cause: LossCause = "node"
 
 
 @message
 class PeerRestored:
-    """A lost peer is reachable again. Its caches may be gone."""
+    """A cause for which a peer was lost has ended. The peer's caches may be gone."""
 
     peer: str
+    cause: LossCause = "node"
 
 
 @message

@@ -135,9 +135,7 @@ class KVAccounting:
     def finish_forward(self, seq: SequenceSlice, span: Span, num_rejected: int) -> None:
         if span.start_layer < span.end_layer and self.keep_caches:
             key, length = (seq.session, span.start_layer), seq.start + seq.num_tokens - num_rejected
-            cache = self._caches.get(key)
-            if cache is None:
-                cache = self._caches[key] = _Cache()
+            cache = self._caches[key]
             cache.length = length
             self._allocate(cache, length)
             if self.prefixes:

@@ -80,6 +80,7 @@ class Branch:
 class Session:
     __slots__ = (
         "adopted",
+        "arrived_s",
         "attempt",
         "branches",
         "draft",
@@ -120,8 +121,9 @@ class Session:
         seed: int,
         monitor: DeviceMonitor | None = None,
         token_text: TokenText = no_token_text,
+        arrived_s: float = 0.0,
     ) -> None:
-        self.request = request
+        self.request, self.arrived_s = request, arrived_s
         self.monitor = monitor or DeviceMonitor()
         self.tokens = list(request.prompt)
         self.prompt_len = len(request.prompt)

@@ -9,6 +9,7 @@ children is settled before they are drawn, all of them stay, and each level has 
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from serving.messages import DraftStopRule, TokenIds, TreeRule
 
@@ -143,12 +144,13 @@ def likeliest_shape(
 
     rank_probabilities: by depth (the last stands for all deeper ones), the probability that the target's token has each
     rank among the drafter's candidates, given that it follows a right path. A node's value is the product on its path,
-    so the likeliest nodes are the best tree, and a parent is never less likely than its children.
+    so the likeliest nodes are the best tree, and a parent is never less likely than its children. A rank that was
+    measured as likelier than the one before it counts as equally likely: a tree has no node without its elder siblings.
     """
     chosen: list[tuple[float, tuple[int, ...]]] = []
     open_nodes: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for level in range(depth):
-        row = rank_probabilities[min(level, len(rank_probabilities) - 1)]
+        row = list(accumulate(rank_probabilities[min(level, len(rank_probabilities) - 1)], min))
         found = [(value * p, (*ranks, rank)) for value, ranks in open_nodes for rank, p in enumerate(row) if p > 0]
         open_nodes = sorted(found, key=lambda one: (-one[0], one[1]))[:nodes]
         chosen += open_nodes

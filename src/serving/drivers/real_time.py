@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from serving.drivers.clock import Clock
 from serving.drivers.observer import Observer
@@ -44,6 +44,13 @@ log = logging.getLogger(__name__)
 
 Pace: TypeAlias = Literal["wall", "hardware"]
 """wall: work takes as long as it does here. hardware: it is stretched to its executor's time on the timed hardware."""
+
+
+def check_pace(pace: str) -> None:
+    """Raises ValueError for a pace that is none, as runtime.pace of a configuration may be."""
+    if pace not in get_args(Pace):
+        raise ValueError(f"runtime.pace is {pace!r}; it is wall (as fast as here) or hardware (as the chips)")
+
 
 Transmit: TypeAlias = Callable[[str, str, Message], None]
 """Passes (sender, receiver, message) to a transport; never blocks."""

@@ -109,7 +109,8 @@ class Device:
         self.hop_path = HopPath(name, policy, hops, self.node_selector)
         learner = policy.draft.new_learner() if isinstance(policy.draft, LearningDraft) else None
         self.monitor = DeviceMonitor(hidden_nbytes, learner=learner)
-        self.waiting: deque[GenerationRequest] = deque()
+        self.waiting: deque[tuple[GenerationRequest, float]] = deque()
+        """Requests, each with when it arrived."""
         self.active: dict[str, Requester] = {}
         """Session -> its requester."""
         self.idle_sessions: dict[str, Session] = {}
@@ -218,20 +219,21 @@ class Device:
                     return self.local_worker.handle(event, now)
                 return self._notify_all(event, now)
             case RequestArrived(call):
-                self.waiting.append(call)
+                self.waiting.append((call, now))
                 return self._start_waiting(now)
             case SessionCancelled(session):
                 current = self.active.get(session)
                 return self._notify(current, event, now) if current else self._cancel(session)
-            case PeerLost(peer):
-                self.node_selector.mark_lost(peer)
+            case PeerLost():
+                self.node_selector.mark_lost(event)
                 for idle in self.idle_sessions.values():
                     idle.may_have_stale_nodes = True
                 return self._notify_all(event, now) + (
                     self.local_worker.handle(event, now) if self.local_worker else []
                 )
-            case PeerRestored(peer):
-                self.node_selector.mark_restored(peer)
+            case PeerRestored():
+                if not self.node_selector.mark_restored(event):
+                    return []
                 return (self.local_worker.handle(event, now) if self.local_worker else []) + self._notify_all(
                     event, now
                 )
@@ -307,7 +309,8 @@ class Device:
         """Starts waiting sessions, oldest first, up to `max_concurrency`."""
         out: Commands = []
         while self.waiting and len(self.active) < self.max_concurrency:
-            session = Session(self.waiting.popleft(), self.seed, self.monitor, self.token_text)
+            call, arrived_s = self.waiting.popleft()
+            session = Session(call, self.seed, self.monitor, self.token_text, arrived_s)
             if old := self.idle_sessions.pop(session.request.session, None):
                 self._resume(session, old)
             else:
@@ -353,11 +356,14 @@ class Device:
         return self.local_worker.kv_accounting.has_cache(target) and self.draft_caches.keep(ended)
 
     def _cancel(self, session: str) -> Commands:
-        if session in self.idle_sessions:
-            return self._release(session)
-        kept = deque(call for call in self.waiting if call.session != session)
-        gone, self.waiting = len(kept) < len(self.waiting), kept
-        return [EmitTokens(session, (), (), "cancelled")] if gone else []
+        """A request that waits is dropped, and the caches of its conversation are kept; if none waits, they are
+        freed.
+        """
+        kept = deque(each for each in self.waiting if each[0].session != session)
+        if len(kept) < len(self.waiting):
+            self.waiting = kept
+            return [EmitTokens(session, (), (), "cancelled")]
+        return self._release(session) if session in self.idle_sessions else []
 
 
 def _draft_caches(policy: Policy, is_server: bool) -> DraftCaches | None:

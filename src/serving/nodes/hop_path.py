@@ -15,6 +15,9 @@ from serving.messages import (
     DropCache,
     Hop,
     LoadReport,
+    LossCause,
+    PeerLost,
+    PeerRestored,
     Release,
     Request,
     SendMessage,
@@ -41,6 +44,8 @@ class NodeSelector:
     def __init__(self, tiers: TierNodes, dispatch: Dispatch, owner: str, block_tokens: int = 1) -> None:
         self._block_tokens = block_tokens
         self._tiers, self._dispatch, self._num_choices = tiers, dispatch, crc32(owner.encode())
+        self._causes: set[tuple[str, LossCause]] = set()
+        """(node, why it is lost)"""
         self.lost_nodes: set[str] = set()
         self.load_reports: dict[str, LoadReport] = {}
         """Node -> its last report, plus what `owner` has sent to it since."""
@@ -49,17 +54,31 @@ class NodeSelector:
         """True if a node of that tier is reachable."""
         return any(node not in self.lost_nodes for node in self._tiers.get(tier, (tier,)))
 
+    def nodes(self, tiers: Sequence[str]) -> list[str]:
+        """All nodes of these tiers, each once."""
+        return list(dict.fromkeys(node for name in tiers for node in self._tiers.get(name, (name,))))
+
     def reachable_nodes(self, tiers: Sequence[str]) -> list[str]:
         """All reachable nodes of these tiers."""
-        nodes = dict.fromkeys(node for name in tiers for node in self._tiers.get(name, (name,)))
-        return [node for node in nodes if node not in self.lost_nodes]
+        return [node for node in self.nodes(tiers) if node not in self.lost_nodes]
 
-    def mark_lost(self, node: str) -> None:
-        self.lost_nodes.add(node)
-        self.load_reports.pop(node, None)  # when it is restored its load is 0
+    def mark_lost(self, lost: PeerLost) -> None:
+        self._causes.add((lost.peer, lost.cause))
+        self.lost_nodes.add(lost.peer)
+        self.load_reports.pop(lost.peer, None)  # when it is restored its load is 0
 
-    def mark_restored(self, node: str) -> None:
-        self.lost_nodes.discard(node)
+    def mark_restored(self, restored: PeerRestored) -> bool:
+        """Returns True if the node is reachable now: it may be lost for another cause still."""
+        self._causes.discard((restored.peer, restored.cause))
+        if any(node == restored.peer for node, _ in self._causes):
+            return False
+        self.lost_nodes.discard(restored.peer)
+        return True
+
+    def loss(self, path: Sequence[str]) -> LossCause | None:
+        """Why the path cannot be used: a node of it is lost, or else the link to one. None: all are reachable."""
+        causes = {cause for node, cause in self._causes if node in path}
+        return "node" if "node" in causes else "link" if causes else None
 
     def choose(self, tier: str, seq: SequenceSlice, budget: int) -> str:
         """A reachable node of the tier, as the dispatch slot chooses; the tier's first node if none is reachable."""
@@ -93,10 +112,15 @@ class HopPath:
         self._requested_outputs = (MEDUSA_TREE,) if policy.draft.source == "medusa" else ()
         self.starts_on_device = bool(hops) and hops[0].node == DEVICE_TIER
         """True if the first hop runs on the device itself."""
+        self.later_nodes = frozenset(node_selector.nodes([hop.node for hop in hops[1:]]))
+        """The nodes that may serve hops behind the first."""
         self._sends_timestamps = policy.monitors_link and not self.starts_on_device
 
     def reachable(self) -> bool:
         return all(self._node_selector.reachable(hop.node) for hop in self.hops)
+
+    def loss(self, path: Sequence[str]) -> LossCause | None:
+        return self._node_selector.loss(path)
 
     def requests(self, session: Session, seq: SequenceSlice, budget: int, now: float) -> Commands:
         """The requests that compute and verify `seq`, in chunks as the prefill slot decides.
@@ -154,16 +178,17 @@ def _slack_s(session: Session, expected_tokens: float, now: float) -> float:
     """Seconds until the reply must leave to keep the SLO (WISP, Eq. 6); infinite without an SLO.
 
     The promised time for `expected_tokens` tokens counts from the last emitted token; drafting and the network have
-    taken their share of it. For the first token it is the promised TTFT, if there is one.
+    taken their share of it. For the first token it is the promised TTFT, if there is one, which counts from the
+    request's arrival.
     """
     request = session.request
     if session.num_generated == 0 and request.slo_ttft_s < INF:
-        due_s = request.slo_ttft_s
+        due_s = session.arrived_s + request.slo_ttft_s
     elif request.slo_tokens_per_s:
-        due_s = expected_tokens / request.slo_tokens_per_s
+        due_s = session.last_emitted_s + expected_tokens / request.slo_tokens_per_s
     else:
         return INF
-    return session.last_emitted_s + due_s - now - session.network_s
+    return due_s - now - session.network_s
 
 
 def _split(seq: SequenceSlice, max_tokens: int) -> list[SequenceSlice]:

@@ -89,10 +89,14 @@ class Requester:
         self.reply_timeout_s = base_timeout_s
         """Seconds to wait for the next reply: doubled by each timeout, reset by a reply."""
         self.failed_attempts = 0
-        """Attempts since the last reply."""
+        """Attempts since the last reply that missed a cache or timed out."""
         self.failing_since_s = 0.0
         """When the first of them began."""
+        self.resent = False
+        """True if the request was sent again since the last reply."""
         self.given_up = False
+        self.lost_later_nodes: set[str] = set()
+        """Nodes of later hops that were lost since the request was sent."""
         self.draft: Draft = policy.draft
         self.offload, self.verify = policy.offload, policy.verify
         self.layer_exit, self.full_draft_probs = policy.early_exit.layer_exit, policy.payload.full_distributions
@@ -206,7 +210,7 @@ class Requester:
         if s.monitor.learner:
             self._learn(reply.verdict.accepted, now)
         s.path, s.remaining_budget = reply.path, reply.remaining_budget
-        self.reply_timeout_s, self.failed_attempts = self.base_timeout_s, 0
+        self.reply_timeout_s, self.failed_attempts, self.resent = self.base_timeout_s, 0, False
         if self.awaiting_first_reply:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
         out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict, growing))
@@ -225,9 +229,9 @@ class Requester:
     def _job_to_keep(self, reply: Reply) -> int | None:
         """The job on the chip, if it extends branches or fills the draft model's cache with committed tokens alone.
 
-        A fill with drafts in flight may contain rejected ones.
+        A fill with drafts in flight may contain rejected ones. While the target writes on, branches are of no use.
         """
-        if self.job is None or not self.device_keeps_cache or reply.remaining_budget:
+        if self.job is None or not self.device_keeps_cache or (reply.remaining_budget and self.drafting_branches):
             return None
         if self.has_begun is not None and not self.has_begun(self.job):
             return None
@@ -249,7 +253,7 @@ class Requester:
     def _learn(self, accepted: int, now: float) -> None:
         """Reports a round, unless the prompt's passes or a lost attempt are in its time."""
         s, sent_s = self.session, self.request_sent_s
-        if s.monitor.learner and s.in_flight_drafts and s.num_generated and not self.failed_attempts:
+        if s.monitor.learner and s.in_flight_drafts and s.num_generated and not self.resent:
             confidence = s.scores.get("confidence", ())
             s.monitor.learner.record(
                 DraftRound(len(s.in_flight_drafts), accepted, sent_s - s.last_emitted_s, now - sent_s, confidence)
@@ -275,7 +279,8 @@ class Requester:
         s = self.session
         s.offline, s.may_have_stale_nodes = not self._reachable(), True
         if not s.offline:
-            return self._retry(now) if peer in s.path else []
+            self.lost_later_nodes |= {peer} & self.hop_path.later_nodes
+            return self._retry(now, attempt_failed=False) if peer in s.path else []
         if s.in_flight_drafts is None:
             return []
         if self.policy.link_loss.action == "fail":
@@ -304,8 +309,11 @@ class Requester:
         if was and not s.offline:
             self.failing_since_s = now  # time offline does not count as failing
         # Until the first reply, the path's later nodes are not known here.
-        affected = was or self.awaiting_first_reply or peer in s.path
-        return self._retry(now, caches_lost=False) if affected and not s.offline else []
+        unknown = self.awaiting_first_reply and peer in self.lost_later_nodes
+        loss = self.hop_path.loss(s.path)
+        if s.offline or not (was or unknown or peer in s.path) or loss == "link":
+            return []  # a link brings all nodes behind it back at this instant: the last of the path is awaited
+        return self._retry(now, caches_lost=loss == "node", attempt_failed=False)
 
     def _reachable(self) -> bool:
         return not self.given_up and self.hop_path.reachable()
@@ -358,7 +366,8 @@ class Requester:
     def _use_waiting_time(self, now: float) -> Commands:
         """While a verdict is awaited: prefill the draft model, then draft ahead."""
         s = self.session
-        if self.has_drafter and s.draft_cached_len < max(1, s.prompt_len - 1) and len(s.tokens) > 1:
+        may_fill = self.has_drafter and self.device_keeps_cache and len(s.tokens) > 1
+        if may_fill and s.draft_cached_len < max(1, s.prompt_len - 1):
             return self._start_draft(DraftStopRule(0), now)
         return self._start_lookahead(now) if self.has_lookahead else []
 
@@ -473,6 +482,7 @@ class Requester:
         seq = s.start_verification(with_drafts and self.sends_drafts, self.verify.rule(s))
         out = self.hop_path.requests(s, seq, budget, now)
         self.request_sent_s, self.awaiting_first_reply = now, True
+        self.lost_later_nodes.clear()
         if self.base_timeout_s < INF and not (self.timer and self.timer_due_s <= now + self.reply_timeout_s):
             self.timer, self.timer_due_s = next(self.ids), now + self.reply_timeout_s
             out.append(SetTimer(self.timer_due_s, self.timer))
@@ -489,8 +499,14 @@ class Requester:
         s.target_cached_len = end
         return out
 
-    def _retry(self, now: float, caches_lost: bool = True) -> Commands:
-        """Starts a new attempt at the request in flight. `caches_lost`: resend the whole sequence."""
+    def _retry(self, now: float, caches_lost: bool = True, attempt_failed: bool = True) -> Commands:
+        """Starts a new attempt at the request in flight.
+
+        Args:
+            caches_lost: resend the whole sequence.
+            attempt_failed: False if a node was lost or has come back, which says nothing about the request: one break
+                of a link loses all nodes behind it.
+        """
         s = self.session
         waiting = s.in_flight_drafts is not None
         if caches_lost or s.kept_tree_nodes is not None:  # nodes apply `kept_tree_nodes` once
@@ -499,13 +515,15 @@ class Requester:
             s.attempt += 1
         if not waiting or s.offline:
             return []
+        if attempt_failed and self._has_failed_for_long(now):
+            return self._give_up(now)
+        self.job, self.resent = None, True  # the lookahead belongs to the old attempt
+        s.in_flight_drafts = None
+        return self._send_request(now, s.remaining_budget)
+
+    def _has_failed_for_long(self, now: float) -> bool:
         self.failed_attempts += 1
         if self.failed_attempts == 1:
             self.failing_since_s = now
-        if self.failed_attempts > _MAX_ATTEMPTS or now > self.failing_since_s + max(
-            _MAX_RETRY_S, 4 * self.base_timeout_s
-        ):
-            return self._give_up(now)
-        self.job = None  # the lookahead belongs to the old attempt
-        s.in_flight_drafts = None
-        return self._send_request(now, s.remaining_budget)
+        limit_s = max(_MAX_RETRY_S, 4 * self.base_timeout_s)
+        return self.failed_attempts > _MAX_ATTEMPTS or now > self.failing_since_s + limit_s

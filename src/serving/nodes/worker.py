@@ -135,9 +135,9 @@ class Worker:
             case WorkFailed():
                 return self._fail_batch(now) if event.job == self.job else []
             case PeerLost():
-                return self._on_peer_lost(event.peer, now)
+                return self._on_peer_lost(event, now)
             case PeerRestored():
-                return self._on_peer_restored(event.peer, now)
+                return self._on_peer_restored(event, now)
         return []
 
     @property
@@ -443,12 +443,14 @@ class Worker:
     def _loop_to_first_hop(
         self, m: Request, seq: SequenceSlice, start: int, verdict: Verdict, remaining_budget: int, now: float
     ) -> Commands:
-        """Continues the generation within the budget: the new token goes to the first hop."""
+        """Continues the generation within the budget: the new token goes to the first hop, where the statistics of the
+        path begin anew. It has not crossed the device's link, so it has no time of sending.
+        """
         one = SequenceSlice(seq.session, start, 1, (verdict.next_token,), 0, seq.rule, seq.sampling)
         slack_s = 1 / m.slo_tokens_per_s if m.slo_tokens_per_s else INF
         m = Request(
             m.attempt, one, m.hops, 0, m.path, m.reply_to, remaining_budget, slack_s, 1.0, m.requested_outputs,
-            m.stop_tokens, m.slo_tokens_per_s, 0.0, m.sent_s, m.path_stats, m.stop_text,
+            m.stop_tokens, m.slo_tokens_per_s, 0.0, None, None, m.stop_text,
         )  # fmt: skip
         first = m.path[0]
         if first == self.name:
@@ -461,8 +463,9 @@ class Worker:
 
     # Lost peers and ended sessions.
 
-    def _on_peer_lost(self, peer: str, now: float) -> Commands:
-        self.node_selector.mark_lost(peer)
+    def _on_peer_lost(self, event: PeerLost, now: float) -> Commands:
+        self.node_selector.mark_lost(event)
+        peer = event.peer
         lost = [key for key, (to, _) in self.forwarded.items() if to == peer]
         missed = [self._cache_miss(self.forwarded.pop(key)[1]) for key in lost]
         return [
@@ -472,11 +475,12 @@ class Worker:
             *(self._report_load(now) if self.watchers else ()),
         ]
 
-    def _on_peer_restored(self, peer: str, now: float) -> Commands:
-        self.node_selector.mark_restored(peer)
+    def _on_peer_restored(self, event: PeerRestored, now: float) -> Commands:
+        if not self.node_selector.mark_restored(event):
+            return []
         undeliverable, self.undeliverable = self.undeliverable, {}
         missed = [self._cache_miss(m) for m in undeliverable.values()]
-        return [*missed, *(self._report_load(now) if peer in self.watchers else ())]
+        return [*missed, *(self._report_load(now) if event.peer in self.watchers else ())]
 
     def _close_stranded(self, peer: str) -> Commands:
         """A lost peer had forwarded these sessions here. Their devices will resend, perhaps by another path.

@@ -119,7 +119,7 @@ class LinkOutageInjector:
             self._schedule_next(device)
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if isinstance(event, PeerRestored):
+        if isinstance(event, PeerRestored) and event.cause == "link":
             for device in (node, event.peer):
                 if self._restore_event_of.get(device) == (node, event.peer):
                     self._schedule_next(device)
@@ -132,8 +132,8 @@ class LinkOutageInjector:
         interval = None if self._is_over() else next(self._outages[device], None)
         if interval:
             for node, peer in self._pairs(device):
-                self._post(interval[0], node, PeerLost(peer))
-                self._post(interval[1], node, PeerRestored(peer))
+                self._post(interval[0], node, PeerLost(peer, "link"))
+                self._post(interval[1], node, PeerRestored(peer, "link"))
 
     def _pairs(self, device: str) -> Iterator[tuple[str, str]]:
         """(node, the peer that it loses) on both ends of a device's link."""

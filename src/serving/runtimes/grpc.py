@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias
 
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.drivers.observer import Observer
-from serving.drivers.real_time import Pace
+from serving.drivers.real_time import Pace, check_pace
 from serving.messages import INF
 from serving.network.link import Link
 from serving.outcomes.shared_prompts import check_sharing
@@ -54,8 +54,12 @@ class Grpc:
     detail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.pace not in get_args(Pace):
-            raise ValueError(f"runtime.pace is {self.pace!r}; it is wall (as fast as here) or hardware (as the chips)")
+        check_pace(self.pace)
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ValueError(
+                f"runtime.timeout_s is {self.timeout_s}; it must be above 0 s, or null: a device then sends again only "
+                "after a lost connection"
+            )
         if self.shaping not in _SHAPINGS:
             raise ValueError(f"runtime.shaping is {self.shaping!r}; it must be one of {', '.join(_SHAPINGS)}")
         if self.device_processes < 1:
@@ -114,7 +118,7 @@ class Grpc:
         )  # fmt: skip
 
     def _process_options(self, accelerator: str) -> ProcessOptions:
-        timeout_s = self.timeout_s or INF
+        timeout_s = INF if self.timeout_s is None else self.timeout_s
         return ProcessOptions(self.pace, self.shaping == "user", timeout_s, accelerator, self.security, self.limits)
 
     def _kernel_links(self, topology: Topology) -> list[Link]:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, ClassVar
 
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import WallClock
 from serving.drivers.observer import Observer
-from serving.drivers.real_time import Pace, PacingStats, RealTimeDriver
+from serving.drivers.real_time import Pace, PacingStats, RealTimeDriver, check_pace
 from serving.metrics.overhead import OverheadTimer
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.outcomes.shared_prompts import check_sharing
@@ -40,8 +40,7 @@ class Local:
     detail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.pace not in get_args(Pace):
-            raise ValueError(f"runtime.pace is {self.pace!r}; it is wall (as fast as here) or hardware (as the chips)")
+        check_pace(self.pace)
 
     @property
     def described(self) -> str:

@@ -89,13 +89,16 @@ class ProcessGroup:
     def _wait_until_answered(self, progress: Progress) -> None:
         ended: set[str] = set()
         while len(ended) < len(self.queries):
-            now = time.monotonic() - self.origin_s
-            for name in self.failure_schedule.due(now):
+            for name in self.failure_schedule.due(self._now()):
                 self._kill_or_restart(name)
-            for pipe in wait(list(self.pipes.values()), self.failure_schedule.next_in_s(now)):
+            for pipe in wait(list(self.pipes.values()), self.failure_schedule.next_in_s(self._now())):
                 assert isinstance(pipe, Connection)
                 ended.add(self._receive(pipe, "ended"))
-            progress(len(ended), len(self.queries), f"{time.monotonic() - self.origin_s:.0f} s of real time")
+            progress(len(ended), len(self.queries), f"{self._now():.0f} s of real time")
+
+    def _now(self) -> float:
+        """Seconds of the run's clock."""
+        return time.monotonic() - self.origin_s
 
     # Failures.
 

@@ -126,7 +126,7 @@ def _request_row(
         "token_times_s": seen,
         "ttft_s": seen[0] - record.arrived_s if seen else None,
         "tbt_s": [b - a for a, b in pairwise(seen)],
-        "drafts_unused": record.drafted - own,
+        "drafts_unused": record.drafted - own if record.drafted else 0,
         "link_stall_s": stalled.link_s if stalled else None,
         "cloud_stall_s": stalled.cloud_s if stalled else None,
         "cloud_residence_s": stalled.cloud_residence_s if stalled else None,

@@ -141,6 +141,12 @@ def test_the_likeliest_shape_has_the_longest_expected_path():
     check_shape(best, "shape")
 
 
+def test_a_rank_that_was_measured_likelier_than_its_elder_does_not_stand_without_it():
+    best = likeliest_shape([[0.5, 0.1, 0.2]], 3, 1)
+    assert best == ((0,), (1,), (2,))
+    check_shape(likeliest_shape([[0.5, 0.1, 0.2]], 2, 2), "shape")
+
+
 @pytest.mark.parametrize("shape", [((0, 0),), ((0,), (0,)), ((1,),), ((),), ((0,), (0, 1))])
 def test_a_shape_without_a_nodes_parent_or_elder_sibling_is_refused(shape: tuple[tuple[int, ...], ...]):
     with pytest.raises(ValueError, match=r"policy\.draft\.shape: the node"):

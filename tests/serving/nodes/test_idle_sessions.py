@@ -185,6 +185,16 @@ def test_a_cancelled_idle_session_is_freed_on_device_and_cloud() -> None:
     assert cloud.kv_accounting.used_tokens == 0
 
 
+def test_a_cancelled_turn_that_waits_is_dropped_and_its_conversation_kept() -> None:
+    t = talk()
+    t.turn(PROMPT)
+    device = t.device
+    device.handle(RequestArrived(GenerationRequest("other", PROMPT, LIMIT)), 10.0)
+    device.handle(RequestArrived(GenerationRequest("talk", PROMPT, LIMIT, keep_cache=True)), 10.1)
+    assert device.handle(SessionCancelled("talk"), 10.2) == [EmitTokens("talk", (), (), "cancelled")]
+    assert (list(device.waiting), list(device.idle_sessions)) == ([], ["talk"])
+
+
 def test_caches_are_not_kept_without_keep_cache() -> None:
     t = talk()
     t.say(RequestArrived(GenerationRequest("once", PROMPT, LIMIT)))

@@ -1,7 +1,11 @@
 """The requests of a device to its cloud, and its behaviour when the cloud is lost at any moment."""
 
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
 import pytest
 
+from serving.core.session import Session
 from serving.learned.thresholds import Thresholds
 from serving.messages import (
     CacheMiss,
@@ -28,9 +32,10 @@ from serving.messages import (
 from serving.nodes.device import Device
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.importance_offload import SyneraOffload
-from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.prefill import ChunkedPrefill
+from serving.policy.slots.verify import Replace
 from tests.support.fake_pair import FakePair, extend, own_text
 from tests.support.policies import policy
 from tests.support.simulated_nodes import world
@@ -190,6 +195,52 @@ def test_time_offline_does_not_count_as_failed_attempts() -> None:
     assert device.active_requester.state == "running"
 
 
+def test_a_peer_that_is_lost_for_two_causes_is_back_when_both_have_ended() -> None:
+    """An outage of the link ends while its node is down: the device goes on alone."""
+    device = Device("device-0", policy("sled", link_loss=LinkLoss("local")), HOPS, {}, 0)
+    device.handle(PeerLost("cloud"), 0.2)
+    device.handle(PeerLost("cloud", "link"), 0.3)
+    assert device.handle(PeerRestored("cloud", "link"), 0.5) == []
+    assert not device.hop_path.reachable()
+    device.handle(PeerRestored("cloud"), 40.0)
+    assert device.hop_path.reachable()
+
+
+@pytest.mark.parametrize("num_nodes", [1, 8, 70])
+def test_one_break_of_the_link_sends_a_request_again_once(num_nodes: int) -> None:
+    """All nodes behind the link are lost and restored at once. That is no failed attempt, be they ever so many."""
+    nodes = tuple(f"cloud-{i}" for i in range(num_nodes))
+    device = Device("device-0", policy("cloud_centric"), HOPS, {"cloud": nodes}, 0)
+    device.handle(RequestArrived(GenerationRequest("s", tuple(range(9)), 10)), 0.0)
+    for node in nodes:
+        device.handle(PeerLost(node, "link"), 1.0)
+    out = [c for node in nodes for c in device.handle(PeerRestored(node, "link"), 2.0)]
+    assert len(_requests(out)) == 1
+    assert device.active_requester is not None
+    assert device.active_requester.failed_attempts == 0
+
+
+def test_another_nodes_return_leaves_a_request_alone() -> None:
+    device = Device("device-0", policy("cloud_centric"), HOPS, {"cloud": ("cloud-0", "cloud-1")}, 0)
+    (asked,) = _requests(list(device.handle(RequestArrived(GenerationRequest("s", tuple(range(9)), 10)), 0.0)))
+    (other,) = {"cloud-0", "cloud-1"} - set(asked.path)
+    assert device.handle(PeerLost(other), 1.0) == []
+    assert device.handle(PeerRestored(other), 2.0) == []
+
+
+def test_a_later_tiers_node_that_fails_before_the_first_reply_may_have_had_the_request() -> None:
+    """Which node of a later tier has it is known with the first reply. One lost before is not among them."""
+    later = Hop("far", Span(4, 8, lm_head=True))
+    hops = (Hop("near", Span(0, 4, embedding=True)), later)
+    device = Device("device-0", policy("cloud_centric"), hops, {"near": ("near",), "far": ("far-0", "far-1")}, 0)
+    device.handle(PeerLost("far-0"), 0.0)
+    (asked,) = _requests(list(device.handle(RequestArrived(GenerationRequest("s", tuple(range(9)), 10)), 1.0)))
+    assert device.handle(PeerRestored("far-0"), 2.0) == []
+    device.handle(PeerLost("far-1"), 3.0)
+    (again,) = _requests(list(device.handle(PeerRestored("far-1"), 4.0)))
+    assert again.attempt > asked.attempt
+
+
 def test_late_messages_of_a_forgotten_conversation_are_ignored() -> None:
     p = policy("sled")
     device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
@@ -236,6 +287,39 @@ def test_the_first_token_has_its_own_slo() -> None:
     )
     (asked,) = _requests(device.handle(WorkFinished(_job(start), _drafted(4, 12)), 0.1))
     assert asked.slack_s == pytest.approx(1.9)
+
+
+def test_the_first_tokens_slo_counts_from_the_arrival() -> None:
+    """A request that waited for another on its device has less time left."""
+    device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)
+    device.handle(RequestArrived(GenerationRequest("other", tuple(range(9)), 40)), 0.0)
+    device.handle(RequestArrived(GenerationRequest("s", tuple(range(9)), 40, slo_ttft_s=2.0)), 0.5)
+    starts = [c for c in device.handle(SessionCancelled("other"), 1.0) if isinstance(c, StartWork)]
+    (asked,) = _requests(device.handle(WorkFinished(_job(starts[-1]), _drafted(4, 12)), 1.1))
+    assert asked.slack_s == pytest.approx(0.5 + 2.0 - 1.1)
+
+
+@dataclass(frozen=True)
+class Span4:
+    """The target writes four tokens at a time."""
+
+    scope: ClassVar[Literal["some"]] = "some"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+
+    def tokens_to_offload(self, session: Session) -> int:
+        return min(4, session.remaining_tokens)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_no_outcome_of_a_fill_is_thrown_away(keeps: bool) -> None:
+    """Where the device keeps no cache, nothing is computed that only a cache would hold."""
+    kv_cache = NoPrefixCaching(device_keeps_cache=keeps)
+    p = policy("sled", draft=WindowDraft(1), offload=Span4(), verify=Replace(), kv_cache=kv_cache)
+    w = world(p, devices=1, limit=24, prompt=200).run()
+    works = [c.work for c in w.log.commands(StartWork) if isinstance(c.work, DraftWork)]
+    fed = sum(work.num_inputs for work in works if not work.stop_rule.max_tokens)
+    assert fed <= 224 * keeps
+    assert w.endings() == {"s0.0": "complete"}
 
 
 HOPS = (Hop("cloud", Span(0, 4, embedding=True, lm_head=True)),)

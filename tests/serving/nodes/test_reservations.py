@@ -253,21 +253,21 @@ def test_a_burst_is_spread_evenly_over_nodes_without_reports() -> None:
 def test_a_lost_node_is_not_chosen_and_has_no_load_when_restored() -> None:
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     spoken(chooser, a=9.0, b=1.0, c=2.0)
-    chooser.mark_lost("near-1")
+    chooser.mark_lost(PeerLost("near-1"))
     assert chooser.choose("near", ROWS, 5) == "near-2"
-    chooser.mark_restored("near-1")
+    assert chooser.mark_restored(PeerRestored("near-1"))
     assert "near-1" not in chooser.load_reports
     assert chooser.choose("near", ROWS, 5) == "near-1"
 
 
 def test_a_tier_is_reachable_while_one_node_is() -> None:
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
-    chooser.mark_lost("near-0")
-    chooser.mark_lost("near-1")
+    chooser.mark_lost(PeerLost("near-0"))
+    chooser.mark_lost(PeerLost("near-1"))
     assert chooser.reachable("near")
     assert chooser.reachable_nodes(["near", "lone", "near"]) == ["near-2", "lone-0"]
     assert chooser.choose("near", ROWS, 5) == "near-2"
-    chooser.mark_lost("near-2")
+    chooser.mark_lost(PeerLost("near-2"))
     assert not chooser.reachable("near")
     assert chooser.reachable("lone")
     assert chooser.choose("near", ROWS, 5) in chooser.lost_nodes  # a node's name, for requests that wait for it

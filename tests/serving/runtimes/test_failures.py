@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from serving.messages import PeerLost, PeerRestored
 from serving.network.outages import OutageInterval
-from serving.runtimes.failures import FailureSchedule
+from serving.runtimes.failures import FailureSchedule, LinkOutageInjector
 from serving.runtimes.node_process import ProcessOptions
 from serving.runtimes.process_group import ProcessGroup
 from tests.support.fake_pair import LAYERS
@@ -51,6 +54,28 @@ def test_an_endless_schedule_is_read_one_event_at_a_time() -> None:
     object.__setattr__(failing, "outages", {"nx-0": endless()})
     schedule = FailureSchedule(failing)
     assert [schedule.next_in_s(float(i)) for i in range(3) if schedule.due(float(i)) is not None] == [1.0, 0.5, 1.0]
+
+
+def test_only_the_end_of_an_outage_of_the_link_begins_the_next() -> None:
+    """A node's restart, or a connection that is made again, posts PeerRestored too."""
+    posted: list[tuple[float, str, PeerLost | PeerRestored]] = []
+    failing = FailingLinks(tiered_setup(tiers(1, 1)), LAYERS)
+    injector = LinkOutageInjector(failing, ("device-0",), lambda *event: posted.append(event), lambda: False)
+    injector.event_handled("device-0", PeerRestored("nano-0"), 50.0, ())
+    assert posted == []
+    injector.start()
+    assert posted[:2] == [
+        (10.0, "device-0", PeerLost("nano-0", "link")),
+        (12.0, "device-0", PeerRestored("nano-0", "link")),
+    ]
+    injector.event_handled("device-0", PeerRestored("nano-0", "link"), 12.0, ())
+    assert sorted({at for at, _, _ in posted}) == [10.0, 12.0, 20.0, 22.0]
+
+
+@dataclass(frozen=True)
+class FailingLinks(FailingTopology):
+    def device_link(self, device: str) -> Any:
+        return SimpleNamespace(disconnections=lambda _stream: iter([(10.0, 12.0), (20.0, 22.0)]), outages=())
 
 
 # The process group.

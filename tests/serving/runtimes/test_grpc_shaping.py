@@ -41,6 +41,12 @@ def test_an_unknown_shaping_is_refused():
         Grpc(shaping=True)
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
+def test_a_timeout_that_is_never_or_always_over_is_refused(timeout_s):
+    with pytest.raises(ValueError, match=r"runtime\.timeout_s is -?\d\.0; it must be above 0 s, or null"):
+        Grpc(timeout_s=timeout_s)
+
+
 @pytest.mark.parametrize("half", [{"certificate": "c.pem", "private_key": "k.pem"}, {"ca_certificate": "c.pem"}])
 def test_tls_with_only_one_end_configured_is_refused(half):
     with pytest.raises(ValueError, match=r"runtime\.security: \w+ is given without \w+, but both ends"):

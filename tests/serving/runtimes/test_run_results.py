@@ -38,10 +38,22 @@ def test_results_have_one_row_per_request(written: tuple[Path, dict[str, Session
         assert len(row["tbt_s"]) == len(record.tokens) - 1
         assert sum(row["tbt_s"]) == pytest.approx(record.token_times_s[-1] - record.token_times_s[0])
         assert row["drafts_verified"] >= row["drafts_accepted"]
-        assert row["drafts_unused"] == row["drafted"] - sum(o in ("device", "accepted") for o in record.origins) >= 0
+        own = sum(o in ("device", "accepted") for o in record.origins)
+        assert row["drafts_unused"] == (row["drafted"] - own if row["drafted"] else 0) >= 0
         assert row["quality"] == 0.0
         assert row["device_energy_j"] >= 0
         assert (row["radio_energy_j"] > 0) == (record.uplink_messages > 0)
+
+
+def test_drafts_that_no_model_made_are_not_counted_as_unused(tmp_path: Path) -> None:
+    """Accepted tokens of heads or of the text itself cost no drafting."""
+    made, asked = setup("cloud_centric"), queries(5)
+    records = simulate(made, models(), asked)
+    for record in records.values():
+        record.origins[:3] = ["accepted"] * 3
+    write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
+    rows = pq.read_table(tmp_path / "requests.parquet").to_pylist()
+    assert {(row["drafted"], row["drafts_unused"]) for row in rows} == {(0, 0)}
 
 
 def test_column_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, SessionRecord]]) -> None:

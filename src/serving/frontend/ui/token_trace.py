@@ -9,6 +9,7 @@ from serving.messages import (
     DraftOutcome,
     DraftWork,
     Event,
+    LossCause,
     Message,
     MessageReceived,
     Outcome,
@@ -53,7 +54,7 @@ class RunObserver:
         self._drafted_tokens: dict[str, dict[int, list[DraftedToken]]] = {}
         self._device_of: dict[str, str] = {}
         """Device of each observed session."""
-        self._lost_peers: dict[str, set[str]] = defaultdict(set)
+        self._lost_peers: dict[str, set[tuple[str, LossCause]]] = defaultdict(set)
         """Device -> peers that it cannot reach now."""
         self.on_peer_change: PeerCallback | None = None
 
@@ -98,8 +99,8 @@ class RunObserver:
         self._recorder.message_sent(node, to, message, nbytes, now, arrives_s)
 
     def _on_peer_change(self, device: str, update: PeerLost | PeerRestored, now: float) -> None:
-        lost = self._lost_peers[device]
-        lost.add(update.peer) if isinstance(update, PeerLost) else lost.discard(update.peer)
+        lost, cause = self._lost_peers[device], (update.peer, update.cause)
+        lost.add(cause) if isinstance(update, PeerLost) else lost.discard(cause)
         for session, of in self._device_of.items():
             if of == device and self.on_peer_change:
                 self.on_peer_change(session, update, now)
