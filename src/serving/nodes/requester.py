@@ -89,7 +89,7 @@ class Requester:
         self.reply_timeout_s = base_timeout_s
         """Seconds to wait for the next reply: doubled by each timeout, reset by a reply."""
         self.failed_attempts = 0
-        """Attempts since the last reply that missed a cache or timed out."""
+        """Attempts since the last reply, but for those that an outage of the link ended."""
         self.failing_since_s = 0.0
         """When the first of them began."""
         self.resent = False
@@ -143,9 +143,9 @@ class Requester:
             case TimerFired():
                 return self._on_timer(event.timer, now)
             case PeerLost():
-                return self._on_peer_lost(event.peer, now)
+                return self._on_peer_lost(event, now)
             case PeerRestored():
-                return self._on_peer_restored(event.peer, now)
+                return self._on_peer_restored(event, now)
             case SessionCancelled():
                 return self._end("cancelled")
         return []
@@ -275,12 +275,12 @@ class Requester:
         self.reply_timeout_s = max(self.base_timeout_s, min(2 * self.reply_timeout_s, _MAX_REPLY_TIMEOUT_S))
         return self._retry(now)
 
-    def _on_peer_lost(self, peer: str, now: float) -> Commands:
-        s = self.session
+    def _on_peer_lost(self, lost: PeerLost, now: float) -> Commands:
+        s, peer = self.session, lost.peer
         s.offline, s.may_have_stale_nodes = not self._reachable(), True
         if not s.offline:
             self.lost_later_nodes |= {peer} & self.hop_path.later_nodes
-            return self._retry(now, attempt_failed=False) if peer in s.path else []
+            return self._retry(now, attempt_failed=lost.cause == "node") if peer in s.path else []
         if s.in_flight_drafts is None:
             return []
         if self.policy.link_loss.action == "fail":
@@ -301,8 +301,8 @@ class Requester:
         self.given_up = self.session.offline = True
         return self._continue_locally(now)
 
-    def _on_peer_restored(self, peer: str, now: float) -> Commands:
-        s = self.session
+    def _on_peer_restored(self, restored: PeerRestored, now: float) -> Commands:
+        s, peer = self.session, restored.peer
         was, s.offline = s.offline, not self._reachable()
         if s.in_flight_drafts is None:
             return self._advance(now)
@@ -313,7 +313,7 @@ class Requester:
         loss = self.hop_path.loss(s.path)
         if s.offline or not (was or unknown or peer in s.path) or loss == "link":
             return []  # a link brings all nodes behind it back at this instant: the last of the path is awaited
-        return self._retry(now, caches_lost=loss == "node", attempt_failed=False)
+        return self._retry(now, caches_lost=loss == "node", attempt_failed=restored.cause == "node")
 
     def _reachable(self) -> bool:
         return not self.given_up and self.hop_path.reachable()
@@ -504,8 +504,8 @@ class Requester:
 
         Args:
             caches_lost: resend the whole sequence.
-            attempt_failed: False if a node was lost or has come back, which says nothing about the request: one break
-                of a link loses all nodes behind it.
+            attempt_failed: False if a link was out, which says nothing about the request and loses all nodes behind
+                it. A connection may have broken because of the request.
         """
         s = self.session
         waiting = s.in_flight_drafts is not None

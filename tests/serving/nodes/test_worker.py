@@ -112,6 +112,7 @@ def test_a_request_is_handed_on_with_all_its_fields() -> None:
 
 
 def test_the_next_token_is_asked_for_with_all_fields_of_the_request() -> None:
+    """But for what a device measures on its own link."""
     hops = SPLIT[0], replace(SPLIT[1], node="cloud")
     w, m = worker(), replace(whole_request(), hops=hops, hop_index=1, path=("first", "cloud"), stop_text=None)
     w.handle(MessageReceived(m), 0.0)
@@ -119,7 +120,8 @@ def test_the_next_token_is_asked_for_with_all_fields_of_the_request() -> None:
     (sent,) = said(finish(w, Verdict(0, 7)), Request)
     one = SequenceSlice("a", 1, 1, (7,), 0, m.slice.rule, m.slice.sampling)
     assert sent == replace(
-        m, slice=one, hop_index=0, budget=5, slack_s=1 / 4, expected_tokens=1.0, upstream_s=0.0
+        m, slice=one, hop_index=0, budget=5, slack_s=1 / 4, expected_tokens=1.0, upstream_s=0.0, sent_s=None,
+        path_stats=None,
     )  # fmt: skip
 
 
