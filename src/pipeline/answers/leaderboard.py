@@ -25,7 +25,7 @@ from pipeline.report.export.write import write_tables
 from pipeline.report.plan import describe_plan
 from pipeline.report.table import markdown, print_parts
 
-MAX_CELLS = 600
+MAX_CELLS = 1200
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Leaderboard:
 
     policies: tuple[str, ...]
     settings: Mapping[str, Setting]
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     requests: int = 120
     base: tuple[str, ...] = ()
     own_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
