@@ -189,8 +189,8 @@ def test_the_page_is_one_file_with_a_table_for_each_setting(tmp_path: Path) -> N
 
 
 def test_too_many_cells_and_unknown_settings_are_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cells are more than 600"):
-        ask(replace(board(), seeds=tuple(range(200))), tmp_path)
+    with pytest.raises(ConfigError, match="cells are more than 1200"):
+        ask(replace(board(), seeds=tuple(range(400))), tmp_path)
     with pytest.raises(ValueError, match="there are near, far"):
         replace(board(), named_settings=("nearer",))
     assert not (tmp_path / "leaderboard").exists()
