@@ -73,10 +73,10 @@ def architecture(name: str) -> Architecture:
 
 
 def chip(name: str) -> Chip:
+    """A profile stays the text that names its stage: it is awaited, as while a plan is made."""
     node = fields("hardware/chip", name)
     modes = {key: PowerMode(**mode) for key, mode in node.pop("modes").items()}
     software = {key: SoftwareEfficiency(**each) for key, each in node.pop("software", {}).items()}
-    node.pop("profile", None)  # a stage's artifact, which only the pipeline knows
     price = node.pop("price", None)
     fitted = {key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}
     sustained = node.pop("sustained", None)

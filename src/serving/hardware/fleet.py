@@ -79,7 +79,12 @@ class Fleet:
             raise ValueError(f"fleet of {self.chip.name}: unknown timing {self.timing!r}; use one of {known}.")
 
     def _check_fitted(self) -> None:
-        """Fitted coefficients hold only for one chip in the default mode."""
+        """Fitted coefficients hold only for one chip in the default mode, and a profile is named by the chip."""
+        if self.timing == "profile" and self.chip.profile is None:
+            raise ValueError(
+                f"fleet of {self.chip.name}: timing=profile needs the chip's profile, and it names none; set "
+                "timing=roofline, or give the chip's file `profile`, as conf/hardware/chip/local.yaml has it."
+            )
         differs = self.tensor_parallel > 1 or self.schedule or self.mode_name != self.chip.default_mode
         if self.timing != "roofline" and differs:
             raise ValueError(
@@ -151,11 +156,9 @@ class Fleet:
         return found.scaled(self.time_factors) if self.time_factors else found
 
     def _fitted_latencies(self) -> FittedLatencies:
-        if self.timing != "profile":
-            return self.chip.fitted[self.timing]
-        if self.chip.profile is None:
-            raise ValueError(f"chip {self.chip.name} has not been profiled: run stage=profile, or set timing=roofline.")
-        return load_fitted_latencies(self.chip.profile)
+        if self.timing == "profile" and self.chip.profile:
+            return load_fitted_latencies(self.chip.profile)
+        return self.chip.fitted[self.timing]
 
 
 def check_memory(

@@ -270,7 +270,7 @@ class DevicePredictions:
 
 def _awaits_profile(fleet: Fleet) -> bool:
     """True while a plan is made, for a chip that a stage will profile."""
-    return fleet.timing == "profile" and fleet.chip.profile is not None and not isinstance(fleet.chip.profile, Path)
+    return fleet.timing == "profile" and not isinstance(fleet.chip.profile, Path)
 
 
 def _slots(policy: Policy) -> dict[str, Any]:

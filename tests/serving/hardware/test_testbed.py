@@ -96,9 +96,6 @@ def test_fitted_coefficients_are_used_by_name_and_the_roofline_where_there_are_n
 
 def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
     tiny = replace(architecture("llama_160m"), name="tiny")
-    unprofiled = fleet("local", timing="profile")
-    with pytest.raises(ValueError, match="chip local has not been profiled: run stage=profile"):
-        unprofiled.latency(tiny)
     fit = LinearLatency(1e-5, 1e-9, 1e-8, 1e-3, layers=12, source="profile")
     (tmp_path / "latency.json").write_text(json.dumps({"source": "this machine", "latencies": {"tiny": asdict(fit)}}))
     profiled = Fleet(replace(chip("local"), profile=tmp_path), timing="profile")
@@ -118,6 +115,7 @@ def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
         ({"tensor_parallel": 0}, "tensor_parallel=0 must be at least 1"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; use one of fp32, fp16, int8, int4"),
         ({"timing": "wisp"}, "unknown timing 'wisp'; use one of roofline, profile"),
+        ({"timing": "profile"}, r"timing=profile needs the chip's profile, .* set timing=roofline, or give the chip's"),
     ],
 )
 def test_impossible_fleets_are_refused(node, message):
