@@ -1,5 +1,6 @@
 """Compiles the core with mypyc in a folder of its own, and puts the result beside this file."""
 
+import ast
 import hashlib
 import json
 import os
@@ -77,18 +78,44 @@ def build() -> None:
         _install(tree, digests)
 
 
-def _copy_sources(tree: Path) -> dict[str, str]:
-    """The project's packages, for types, with the compiled modules rewritten; the digests of the latter as they were.
+def _copy_sources(tree: Path) -> dict[str, dict[str, str]]:
+    """The project's packages, for types, with the compiled modules rewritten; the digests as they were, of the compiled
+    modules (`sources`) and of those that they take types from (`types`).
 
     An installed wheel lies among packages of others.
     """
     for package in PACKAGES:
         shutil.copytree(SOURCES / package, tree / package, ignore=shutil.ignore_patterns("__pycache__", "lib", "conf"))
-    digests = source_digests(tree)
+    digests = {"sources": source_digests(MODULES, tree), "types": source_digests(type_sources(tree), tree)}
     for module in MODULES:
         path = source_path(module, tree)
         path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
     return digests
+
+
+def type_sources(root: Path = SOURCES) -> list[str]:
+    """The modules of the project that the compiled ones import, directly or not, by name.
+
+    mypyc compiles in what it finds there: the types of fields, the arguments of functions, constants.
+    """
+    known: set[str] = set()
+    waiting = list(MODULES)
+    while waiting:
+        module = waiting.pop()
+        path = source_path(module, root)
+        if module not in known and module.partition(".")[0] in PACKAGES and path.is_file():
+            known.add(module)
+            waiting += _imports(path.read_text(encoding="utf-8"))
+    return sorted(known - set(MODULES))
+
+
+def _imports(source: str) -> Iterator[str]:
+    """The names that a module imports, also within functions; of `from a import b` both a and a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{each.name}" for each in node.names))
 
 
 def _compile(tree: Path) -> None:
@@ -102,7 +129,7 @@ def _compile(tree: Path) -> None:
         raise BuildError("\n".join((done.stdout + done.stderr).strip().splitlines()[-15:]))
 
 
-def _install(tree: Path, digests: dict[str, str]) -> None:
+def _install(tree: Path, digests: dict[str, dict[str, str]]) -> None:
     """Moves the built files into place, each under its module's name."""
     suffix = EXTENSION_SUFFIXES[0]
     with TemporaryDirectory(dir=LIBRARY.parent, prefix=".lib-") as made:
@@ -114,7 +141,7 @@ def _install(tree: Path, digests: dict[str, str]) -> None:
         manifest = {
             "suffix": suffix,
             "builder": _builder_digest(),
-            "sources": digests,
+            **digests,
             "files": files,
             "annotations": annotations,
         }

@@ -10,10 +10,12 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-from native.modules import LIBRARY, MANIFEST, source_digests
+from native.modules import LIBRARY, MANIFEST, MODULES, source_digests
 
 Annotations = Mapping[str, Mapping[str, str]]
 """Class -> its fields' annotations as text."""
+
+_KEYS = {"suffix", "sources", "types", "files", "annotations"}
 
 in_use = False
 """True if this process loads the compiled core."""
@@ -53,11 +55,14 @@ def _wanted_manifest() -> dict[str, Any] | None:
 
 def find_mismatch(manifest: Mapping[str, Any]) -> str:
     """Why this process cannot load what the manifest describes; empty: it can."""
+    if _KEYS - manifest.keys():
+        return f"its {MANIFEST.name} is damaged, or of an earlier version"
     if manifest["suffix"] != EXTENSION_SUFFIXES[0]:
         return f"it was built for {manifest['suffix']}, this Python loads {EXTENSION_SUFFIXES[0]}"
-    now = source_digests()
-    changed = [module for module in now if now[module] != manifest["sources"].get(module)]
-    changed += manifest["sources"].keys() - now.keys()
+    built = {**manifest["sources"], **manifest["types"]}
+    now = source_digests({**dict.fromkeys(MODULES), **built})
+    changed = [module for module in now if now[module] != built.get(module)]
+    changed += manifest["sources"].keys() - set(MODULES)
     return f"{', '.join(changed[:3])} changed since it was built" if changed else ""
 
 

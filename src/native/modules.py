@@ -5,6 +5,7 @@ asked about, and classes that inherit from built-in ones. mypyc can express none
 """
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 MODULES = (
@@ -48,9 +49,18 @@ MANIFEST = LIBRARY / "manifest.json"
 
 
 def source_path(module: str, root: Path = SOURCES) -> Path:
-    return root / f"{module.replace('.', '/')}.py"
+    """The file of a module; of a package its __init__.py."""
+    path = root / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def source_digests(root: Path = SOURCES) -> dict[str, str]:
-    """The digest of each module's source."""
-    return {module: hashlib.sha256(source_path(module, root).read_bytes()).hexdigest() for module in MODULES}
+def source_digests(modules: Iterable[str] = MODULES, root: Path = SOURCES) -> dict[str, str]:
+    """The digest of each module's source; empty for one that is not there."""
+    return {module: _digest(source_path(module, root)) for module in modules}
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""

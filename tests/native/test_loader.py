@@ -6,33 +6,65 @@ import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from native import build, loader
-from native.modules import source_digests
+from native.modules import MODULES, source_digests
+
+
+def manifest(**changed: Any) -> dict[str, Any]:
+    """Of a build from these sources for this Python."""
+    digests = {"sources": source_digests(), "types": source_digests(build.type_sources())}
+    return {"suffix": EXTENSION_SUFFIXES[0], **digests, "files": {}, "annotations": {}, **changed}
 
 
 def test_a_core_built_from_these_sources_for_this_python_is_loaded() -> None:
-    assert loader.find_mismatch({"suffix": EXTENSION_SUFFIXES[0], "sources": source_digests()}) == ""
+    assert loader.find_mismatch(manifest()) == ""
 
 
 def test_a_core_built_from_other_sources_is_not_loaded() -> None:
     changed = source_digests() | {"serving.messages": "another"}
-    problem = loader.find_mismatch({"suffix": EXTENSION_SUFFIXES[0], "sources": changed})
-    assert problem == "serving.messages changed since it was built"
+    assert loader.find_mismatch(manifest(sources=changed)) == "serving.messages changed since it was built"
+
+
+@pytest.mark.parametrize(
+    "module", ["serving.hardware.architecture", "serving.policy.policy", "serving.workload", "serving.no_longer_there"]
+)
+def test_a_core_built_with_other_types_is_not_loaded(module: str) -> None:
+    """A field of a class that is not compiled has another type, which compiled modules check."""
+    changed = source_digests(build.type_sources()) | {module: "another"}
+    assert loader.find_mismatch(manifest(types=changed)) == f"{module} changed since it was built"
+
+
+def test_a_core_with_a_module_that_is_no_longer_compiled_is_not_loaded() -> None:
+    name = "serving.hardware.architecture"
+    found = loader.find_mismatch(manifest(sources=source_digests((*MODULES, name))))
+    assert found == f"{name} changed since it was built"
+
+
+def test_a_build_that_does_not_say_what_types_it_was_compiled_with_is_not_loaded() -> None:
+    earlier = manifest()
+    del earlier["types"]
+    assert loader.find_mismatch(earlier) == "its manifest.json is damaged, or of an earlier version"
+
+
+def test_types_are_those_that_compiled_modules_import_directly_or_not() -> None:
+    found = build.type_sources()
+    assert {"serving.hardware.architecture", "serving.policy.policy", "serving.policy.slots.draft"} <= {*found}
+    assert not {*found} & {*MODULES}
 
 
 def test_a_core_built_for_another_python_is_not_loaded() -> None:
-    problem = loader.find_mismatch({"suffix": ".cpython-39.so", "sources": source_digests()})
+    problem = loader.find_mismatch(manifest(suffix=".cpython-39.so"))
     assert problem.startswith("it was built for .cpython-39.so, this Python loads ")
 
 
 @pytest.fixture
 def outdated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build whose sources have changed."""
-    manifest = {"suffix": EXTENSION_SUFFIXES[0], "sources": {}, "files": {}, "annotations": {}}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest(sources={})))
     monkeypatch.setattr(loader, "MANIFEST", tmp_path / "manifest.json")
     monkeypatch.setattr(loader, "in_use", False)
     for name in ("TANDEM_PURE", "TANDEM_FROZEN"):
