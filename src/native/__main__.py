@@ -12,7 +12,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m native", description=__doc__)
     parser.add_argument("--again", action="store_true", help="compile also if nothing has changed")
     again = parser.parse_args().again
-    if build.is_current() and not again:
+    if not again and build.is_current():
         print("the compiled core is up to date")
         return 0
     if obstacle := build.find_obstacle():

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from native import classes
 from native.classes import field_annotations, rewritten
-from native.loader import find_mismatch
+from native.loader import find_mismatch, read_manifest
 from native.modules import LIBRARY, MANIFEST, MODULES, PACKAGES, SOURCES, source_digests, source_path
 
 # Other packages are not followed: they take minutes, no compiled module needs their types, and mypy fails on some.
@@ -45,11 +45,16 @@ class BuildError(Exception):
 
 
 def is_current() -> bool:
-    """True if the compiled core is there, fits the sources and this Python, and was built as it would be now."""
-    if not MANIFEST.exists():
+    """True if the compiled core is there, fits the sources and this Python, and was built as it would be now.
+
+    Without mypy nothing would be built now, and what is there is current.
+    """
+    if find_mismatch(manifest := read_manifest()):
         return False
-    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
-    return not find_mismatch(manifest) and manifest.get("builder") == _builder_digest()
+    try:
+        return bool(manifest.get("builder") == _builder_digest())
+    except metadata.PackageNotFoundError:
+        return True
 
 
 def _builder_digest() -> str:

@@ -49,8 +49,16 @@ def _wanted_manifest() -> dict[str, Any] | None:
     """What was built; None: nothing, or the environment demands the sources."""
     if "1" in (os.environ.get("TANDEM_PURE"), os.environ.get("TANDEM_FROZEN")) or not MANIFEST.exists():
         return None
-    manifest: dict[str, Any] = json.loads(MANIFEST.read_text(encoding="utf-8"))
-    return manifest
+    return read_manifest()
+
+
+def read_manifest() -> dict[str, Any]:
+    """What was built; empty for a file that holds no manifest."""
+    try:
+        found = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def find_mismatch(manifest: Mapping[str, Any]) -> str:
@@ -59,6 +67,8 @@ def find_mismatch(manifest: Mapping[str, Any]) -> str:
         return f"its {MANIFEST.name} is damaged, or of an earlier version"
     if manifest["suffix"] != EXTENSION_SUFFIXES[0]:
         return f"it was built for {manifest['suffix']}, this Python loads {EXTENSION_SUFFIXES[0]}"
+    if missing := [file for file in manifest["files"].values() if not (LIBRARY / file).is_file()]:
+        return f"{missing[0]} is missing"
     built = {**manifest["sources"], **manifest["types"]}
     now = source_digests({**dict.fromkeys(MODULES), **built})
     changed = [module for module in now if now[module] != built.get(module)]

@@ -61,14 +61,59 @@ def test_a_core_built_for_another_python_is_not_loaded() -> None:
     assert problem.startswith("it was built for .cpython-39.so, this Python loads ")
 
 
+def test_a_build_that_lacks_a_file_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "LIBRARY", tmp_path)
+    found = manifest(files={"serving.messages": "serving.messages.so"})
+    assert loader.find_mismatch(found) == "serving.messages.so is missing"
+    (tmp_path / "serving.messages.so").touch()
+    assert loader.find_mismatch(found) == ""
+
+
 @pytest.fixture
-def outdated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build whose sources have changed."""
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest(sources={})))
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The manifest's path, in a process that wants the compiled core."""
     monkeypatch.setattr(loader, "MANIFEST", tmp_path / "manifest.json")
     monkeypatch.setattr(loader, "in_use", False)
     for name in ("TANDEM_PURE", "TANDEM_FROZEN"):
         monkeypatch.delenv(name, raising=False)
+    return tmp_path / "manifest.json"
+
+
+@pytest.mark.parametrize("text", ["", '{"suffix": ', "[1]", "{}"])
+def test_a_damaged_manifest_is_said_and_the_sources_run(
+    text: str, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept.write_text(text)
+    loader.install()
+    assert "note: the compiled core is not used: its manifest.json is damaged" in capsys.readouterr().err
+    assert (loader.in_use, loader.describe(), build.is_current()) == (False, "pure", False)
+
+
+def test_without_mypy_a_build_that_is_there_is_current(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise build.metadata.PackageNotFoundError(name)
+
+    kept.write_text(json.dumps(manifest(builder="made elsewhere")))
+    assert not build.is_current()
+    monkeypatch.setattr(build.metadata, "version", not_installed)
+    assert build.is_current()
+    kept.write_text(json.dumps(manifest(sources={})))
+    assert not build.is_current()
+
+
+def test_a_core_that_is_to_be_built_again_is_not_asked_whether_it_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    from native import __main__ as command
+
+    monkeypatch.setattr(build, "is_current", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(build, "find_obstacle", lambda: "there is no C compiler")
+    monkeypatch.setattr(sys, "argv", ["native", "--again"])
+    assert command.main() == 0
+
+
+@pytest.fixture
+def outdated(kept: Path) -> None:
+    """A build whose sources have changed."""
+    kept.write_text(json.dumps(manifest(sources={})))
 
 
 @pytest.mark.usefixtures("outdated")
