@@ -12,13 +12,15 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 
 _MIN_COLUMNS = 128
+_MAX_KEPT_ROWS = 64
+"""Of a strip, which is kept: a prompt's chunk times the longest cache would be gigabytes beside the weights."""
 
 
 class AttentionMasks:
     """Additive masks of shape (new tokens, all tokens): 0 for visible keys, -inf for the others.
 
-    Each causal mask is a view of one strip per window, so the decode loop builds none. Additive, because SDPA would
-    convert a bool mask in every layer.
+    Each causal mask of few tokens is a view of one strip per window, so the decode loop builds none; one of more tokens
+    is built for its pass. Additive, because SDPA would convert a bool mask in every layer.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -27,6 +29,8 @@ class AttentionMasks:
 
     def causal(self, num_cached: int, num_tokens: int, window: int | None) -> torch.Tensor:
         """The mask of `num_tokens` new tokens after `num_cached` cached ones."""
+        if num_tokens > _MAX_KEPT_ROWS:
+            return self._build(num_cached, num_tokens, window)
         strip = self._strips.get(window)
         if strip is None or strip.shape[0] < num_tokens or strip.shape[1] - strip.shape[0] < num_cached:
             strip = self._strips[window] = self._strip(num_cached, num_tokens, window, strip)
@@ -38,8 +42,11 @@ class AttentionMasks:
     def _strip(self, num_cached: int, num_tokens: int, window: int | None, old: torch.Tensor | None) -> torch.Tensor:
         height, offset = (old.shape[0], old.shape[1] - old.shape[0]) if old is not None else (8, _MIN_COLUMNS)
         height, offset = max(height, num_tokens), offset if offset >= num_cached else 2 * num_cached
-        i = torch.arange(height, device=self._device)[:, None]
-        j = torch.arange(offset + height, device=self._device)[None] - offset
+        return self._build(offset, height, window)
+
+    def _build(self, num_cached: int, num_tokens: int, window: int | None) -> torch.Tensor:
+        i = torch.arange(num_tokens, device=self._device)[:, None]
+        j = torch.arange(num_cached + num_tokens, device=self._device)[None] - num_cached
         allowed = j <= i
         if window:
             allowed &= j > i - window

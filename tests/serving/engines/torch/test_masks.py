@@ -23,6 +23,25 @@ def test_causal_masks_in_any_order_of_sizes(window):
             assert allowed[i, j] == (j <= past + i and (window is None or j > past + i - window))
 
 
+@pytest.mark.parametrize("window", [None, 1, 50])
+def test_masks_of_many_tokens_are_those_of_few(window):
+    masks = AttentionMasks(torch.float32, torch.device("cpu"))
+    for past, rows in itertools.product((0, 3, 200, 1), (64, 65, 150)):
+        rest = [masks.causal(past + at, 1, window)[0] for at in range(rows)]
+        whole = masks.causal(past, rows, window)
+        assert whole.shape == (rows, past + rows)
+        for at, row in enumerate(rest):
+            assert torch.equal(whole[at, : past + at + 1], row)
+            assert whole[at, past + at + 1 :].isneginf().all()
+
+
+def test_what_is_kept_is_not_the_longest_chunk_behind_the_longest_cache():
+    masks = AttentionMasks(torch.float32, torch.device("cpu"))
+    for past, rows in ((16, 400), (6000, 5), (16, 400)):
+        masks.causal(past, rows, None)
+    assert sum(strip.numel() for strip in masks._strips.values()) <= 64 * (2 * 6000 + 64)
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_tree_nodes_attend_to_the_cache_their_ancestors_and_themselves(window):
     masks = AttentionMasks(torch.float32, torch.device("cpu"))
