@@ -39,11 +39,14 @@ class ParallelLauncher(Launcher):
             sys.exit(print_error(problem))
 
     def _launch(self, job_overrides: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
+        from pipeline.errors import ConfigError
         from pipeline.parallel import cells
         from pipeline.parallel.launch import SweepLaunch
         from pipeline.parallel.workers import create_workers
         from pipeline.report.sweep import SweepCallback
 
+        if type(self.retries) is not int or self.retries < 0:
+            raise ConfigError(f"hydra.launcher.retries is {self.retries!r}; give a number of times, 0 or more.")
         workers = create_workers(OmegaConf.to_container(self.config.hydra.launcher.workers, resolve=True))
         jobs = [self._cell(first_number + index, words) for index, words in enumerate(job_overrides)]
         sweep = SweepLaunch(workers, cells.current_launch(self.hydra_context), self.retries)

@@ -109,6 +109,11 @@ class ReplicaPacking:
             )
         if self.cluster.timing != "roofline":
             raise ValueError(f"packing.cluster: timing={self.cluster.timing} times one chip only; set roofline.")
+        if self.cluster.tensor_parallel != 1:
+            raise ValueError(
+                f"packing.cluster: tensor_parallel={self.cluster.tensor_parallel}, but count is the number of chips, "
+                "and over how many of them a replica is split is chosen; set tensor_parallel=1."
+            )
         if not self.best_packing(self.reference).num_replicas:
             raise ValueError(
                 f"packing: {self.reference.name} does not fit into {self._cluster_text}. Set more chips "

@@ -272,5 +272,19 @@ def test_options_out_of_range_are_refused() -> None:
             create_workers(node)
 
 
+@pytest.mark.parametrize(("given", "shown"), [("-1", "-1"), ("null", "None"), ("true", "True"), ("1.5", "1.5")])
+def test_retries_that_are_no_number_of_times_are_refused_before_any_job(run: Run, given: str, shown: str) -> None:
+    code, out, err = sweep(run, f"hydra.launcher.retries={given}")
+    assert (code, stage_functions.CALLS) == (2, []), out
+    assert f"hydra.launcher.retries is {shown}; give a number of times, 0 or more." in err
+
+
+def test_a_job_that_is_lost_is_not_started_again_with_no_retries(run: Run) -> None:
+    InlineWorkers.lost.append(("run_cells", 3))
+    code, out, _ = sweep(run, "hydra.launcher.retries=0")
+    assert code == 1
+    assert "error: job 3 was lost at least 1 times: its host died" in out
+
+
 def test_tasks_of_a_cluster_run_several_jobs_each() -> None:
     assert [SubmititWorkers("x", 10).batch_size(jobs) for jobs in (3, 30, 300)] == [1, 1, 10]

@@ -139,6 +139,11 @@ def test_a_cluster_without_memory_or_roofline_is_refused():
         ReplicaPacking(Fleet(chip("a100_80gb"), count=8, timing="wisp_table_12"), LLAMA2_70B)
 
 
+def test_a_cluster_of_nodes_of_several_chips_is_refused():
+    with pytest.raises(ValueError, match=r"packing\.cluster: tensor_parallel=4, but count is .*; set tensor"):
+        ReplicaPacking(Fleet(A6000, count=8, tensor_parallel=4), LLAMA2_70B)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
