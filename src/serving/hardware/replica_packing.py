@@ -154,9 +154,8 @@ class ReplicaPacking:
         """Replicas on one group of chips that stay within `max_slowdown`; see latency in the module docstring."""
         latency = group.latency(architecture)
         alone_s = self.demand.seconds(latency)
-        overhead_s = 0.0  # fitted coefficients do not tell the process's part
-        if isinstance(latency, RooflineLatency):
-            overhead_s = latency.forward_s + latency.layers * latency.layer_s
+        assert isinstance(latency, RooflineLatency)  # other timings are refused
+        overhead_s = latency.forward_s + latency.layers * latency.layer_s
         shared_s = alone_s - self.demand.new_tokens * overhead_s
         others = 1 - 1 / (1 + self.max_slowdown * alone_s / shared_s)
         return 1 + int(others // (shared_s / self.demand.request_interval_s))
