@@ -137,8 +137,18 @@ def _check_hub(name: str) -> None:
 def _eos_token_ids(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
     """The tokenizer's end token and those of generation_config.json, where chat models add theirs."""
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
-    file = Path(path) / "generation_config.json"
-    if file.is_file():
+    file = _generation_config(path)
+    if file is not None:
         named = json.loads(file.read_text()).get("eos_token_id") or []
         ends.update([named] if isinstance(named, int) else named)
     return tuple(sorted(ends))
+
+
+def _generation_config(path: str | Path) -> Path | None:
+    """The file in the directory, or the Hub's, which `transformers` fetches once; None if there is none."""
+    from transformers.utils import cached_file
+
+    try:
+        return Path(cached_file(str(path), "generation_config.json"))
+    except OSError:
+        return None

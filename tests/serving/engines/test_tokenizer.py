@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import transformers
+from huggingface_hub import constants
 from tokenizers import Tokenizer as Raw
 from tokenizers import models, pre_tokenizers
 
@@ -41,6 +42,25 @@ def test_end_tokens_come_from_the_tokenizer_and_the_generation_config(path):
     assert Tokenizer(path).eos_token_ids == (1, 3)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
     assert Tokenizer(path).eos_token_ids == (1, 3)
+
+
+@pytest.fixture
+def hub_copy(tmp_path, monkeypatch):
+    """The folder of some/model in the Hub's cache of this machine, which reaches no Hub."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    folder = tmp_path / "hub" / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    copy = _save(folder / "snapshots" / "c0ffee", WORDS)
+    (copy / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return copy
+
+
+def test_end_tokens_of_a_model_of_the_hub_are_those_of_a_copy(hub_copy):
+    assert Tokenizer("some/model").eos_token_ids == (1,)
+    (hub_copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 3, 4]}))
+    assert Tokenizer("some/model").eos_token_ids == Tokenizer(hub_copy).eos_token_ids == (1, 3, 4)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
