@@ -48,15 +48,41 @@ def checkpoint_architecture(path: Path) -> Architecture:
 
 
 def num_parameters(path: Path) -> int | None:
-    """The numbers in a checkpoint's safetensors files, each tensor as often as it is stored; None without files."""
-    counts = [_num_stored(file) for file in sorted(path.glob("*.safetensors"))]
+    """The numbers in a checkpoint's safetensors files, each tensor as often as it is stored; None without files.
+
+    Raises ValueError for a file that is damaged.
+    """
+    counts = [_num_stored(file) for file in _weight_files(path)]
     return sum(counts) if counts else None
 
 
+def _weight_files(path: Path) -> list[Path]:
+    """Those that `transformers` loads, as far as they are there; a folder may hold the same weights once more."""
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+    try:
+        named = {path / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"{index} is damaged ({problem!r}); fetch the checkpoint again") from problem
+    return sorted(file for file in named if file.is_file())
+
+
 def _num_stored(file: Path) -> int:
+    try:
+        header = json.loads(_header(file))
+        return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"{file} is damaged or cut ({problem!r}); fetch the checkpoint again") from problem
+
+
+def _header(file: Path) -> bytes:
+    """Raises ValueError where the file does not begin with the length of a header that it holds."""
     with file.open("rb") as data:
-        header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
-    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        length, held = int.from_bytes(data.read(8), "little"), file.stat().st_size - 8
+        if length > held:
+            raise ValueError(f"its first 8 bytes name a header of {length} bytes, and {max(0, held)} follow")
+        return data.read(length)
 
 
 def check_checkpoint(path: Path, quantization: str) -> None:

@@ -1,6 +1,7 @@
 """A checkpoint's architecture from its config.json, for all families that the engine runs."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,3 +71,33 @@ def test_a_configuration_without_a_shape_is_refused_with_what_to_do(text: str, t
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json does not say what to time .*; set timed_architecture of"):
         checkpoint_architecture(tmp_path)
+
+
+def test_weights_that_a_folder_holds_in_two_forms_count_once(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("llama", **SIZES)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    want = num_parameters(tmp_path)
+    shutil.copy(tmp_path / "model.safetensors", tmp_path / "consolidated.safetensors")
+    assert checkpoint_architecture(tmp_path).published_parameters == num_parameters(tmp_path) == want
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path, max_shard_size=20_000)
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert num_parameters(tmp_path) == want
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"abc", b"version https://git-lfs", (2**63).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]", b""],
+)
+def test_damaged_weights_are_named_with_what_to_do(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama"}))
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or cut .*; fetch the checkpoint again"):
+        checkpoint_architecture(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 1}', '{"weight_map": {"a": 1}}'])
+def test_a_damaged_index_is_named_with_what_to_do(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"index\.json is damaged .*; fetch the checkpoint again"):
+        num_parameters(tmp_path)
