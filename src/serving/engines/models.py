@@ -300,13 +300,18 @@ def _check_libraries(option: str, libraries: Sequence[str], extra: str, instead:
 
 
 def _check_onnx_graph(model: ModelConfig) -> None:
-    """Raises ValueError for a model without a graph. Loads nothing."""
+    """Raises ValueError for a model without a graph, or whose graph is not there. Loads nothing."""
     check_onnx_libraries()
     check_exportable(model)
     if model.graph is None:
         raise ValueError(
             "model: backend=onnx needs a graph, the folder that the stage device_graph makes: in a model's file "
             "graph: ${device_graph:${.backend}}, as in conf/model/tiny.yaml"
+        )
+    if isinstance(model.graph, Path) and not model.graph.is_dir():
+        raise ValueError(
+            f"model: graph is {model.graph}, and there is no such folder; give the one that the stage device_graph "
+            "made, or set backend=torch"
         )
 
 
@@ -316,15 +321,17 @@ def check_onnx_libraries() -> None:
 
 
 def _check_gguf(model: ModelConfig) -> None:
-    """Raises ValueError for a model without a GGUF file, and for options that only torch has. Loads nothing."""
+    """Raises ValueError for a model without a GGUF file, or whose file is not there, and for options that only torch
+    has. Loads nothing.
+    """
     check_llama_cpp_libraries()
     if model.gguf is None:
         raise ValueError(
             "model: backend=llama_cpp needs gguf, a GGUF file or the folder of a stage that writes one; "
             "model=smollm2_llama_cpp and model=gguf have it"
         )
-    if isinstance(model.gguf, Path) and model.gguf.is_file() and model.gguf.suffix != ".gguf":
-        raise ValueError(f"model: gguf is {model.gguf}; give a file that ends with .gguf")
+    if isinstance(model.gguf, Path):
+        _check_gguf_path(model.gguf)
     for option, allowed in (("quantization", "none"), ("adapter", None), ("server", None), ("tensor_parallel", 1)):
         found = getattr(model, option)
         if found != allowed:
@@ -332,6 +339,15 @@ def _check_gguf(model: ModelConfig) -> None:
                 f"model: backend=llama_cpp runs a GGUF file as it is, and {option} is {found}; set {option}="
                 f"{'null' if allowed is None else allowed}, or backend=torch"
             )
+
+
+def _check_gguf_path(path: Path) -> None:
+    """Raises ValueError for what is no GGUF file, and no folder with model.gguf."""
+    if path.is_file() and path.suffix != ".gguf":
+        raise ValueError(f"model: gguf is {path}; give a file that ends with .gguf")
+    if not (path / GGUF_FILE if path.is_dir() else path).is_file():
+        missing = f"which holds no {GGUF_FILE}" if path.is_dir() else "and there is no such file"
+        raise ValueError(f"model: gguf is {path}, {missing}; give a GGUF file, or a folder with {GGUF_FILE}")
 
 
 def check_llama_cpp_libraries() -> None:

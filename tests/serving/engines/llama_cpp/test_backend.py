@@ -26,8 +26,9 @@ CLOUD = "model.cloud.backend=llama_cpp"
 
 
 def on_llama_cpp(**settings: Any) -> ModelConfig:
+    """Its GGUF file is one that a stage will write."""
     timed = architecture("tinyllama_1_1b")
-    given = {"timed_architecture": timed, "hub": "a/small", "backend": "llama_cpp", "gguf": Path("small.gguf")}
+    given = {"timed_architecture": timed, "hub": "a/small", "backend": "llama_cpp", "gguf": "${stage:device_gguf}"}
     return ModelConfig(**{**given, **settings})
 
 
@@ -52,6 +53,15 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(ValueError, match=r"gguf is .*model\.bin; give a file that ends with \.gguf"):
         on_llama_cpp(gguf=tmp_path / "model.bin")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gguf is .*small\.gguf, and there is no such file; give a GGUF file"):
+        on_llama_cpp(gguf=tmp_path / "small.gguf")
+    with pytest.raises(ValueError, match=r"gguf is .*, which holds no model\.gguf; give a GGUF file"):
+        on_llama_cpp(gguf=tmp_path)
+    (tmp_path / "model.gguf").touch()
+    assert on_llama_cpp(gguf=tmp_path).gguf_file == on_llama_cpp(gguf=tmp_path / "model.gguf").gguf_file
 
 
 def test_a_missing_library_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,16 +30,17 @@ TOY = (
 
 
 def on_onnx(**settings: Any) -> ModelConfig:
+    """Its graph is one that a stage will write."""
     timed = architecture("tinyllama_1_1b")
-    return ModelConfig(
-        **{"timed_architecture": timed, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings}
-    )
+    given = {"timed_architecture": timed, "hub": "a/small", "backend": "onnx", "graph": "${stage:device_graph}"}
+    return ModelConfig(**{**given, **settings})
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"graph": None}, r"backend=onnx needs a graph, .* graph: \$\{device_graph"),
+        ({"graph": Path("no/graph")}, "graph is no/graph, and there is no such folder; give the one that the stage"),
         ({"dtype": "bf16"}, "backend=onnx computes in fp32, and dtype is bf16"),
         ({"adapter": Path("a/b")}, "this device drafts with an adapter"),
     ],
