@@ -142,8 +142,8 @@ def load_model(
 
     With `batch_invariant`, what it computes for a token does not depend on the other tokens of a pass.
 
-    Raises ValueError if there is no such checkpoint, if it is not a causal LM, is damaged, or has an architecture that
-    the engine cannot split into layers.
+    Raises ValueError if there is no such checkpoint, if it is not a causal LM, is damaged, has fewer layers, or has an
+    architecture that the engine cannot split into layers.
     """
     causal = load_causal_lm(path, dtype=dtype, device=device, quantization=quantization, num_layers=num_layers)
     return decompose(causal, device=device, name=str(path), batch_invariant=batch_invariant)
@@ -163,8 +163,7 @@ def load_causal_lm(
 
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
+    _check_device(device)
     check_checkpoint(path)
     return_freed_memory()  # that of an earlier stage's models
     chosen = quantization_kwargs(quantization, DTYPES[dtype], device) | _truncated_config(path, num_layers)
@@ -184,6 +183,16 @@ def load_causal_lm(
     return loaded
 
 
+def _check_device(device: str) -> None:
+    """Raises ValueError for a name that torch does not know, and for a GPU where there is none."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as problem:
+        raise ValueError(f"device {device!r} is not one of torch's; use 'cpu' or 'cuda'") from problem
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
+
+
 def return_freed_memory() -> None:
     """Gives freed memory back to the system, where the C library has `malloc_trim`.
 
@@ -201,12 +210,17 @@ def _malloc_trim() -> Any:
 
 
 def _truncated_config(path: str | Path, num_layers: int | None) -> dict[str, Any]:
-    """`from_pretrained` arguments for a model of `num_layers` layers."""
+    """`from_pretrained` arguments for a model of `num_layers` layers.
+
+    Raises ValueError unless the checkpoint has as many.
+    """
     if num_layers is None:
         return {}
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path)
+    if not 1 <= num_layers <= config.num_hidden_layers:
+        raise ValueError(f"{path} has {config.num_hidden_layers} layers; num_layers is {num_layers}, give 1 to as many")
     config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:num_layers]

@@ -110,6 +110,18 @@ def test_on_a_gpu_the_same_tokens_are_written(llama, saved):
     assert engine.execute(work)[0].tokens == tuple(out[0, 4:].tolist())
 
 
+def test_unknown_devices_are_refused(saved):
+    with pytest.raises(ValueError, match="device 'gpu' is not one of torch's; use 'cpu' or 'cuda'"):
+        load_model(saved, device="gpu")
+
+
+@pytest.mark.parametrize("asked", [0, -1, 5])
+def test_a_number_of_layers_that_the_checkpoint_does_not_have_is_refused(saved, asked):
+    with pytest.raises(ValueError, match=rf"has 4 layers; num_layers is {asked}, give 1 to as many"):
+        load_model(saved, num_layers=asked)
+    assert len(load_model(saved, num_layers=4).layers) == 4
+
+
 def test_unknown_precisions_are_refused(saved):
     with pytest.raises(ValueError, match="dtype 'fp8' is not known; choose one of fp32, bf16, fp16"):
         load_model(saved, dtype="fp8")
