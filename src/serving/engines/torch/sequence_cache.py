@@ -100,6 +100,8 @@ class SequenceCache:
     def keep_drafts(self, drafts: tuple[int, ...]) -> None:
         """Keeps only these drafts of the last forward, moved in this order to where drafts began."""
         at = self.draft_start
+        if self.length < at:
+            raise CacheHoleError(f"drafts begin at token {at}, but only {self.length} tokens are cached")
         if max(drafts, default=-1) >= self.length - at:
             raise CacheHoleError(f"draft {max(drafts)} is kept, but only {self.length - at} drafts are in the cache")
         if drafts:

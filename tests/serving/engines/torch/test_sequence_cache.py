@@ -79,6 +79,17 @@ def test_keeping_an_uncached_tree_node_is_an_error(model):
         cache.open("a", 0, 4, 8, (2,))
 
 
+@pytest.mark.parametrize("keep", [(), (0,)])
+def test_keeping_drafts_behind_tokens_that_are_not_cached_is_an_error(model, keep):
+    """As after a forward that failed."""
+    cache = KVCacheManager(model)
+    slot = cache.open("a", 0, 4, 0)
+    _fill(slot, 5)
+    slot.draft_start = 8
+    with pytest.raises(CacheHoleError, match="drafts begin at token 8, but only 5 tokens are cached"):
+        cache.open("a", 0, 4, 5, keep)
+
+
 def _apart(cache, sessions="ab", each=16):
     """Slots whose blocks alternate: each grows by one block in turn, in a pool that is otherwise full."""
     slots = {s: cache.open(s, 0, 4, 0) for s in sessions}
