@@ -105,6 +105,13 @@ class DraftPool:
         self._runs.append(DraftRun(work, self, cache, builder, importance, decoder, work.input_tokens))
         return self._runs[-1]
 
+    def forget(self, session: str) -> None:
+        """The session's draft, if one has begun, ends where it is: its cache is about to go."""
+        for run in self._runs:
+            if run.work.session == session:
+                run.inputs = ()
+        self._runs = [run for run in self._runs if not run.done]
+
     @torch.inference_mode()
     def step(self) -> None:
         """One forward, of all drafts that have begun and are not done."""

@@ -105,14 +105,19 @@ class TorchEngine:
         return self._drafts.begin(work)
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees the cache of the span from layer `first`, or the drafter's (None), and the drafts' distributions: with
-        the target's cache only those that another process sent, which sends them again after a cache miss.
+        """Frees the cache of the span from layer `first`, or the drafter's (None) with a draft that has begun, and the
+        drafts' distributions: with the target's cache only those that another process sent, which sends them again
+        after a cache miss.
         """
+        if first is None:
+            self._drafts.forget(session)
         self.cache.drop(session, first)
         self.tensor_store.discard_owner(f"odds/{session}", received_only=first is not None)
 
     def move(self, session: str, to: str) -> None:
-        """The drafter's cache of `session` becomes that of `to`."""
+        """The drafter's cache of `session` becomes that of `to`. Drafts of either that have begun end."""
+        for each in (session, to):
+            self._drafts.forget(each)
         self.cache.move(session, to)
         self.tensor_store.discard_owner(f"odds/{session}")
 

@@ -1,5 +1,6 @@
 """Drafts that are written together are those that are written one by one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from serving.engines.prefix_reuse import PrefixReusingEngine
 from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.kv_pool import CacheFullError
 from serving.engines.torch.model import decompose
 from serving.hardware.executor import DraftPoolingEngine
 from serving.hardware.latency import ForwardLoad
@@ -178,6 +180,47 @@ def test_a_second_draft_of_a_session_is_refused(causal: Any) -> None:
     assert engine.begin(WORKS[0])
     with pytest.raises(ValueError, match="session 'a' has begun a draft"):
         engine.begin(WORKS[0])
+
+
+def drop(engine: TorchEngine, session: str) -> None:
+    engine.drop(session, None)
+
+
+def move(engine: TorchEngine, session: str) -> None:
+    engine.move(session, "elsewhere")
+
+
+@pytest.mark.parametrize("leave", [drop, move])
+def test_a_draft_whose_cache_goes_is_written_no_further(causal: Any, leave: Callable[[TorchEngine, str], None]) -> None:
+    engine = new_engine(causal)
+    gone, other = engine.begin(WORKS[0]), engine.begin(WORKS[1])
+    assert gone
+    assert other
+    other.advance()
+    leave(engine, "a")
+    assert gone.done
+    assert len(gone.loads) == 1
+    again = engine.begin(WORKS[0])
+    assert again
+    (outcome, loads), (expected, all_loads) = again.finish(), new_engine(causal).execute(WORKS[0])
+    assert isinstance(expected, DraftOutcome)
+    assert (outcome.tokens, loads) == (expected.tokens, all_loads)
+    assert len(gone.loads) == 1
+
+
+def test_drafts_that_found_the_cache_full_are_forgotten_with_their_caches(causal: Any) -> None:
+    engine = TorchEngine(decompose(causal("llama")), budget_tokens=64)
+    long = [replace(WORKS[0], session=name, input_tokens=text(0, 30), stop_rule=DraftStopRule(40)) for name in "ab"]
+    begun = [engine.begin(work) for work in long]
+    assert begun[0]
+    with pytest.raises(CacheFullError):
+        begun[0].finish()
+    for name in "ab":
+        engine.drop(name, None)
+    further = engine.begin(WORKS[2])
+    assert further
+    further.finish()
+    assert engine.cache.num_blocks == 1
 
 
 def test_prefixes_are_reused_and_charged(causal: Any) -> None:
