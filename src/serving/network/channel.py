@@ -109,7 +109,7 @@ class _LinkDirection(Protocol):
 class MultiLinkChannel:
     """Messages queue for `first_channel`, the sender's own link, and keep their order.
 
-    Each of `next_links`, which are shared, adds the time of a message through an empty link at its mean rate.
+    Each of `next_links`, which are shared, adds the time of a message through an empty link at its mean rate and delay.
     """
 
     def __init__(self, first_channel: _LinkDirection, next_links: Sequence[tuple[_MeanLink, TrafficDirection]]) -> None:

@@ -115,9 +115,10 @@ class Link:
         return capacity.rate(direction, stream) if capacity else ConstantRate(mbps)
 
     def mean_transfer_s(self, nbytes: float, direction: TrafficDirection) -> float:
-        """Seconds that a message takes through an empty link at its mean rate, without loss, jitter and outages."""
+        """Seconds of a message through an empty link at its mean rate and delay, without loss, jitter and outages."""
         departure_s = ConstantRate(self.mean_mbps(direction)).departure_s(nbytes + self.overhead_nbytes, 0.0)
-        return departure_s + (self.delay_ms + self.message_ms) / 1e3
+        recorded_s = self.delay.mean_s if self.delay else 0.0
+        return departure_s + (self.delay_ms + self.message_ms) / 1e3 + recorded_s
 
     def channel(self, direction: TrafficDirection, stream: int) -> Channel:
         """Creates a channel of the device with this `stream` (from `serving.core.keyed_random.key`)."""

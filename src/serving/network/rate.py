@@ -44,6 +44,11 @@ class LinkDelay(Protocol):
     """A propagation delay that changes, for example `serving.network.ucc_5g.PingTrace`."""
 
     @property
+    def mean_s(self) -> float:
+        """Seconds one way, on average over time."""
+        ...
+
+    @property
     def described(self) -> str: ...
 
     def delay(self, stream: int) -> Callable[[float], float]:

@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import ClassVar
@@ -79,6 +81,12 @@ class RecordedDelays:
     delays_s: tuple[float, ...]
     period_s: float
 
+    @cached_property
+    def mean_s(self) -> float:
+        spans = pairwise((0.0, *self.times_s[1:], self.period_s))
+        held = (delay_s * (end_s - start_s) for delay_s, (start_s, end_s) in zip(self.delays_s, spans, strict=True))
+        return sum(held) / self.period_s
+
     def delay_at(self, time_s: float) -> float:
         return self.delays_s[max(0, bisect_right(self.times_s, time_s % self.period_s) - 1)]
 
@@ -91,6 +99,10 @@ class PingTrace(LinkRecording[RecordedDelays]):
     the file as in the downlink's `UCC5GTrace`. The pings include some queueing, because a download ran.
     Source: see `UCC5GTrace`.
     """
+
+    @property
+    def mean_s(self) -> float:
+        return self.data.mean_s
 
     @property
     def described(self) -> str:

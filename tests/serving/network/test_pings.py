@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from serving.network.channel import MultiLinkChannel
 from serving.network.link import Link
 from serving.network.ucc_5g import PingTrace, UCC5GTrace
 
@@ -34,6 +35,18 @@ def test_each_message_is_delayed_by_the_current_ping_without_overtaking(written)
         [0.041, 6.101, 10.05, 10.05, 11.04]
     )
     assert "0 ms delay, pings of 140 ms on average (trace.txt), 0 ms jitter" in link.described
+
+
+def test_the_mean_transfer_holds_the_pings_mean_over_time(written):
+    """Six seconds of 80 ms and four of 200: 64 ms one way, whose bytes take 1 ms more."""
+    link = Link(8, 8, delay_ms=2, delay=PingTrace(path=written(LOG), start="begin"))
+    assert link.mean_transfer_s(1000, "up") == pytest.approx(0.001 + 0.002 + 0.064)
+
+
+def test_a_relay_over_a_link_with_pings_takes_their_mean(written):
+    own, behind = Link(8, 8), Link(8, 8, delay=PingTrace(path=written(LOG), start="begin"))
+    channel = MultiLinkChannel(own.channel("up", 1), [(behind, "up")])
+    assert channel.arrival_s(1000, 0.0) == pytest.approx(0.002 + 0.064)
 
 
 def test_rate_and_pings_of_a_device_start_at_the_same_moment(written):

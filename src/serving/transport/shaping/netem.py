@@ -89,11 +89,12 @@ def common_link(links: Sequence[Link]) -> Link:
             "runtime.shaping=tc: the fleets of hardware have different links, and tc puts one link before the cloud. "
             "Give all fleets the run's network, or set runtime.shaping=user, which shapes each device separately."
         )
-    for name, given in (("uplink", link.uplink), ("downlink", link.downlink), ("outages", link.outages)):
-        if given is not None:
+    for name in ("uplink", "downlink", "delay", "outages"):
+        if (given := getattr(link, name)) is not None:
             raise ValueError(
-                f"runtime.shaping=tc: network.{name} is {type(given).__name__}, but tc holds one constant rate that is "
-                "never down. Choose a network without traces and outages, or set runtime.shaping=user."
+                f"runtime.shaping=tc: network.{name} is {type(given).__name__}, but tc holds one constant rate and one "
+                "constant delay, and is never down. Choose a network without traces, recorded delays and outages, or "
+                "set runtime.shaping=user."
             )
     return link
 

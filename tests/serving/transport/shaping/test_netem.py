@@ -3,6 +3,7 @@ import pytest
 from serving.network.link import Link
 from serving.network.outages import PeriodicOutages
 from serving.network.two_columns import TwoColumnTrace
+from serving.network.ucc_5g import PingTrace
 from serving.transport.shaping.netem import (
     CommandError,
     common_link,
@@ -97,6 +98,13 @@ def test_tc_shaping_refuses_a_trace(tmp_path):
     path.write_text("1 8\n2 16\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"network\.uplink is TwoColumnTrace.*one constant rate.*shaping=user"):
         common_link([Link(**PLAIN | {"uplink_mbps": None, "uplink": TwoColumnTrace(path=path)})])
+
+
+def test_tc_shaping_refuses_a_recorded_delay(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("Timestamp,State,PINGAVG\n2019.12.16_11.49.10,D,94\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"network\.delay is PingTrace.*one constant delay.*shaping=user"):
+        common_link([Link(**PLAIN | {"delay_ms": 0}, delay=PingTrace(path=path))])
 
 
 def test_tc_shaping_refuses_outages():
