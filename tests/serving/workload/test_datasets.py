@@ -300,6 +300,17 @@ def test_the_sealed_half_of_a_published_file_is_the_drawn_one(data, kind):
 
 
 @pytest.mark.parametrize("evaluation", HALVES)
+def test_a_question_about_another_log_is_of_the_same_half(data, tmp_path, evaluation):
+    rows = (data / "llqa/descriptions.jsonl").read_text(encoding="utf-8").splitlines()
+    published, shorter = (
+        LLQA(path=data / REAL[LLQA][0], descriptions=days, evaluation=evaluation).prompts()
+        for days in (data / "llqa/descriptions.jsonl", written(tmp_path, *rows[::50]))
+    )
+    assert [prompt.id for prompt in published] == [prompt.id for prompt in shorter]
+    assert [prompt.text for prompt in published] != [prompt.text for prompt in shorter]
+
+
+@pytest.mark.parametrize("evaluation", HALVES)
 def test_more_turns_of_a_conversation_are_of_the_same_half(data, evaluation):
     file = data / "spec_bench/question.jsonl"
     first, every = (SpecBench(path=file, evaluation=evaluation, turns=turns).prompts() for turns in ("first", "all"))

@@ -49,8 +49,11 @@ class LLQA(PublicDataset):
         shown = [f"{chr(ord('A') + index)}. {choice}" for index, choice in enumerate(choices)]
         log = self._log_between(row.text("date"), _minute(row, "start_time"), _minute(row, "end_time"))
         question = f"Question: {row.text('question').strip()}"
+        # Without the log: with other descriptions a sealed question is to stay one.
+        asked = "\n".join([question, *choices, *(row.text(name) for name in ("date", "start_time", "end_time"))])
         ask = "\n".join([*(["Log of the day:", *log, ""] if log else []), question, *shown, "Answer:"])
-        return Example(f"llqa-{row.index}", ask, shown[right], (choices[right],), "lifelog", choices[right], choices)
+        answer = choices[right]
+        return Example(f"llqa-{row.index}", ask, shown[right], (answer,), "lifelog", answer, choices, sealed_by=asked)
 
     def _log_between(self, date: str, start: int, end: int) -> list[str]:
         return [
