@@ -65,6 +65,7 @@ class Job:
             raise ConfigError(
                 f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
             )
+        preflight.check_profiled_prompts(found)
         preflight.check_accelerators(self.config, found.stages.values(), self.store.has)
         return found
 

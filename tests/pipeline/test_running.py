@@ -66,6 +66,12 @@ def test_a_search_on_sealed_prompts_is_refused() -> None:
         run(cfg)
 
 
+def test_a_run_whose_thresholds_saw_its_prompts_is_refused() -> None:
+    words = ("+policy=synera", "model=toy", "workload.num_prompts=8", "workload.profiling.dataset=${workload.dataset}")
+    with pytest.raises(ConfigError, match=r"stage thresholds learns from .* Set workload\.profiling\.skip=8\."):
+        api.stages(words)
+
+
 def test_a_stage_that_is_not_in_the_run_cannot_be_forced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no stage 'corpse' in this run"):
         job(tmp_path, "corpse").plan()

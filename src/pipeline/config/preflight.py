@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pipeline.artifacts.stage import Stage
+from pipeline.config.build import TARGET, load
 from pipeline.config.compose import select
+from pipeline.config.plan import Plan
 from pipeline.errors import ConfigError
 
 USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
@@ -20,6 +22,7 @@ USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
 }
 """Dotted place -> lowest and highest usual value, and what the value is. A value outside is allowed, and noted."""
 
+PROFILING = "serving.workload.workload.ProfilingWorkload"
 
 DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "bf16"}),
@@ -45,6 +48,44 @@ def check_chosen_on_open_prompts(config: Mapping[str, Any], chooser: str) -> Non
         raise ConfigError(
             f"{chooser} chooses by what it measures, and nothing is chosen on sealed prompts. Set "
             "workload.dataset.evaluation=open, and serve once with sealed what was found."
+        )
+
+
+def check_profiled_prompts(plan: Plan) -> None:
+    """Raises ConfigError if a stage may learn from prompts that the run serves.
+
+    Draws of one data set have no prompt in common if their seed is the same and what they skip keeps them apart.
+    """
+    for served in (plan.stages[name] for name, kind in plan.kinds.items() if kind == "serve"):
+        asked = select(served.args, "setup.workload")
+        for stage in plan.stages.values():
+            learned = select(stage.args, "workload")
+            if asked and _is_profiling(learned) and learned["dataset"] == asked["dataset"]:
+                _check_draws(stage.name, asked, learned)
+
+
+def _is_profiling(workload: Any) -> bool:
+    """True for prompts that are told apart: those without text are one prompt."""
+    if not isinstance(workload, Mapping) or workload.get(TARGET) != PROFILING:
+        return False
+    return bool(getattr(load(workload["dataset"][TARGET], ""), "has_text", True))
+
+
+def _check_draws(stage: str, served: Mapping[str, Any], profiled: Mapping[str, Any]) -> None:
+    learns = f"stage {stage} learns from prompts of the data set that is served"
+    sealed = ", or workload.dataset.evaluation=sealed" if "evaluation" in served["dataset"] else ""
+    if served["seed"] != profiled["seed"]:
+        raise ConfigError(
+            f"{learns}, and workload.seed={served['seed']} and workload.profiling.seed={profiled['seed']} may draw the "
+            "same ones. Set both to one seed (other prompts of it are served by +workload.skip=NUMBER)"
+            f"{sealed}."
+        )
+    first, end = profiled["skip"], profiled["skip"] + profiled["num_prompts"]
+    served_first, served_end = served["skip"], served["skip"] + served["num_prompts"]
+    if first < served_end and served_first < end:
+        raise ConfigError(
+            f"{learns}: it takes prompts {first} to {end - 1} of a draw, and {served_first} to {served_end - 1} are "
+            f"served. Set workload.profiling.skip={served_end}{sealed}."
         )
 
 

@@ -67,6 +67,54 @@ def test_nothing_is_chosen_on_sealed_prompts() -> None:
         preflight.check_chosen_on_open_prompts({"workload": {"dataset": {"evaluation": "sealed"}}}, "a search")
 
 
+GSM8K = {"_target_": "serving.workload.datasets.gsm8k.GSM8K", "evaluation": "open"}
+BLANK = {"_target_": "serving.studies.capacity.cases.BlankDataset"}
+
+
+def plan_of(served: dict[str, Any], profiled: dict[str, Any]) -> Any:
+    """Thresholds of prompts 40 to 99, and a run that serves prompts 0 to 39, but for what is given."""
+    common = {"dataset": GSM8K, "seed": 0}
+    asked = {**common, "skip": 0, "num_prompts": 40, **served}
+    learned = {"_target_": preflight.PROFILING, **common, "skip": 40, "num_prompts": 60, **profiled}
+    stages = {
+        "thresholds": SimpleNamespace(name="thresholds", args={"workload": learned}),
+        "serve": SimpleNamespace(name="serve", args={"setup": {"workload": asked}}),
+    }
+    return SimpleNamespace(stages=stages, kinds={"thresholds": "profile", "serve": "serve"})
+
+
+@pytest.mark.parametrize(
+    ("served", "profiled", "said"),
+    [
+        (
+            {"skip": 30},
+            {},
+            r"takes prompts 40 to 99 of a draw, and 30 to 69 are served\. Set workload.profiling.skip=70",
+        ),
+        ({}, {"skip": 0}, r"Set workload.profiling.skip=40, or workload.dataset.evaluation=sealed\."),
+        ({"seed": 1000}, {}, r"workload.seed=1000 and workload.profiling.seed=0 may draw the same ones\. Set both"),
+    ],
+)
+def test_prompts_that_a_stage_learns_from_are_not_served(
+    served: dict[str, Any], profiled: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^stage thresholds learns from prompts of the data set.*{said}"):
+        preflight.check_profiled_prompts(plan_of(served, profiled))
+
+
+@pytest.mark.parametrize(
+    ("served", "profiled"),
+    [
+        ({}, {}),
+        ({"skip": 100}, {}),
+        ({"seed": 1000, "dataset": GSM8K | {"evaluation": "sealed"}}, {}),
+        ({"skip": 30, "dataset": BLANK}, {"dataset": BLANK}),
+    ],
+)
+def test_prompts_that_are_apart_are_served(served: dict[str, Any], profiled: dict[str, Any]) -> None:
+    preflight.check_profiled_prompts(plan_of(served, profiled))
+
+
 AVX2 = frozenset({"avx2"})
 AVX512 = AVX2 | {"avx512f", "avx512_bf16"}
 ARM = frozenset({"asimd", "bf16", "asimdhp"})
