@@ -133,7 +133,7 @@ def _start(record: SessionRecord, now: float) -> None:
 class _WorkerState:
     """The waiting sessions of one worker, and the batch on its chip."""
 
-    __slots__ = ("arrived", "running", "waiting_since_s")
+    __slots__ = ("arrived", "running", "running_job", "waiting_since_s")
 
     def __init__(self) -> None:
         self.waiting_since_s: dict[str, float] = {}
@@ -141,6 +141,8 @@ class _WorkerState:
         self.arrived: set[str] = set()
         """Sessions with a request that was in no batch yet."""
         self.running: tuple[SequenceSlice, ...] = ()
+        self.running_job = -1
+        """The batch's job; a draft model with chips of its own has others at the same time."""
 
 
 class Recorder:
@@ -169,7 +171,7 @@ class Recorder:
                 self._request_arrived(node, event.message.slice.session, now)
         elif type(event) is WorkFinished:
             if node in self._workers:
-                self._batch_finished(node, now)
+                self._batch_finished(node, event.job, now)
         elif type(event) is RequestArrived:
             self._session_arrived(node, event.request, now)
         for command in commands:
@@ -178,7 +180,7 @@ class Recorder:
             elif type(command) is DraftDecision:
                 self._draft_decided(command)
             elif type(command) is StartWork:
-                self._work_started(node, command.work, now)
+                self._work_started(node, command.job, command.work, now)
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         if isinstance(work, DraftWork):
@@ -270,7 +272,7 @@ class Recorder:
         if self._detail and arrives_s < INF:
             record.timeline.add(lane, now, arrives_s, nbytes)
 
-    def _work_started(self, node: str, work: Work, now: float) -> None:
+    def _work_started(self, node: str, job: int, work: Work, now: float) -> None:
         if not isinstance(work, ForwardWork):
             for draft in draft_works(work):
                 _start(self.records[draft.session], now)
@@ -282,7 +284,7 @@ class Recorder:
                 _start(self.records[seq.session], now)
             return
         worker = self._workers[node]
-        worker.running = work.slices
+        worker.running, worker.running_job = work.slices, job
         arrived = worker.arrived
         for seq in work.slices:
             arrived.discard(seq.session)
@@ -303,9 +305,11 @@ class Recorder:
             worker.arrived.add(session)
             worker.waiting_since_s[session] = now
 
-    def _batch_finished(self, node: str, now: float) -> None:
+    def _batch_finished(self, node: str, job: int, now: float) -> None:
         """The rest of the batch's requests, or their next tokens, wait from now on."""
         worker = self._workers[node]
+        if job != worker.running_job:
+            return
         for seq in worker.running:
             if seq.session in self.records:
                 worker.waiting_since_s[seq.session] = now

@@ -6,6 +6,8 @@ import pytest
 
 from serving.messages import (
     DraftDecision,
+    DraftOutcome,
+    DraftStopRule,
     DraftWork,
     EmitTokens,
     ForwardWork,
@@ -19,6 +21,7 @@ from serving.messages import (
     SessionCancelled,
     Span,
     StartWork,
+    WorkFinished,
 )
 from serving.metrics.recorder import Recorder, SessionRecord, Timeline
 from serving.metrics.utilisation import stall_times
@@ -158,6 +161,22 @@ def test_waiting_in_the_cloud_ends_when_the_batch_begins() -> None:
                     waited[seq.session] += now - since[seq.session]
     assert {n: r.cloud_queue_s for n, r in records.items()} == pytest.approx(waited)
     assert all(r.cloud_queue_s > 0 for r in records.values())
+
+
+def test_a_draft_that_ends_beside_a_batch_is_no_end_of_the_batch() -> None:
+    """A draft model on chips of its own: b's draft ends after 3 s, a's batch after 10, and a drafts at once."""
+    recorder, asked = Recorder(["d"]), MessageReceived(Release("other"))
+    for session in "ab":
+        recorder.event_handled("d", RequestArrived(GenerationRequest(session, (1, 2), 4)), 0.0, ())
+    batch = ForwardWork(Span(0, 8), (SequenceSlice("a", 0, 1, (5,)),), ("last",))
+    draft, drafted = DraftWork("b", 0, (1,), DraftStopRule(4)), DraftOutcome((7,), {}, ((7,),), False, 1)
+    recorder.event_handled("cloud", asked, 0.0, (StartWork(1, batch),))
+    recorder.event_handled("cloud", asked, 0.0, (StartWork(2, draft),))
+    recorder.event_handled("cloud", WorkFinished(2, drafted), 3.0, ())
+    following = StartWork(3, DraftWork("a", 0, (1,), DraftStopRule(4)))
+    recorder.event_handled("cloud", WorkFinished(1, ()), 10.0, (following,))
+    record = recorder.records["a"]
+    assert (record.cloud_queue_s, [piece for piece in record.timeline if piece[0] == "queue"]) == (0.0, [])
 
 
 def test_every_timeline_entry_has_a_lane_and_ordered_times() -> None:
