@@ -91,7 +91,7 @@ class PublicDataset(ABC):
 
     `hub`, `config`, `split` and `revision` name the Hub's copy (None: the newest revision; pin one for reproducible
     results). The same `shots` worked examples precede each question: the first records of `shots_path`, or without it
-    the first of the data set, which then are no questions.
+    the first of the data set. What a worked example asks is no question, wherever else it is asked.
     """
 
     path: Path | None = None
@@ -141,7 +141,7 @@ class PublicDataset(ABC):
         """Converts a record of a file or of the Hub; None skips it. Raises InvalidRecordError."""
 
     def prompts(self) -> list[Prompt]:
-        """All questions that are not worked examples, in file order.
+        """All questions that no worked example asks, in file order.
 
         Raises ValueError that names file and line of an invalid record, or the option to set.
         """
@@ -150,7 +150,8 @@ class PublicDataset(ABC):
             worked, questions = questions[: self.shots], questions[self.shots :]
         else:
             worked = self._halves(self.shots_path)[0][: self.shots]
-        asked = sealed if self.evaluation == "sealed" else questions
+        shown = {each.question for each in worked}
+        asked = [each for each in (sealed if self.evaluation == "sealed" else questions) if each.question not in shown]
         if len(worked) < self.shots or not asked:
             raise ValueError(
                 f"{self.name}: {len(worked) + len(asked)} records are too few for {self.shots} worked examples and a "

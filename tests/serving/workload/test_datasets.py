@@ -30,7 +30,7 @@ REAL = {
     XSum: ("xsum/xsum_0shot.jsonl", 200),
     LLQA: ("llqa/test_multiple.jsonl", 300),
     HeySQuAD: ("heysquad/human_transcribed.json", 284),
-    SensorQA: ("sensorqa/val_shortened.json", 295),
+    SensorQA: ("sensorqa/val_shortened.json", 293),
     GSM8K: ("gsm8k/test.jsonl", 295),
     SpecBench: ("spec_bench/question.jsonl", 240),
 }
@@ -92,7 +92,7 @@ def test_worked_examples_are_the_first_records_and_no_questions(tmp_path):
     assert prompts[1].text.count("Answer: B. mall") == prompts[1].shots == 2
     assert [f"Where {number}?" in prompts[1].text for number in range(4)] == [True, True, False, True]
     elsewhere = CommonsenseQA(path=path, shots=1, shots_path=path).prompts()
-    assert [prompt.id for prompt in elsewhere] == ["q0", "q1", "q2", "q3"]
+    assert [prompt.id for prompt in elsewhere] == ["q1", "q2", "q3"]
 
 
 def test_cnn_dailymail_reads_quoted_articles(tmp_path):
@@ -325,6 +325,14 @@ def test_worked_examples_are_of_the_open_half(data):
         for each in HALVES
     )
     assert of_open == of_sealed
+
+
+def test_what_a_worked_example_asks_is_no_question_where_the_file_asks_it_again(tmp_path):
+    texts = ["Where?", "When?", "Where?", "Why?"]
+    path = written(tmp_path, *(QUESTION | {"id": f"q{n}", "question": text} for n, text in enumerate(texts)))
+    for shots_path in (None, path):
+        prompts = CommonsenseQA(path=path, shots=1, shots_path=shots_path).prompts()
+        assert [prompt.id for prompt in prompts] == ["q1", "q3"]
 
 
 def test_a_file_of_ones_own_has_nothing_sealed(tmp_path):
