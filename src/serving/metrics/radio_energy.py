@@ -5,7 +5,7 @@ the last one. Requests of one device share the radio: each second awake belongs 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -31,15 +31,22 @@ class AwakeTime:
     wakes: int = 0
 
 
-def radio_energies_j(records: Sequence[SessionRecord], link: Link) -> dict[str, float | None]:
+def have_time_lines(records: Iterable[SessionRecord]) -> bool:
+    """True if a run recorded time lines. One record cannot tell: it has none, either, if all its messages were lost."""
+    return any(record.timeline for record in records)
+
+
+def radio_energies_j(
+    records: Sequence[SessionRecord], link: Link, with_time_lines: bool = True
+) -> dict[str, float | None]:
     """Joules of the radio for each session of one device; its messages take `link`.
 
-    0 for a session without messages. None where the link has no radio figures, or the records no time lines. Messages
+    0 for a session without messages. None where the link has no radio figures, or the run no time lines. Messages
     that never arrived are not counted, nor is what the transport sends again (`Link.loss`).
     """
     used = {record.session: record for record in records if record.uplink_messages or record.downlink_nbytes}
     energies: dict[str, float | None] = {record.session: 0.0 for record in records}
-    if link.radio is None or not all(record.timeline for record in used.values()):
+    if link.radio is None or not with_time_lines:
         return energies | dict.fromkeys(used)
     transfers = [transfer for record in used.values() for transfer in _transfers(record)]
     awake = awake_times(transfers, link.radio.tail_s)

@@ -20,7 +20,7 @@ from serving.learned.thresholds import Thresholds
 from serving.messages import INF, DraftDecision
 from serving.metrics import batch_timing
 from serving.metrics.batch_timing import BatchTiming
-from serving.metrics.radio_energy import radio_energies_j
+from serving.metrics.radio_energy import have_time_lines, radio_energies_j
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, idle_times, stall_times
 from serving.policy.by_condition import PlacedPolicy
@@ -145,10 +145,11 @@ def _radio_energies_j(
 ) -> dict[str, float | None]:
     """The energy of each session's messages on its device's radio; unknown where links or chips took other times."""
     known = served.links_timed and not served.local_timing
+    with_time_lines = have_time_lines(served.records.values())
     found: dict[str, float | None] = {}
     for device, records in by_device.items():
         link = topology.device_link(device)
-        found |= radio_energies_j(records, link if known else replace(link, radio=None))
+        found |= radio_energies_j(records, link if known else replace(link, radio=None), with_time_lines)
     return found
 
 

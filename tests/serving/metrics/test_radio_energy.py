@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from serving.metrics.radio_energy import AwakeTime, Transfer, awake_times, radio_energies_j
+from serving.metrics.radio_energy import AwakeTime, Transfer, awake_times, have_time_lines, radio_energies_j
 from serving.metrics.recorder import SessionRecord, Timeline
 from serving.network.link import Link
 from serving.network.radio import Radio
@@ -68,6 +68,13 @@ def test_a_link_without_figures_is_unknown_for_those_that_use_it():
     assert radio_energies_j([ASKED, SILENT], replace(LINK, radio=None)) == {"asked": None, "silent": 0.0}
 
 
+def test_a_request_whose_message_was_lost_is_not_counted():
+    lost = record("lost")
+    lost.uplink_messages, lost.uplink_nbytes = 1, 16
+    assert radio_energies_j([ASKED, lost], LINK, have_time_lines([ASKED, lost])) == {"asked": 12.75, "lost": 0.0}
+    assert radio_energies_j([lost], LINK, have_time_lines([ASKED, lost])) == {"lost": 0.0}
+
+
 def test_without_time_lines_the_radio_is_unknown():
-    blind = replace(ASKED, timeline=Timeline())
-    assert radio_energies_j([blind, replace(SILENT, timeline=Timeline())], LINK) == {"asked": None, "silent": 0.0}
+    blind = [replace(each, timeline=Timeline()) for each in (ASKED, SILENT)]
+    assert radio_energies_j(blind, LINK, have_time_lines(blind)) == {"asked": None, "silent": 0.0}

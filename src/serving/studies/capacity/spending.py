@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from serving.deployment.topology import Topology
-from serving.metrics.radio_energy import radio_energies_j
+from serving.metrics.radio_energy import have_time_lines, radio_energies_j
 from serving.metrics.recorder import SessionRecord
 
 
@@ -79,8 +79,9 @@ def radio_j_by_session(records: Sequence[SessionRecord], topology: Topology) -> 
     for record in records:
         by_device.setdefault(record.device, []).append(record)
     found: dict[str, float | None] = {}
+    with_time_lines = have_time_lines(records)
     for device, own in by_device.items():
-        found |= radio_energies_j(own, topology.device_link(device))
+        found |= radio_energies_j(own, topology.device_link(device), with_time_lines)
     return found
 
 
