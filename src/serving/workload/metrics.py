@@ -68,28 +68,37 @@ class ChoiceAccuracy:
 def chosen_option(text: str, choices: tuple[str, ...], lettered: bool) -> str | None:
     """The option that a free text names, by the first rule that finds one.
 
-    1. The first line starts with an option's letter: alone, in parentheses, before `.`, `:`, `,` or `)`, or before
-       that option's own text ("B", "(B) the mall", "B. mall", "B mall"; but not "A mall", where A is an article).
-    2. Anywhere: "answer is B", "Answer: (B)" (again not "answer is A mall").
-    3. The option whose text, as whole words and ignoring case, comes first in the first line; the longer one if two
+    1. The first line starts with an option's letter: alone, in parentheses, before `.`, `:`, `,` or `)`, before that
+       option's own text, or before "is correct" or "is right" ("B", "(B) the mall", "B. mall", "B mall", "B is
+       correct"; but not "A mall", where A is an article).
+    2. Anywhere: "answer is B", "Answer: (B)", "option is B", "choice: B" (again not "answer is A mall").
+    3. Rules 1 and 2 without the text's `*` and `_`, which chat models set around a letter ("**B**", "Answer: **B**").
+    4. The option whose text, as whole words and ignoring case, comes first in the first line; the longer one if two
        start at the same place ("department store" before "department").
     """
-    line = text.strip().partition("\n")[0]
-    if lettered:
-        lettered_choice = _by_letter(line, text, choices)
+    for said in (text, _EMPHASIS.sub("", text)) if lettered else ():
+        lettered_choice = _by_letter(_first_line(said), said, choices)
         if lettered_choice is not None:
             return lettered_choice
-    return _by_words(line, choices)
+    return _by_words(_first_line(text), choices)
+
+
+_EMPHASIS = re.compile(r"[*_]+")
+_CORRECT = re.compile(r"is\s+(?:the\s+)?(?:correct|right)\b")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 def _by_letter(line: str, text: str, choices: tuple[str, ...]) -> str | None:
     letters = ascii_uppercase[: len(choices)]
     start = re.match(rf"\(?([{letters}])(?:[.:,)]|\s*$|\s+(?=(.*)))", line)
     if start:
-        choice = choices[letters.index(start[1])]
-        if start[2] is None or start[2].casefold().startswith(choice.strip().casefold()):
+        choice, rest = choices[letters.index(start[1])], start[2]
+        if rest is None or rest.casefold().startswith(choice.strip().casefold()) or _CORRECT.match(rest):
             return choice
-    stated = re.search(rf"(?i:answer\s*(?:is|:))\s*\(?([{letters}])(?!\w|(?<=A)\s+[a-z])", text)
+    stated = re.search(rf"(?i:(?:answer|option|choice)\s*(?:is|:))\s*\(?([{letters}])(?!\w|(?<=A)\s+[a-z])", text)
     return choices[letters.index(stated[1])] if stated else None
 
 
@@ -103,13 +112,15 @@ def _by_words(line: str, choices: tuple[str, ...]) -> str | None:
     return min(found)[2] if found else None
 
 
-_NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)")
 _ANSWER_MARK = re.compile(r"####|\\boxed\{|answer\s*(?:is|:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class FinalNumber:
-    """1 if the text's final number equals the answer's as a number: 2,125 = 2125.0; ignores a leading $ and units."""
+    """1 if the text's final number equals the answer's as a number: 2,125 = 2125.0, .5 = 0.50; ignores a leading $ and
+    units.
+    """
 
     name: str = "final_number"
 
