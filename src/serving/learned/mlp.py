@@ -104,4 +104,6 @@ def layers_from(saved: Mapping[str, Floats], count: int) -> tuple[DenseLayer, ..
 
 
 def sigmoid(logit: float) -> float:
+    if logit < -36.7:  # a little further the difference below is rounded to 0
+        return exp(max(logit, -700.0))
     return 1.0 / (1.0 + exp(-logit)) if logit >= 0 else 1.0 - 1.0 / (1.0 + exp(max(logit, -700.0)))

@@ -1,6 +1,7 @@
 """A token router as an artifact: a trained network over the device model's last hidden state (CITER, Co-LLM)."""
 
 from dataclasses import dataclass
+from math import nextafter
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -48,9 +49,14 @@ class TokenRouter(MLPScorer):
         return score < at if self.side == "below" else score > at
 
     def threshold_for(self, share: float) -> float:
-        """The threshold that routes `share` of the held-out states; without these, the router's own threshold."""
+        """The threshold that routes `share` of the held-out states; without these, the router's own threshold.
+
+        For a share of 1 it is just beyond 0 to 1, since a score may be rounded to the end of that range.
+        """
         if not self.heldout_scores:
             return self.threshold
+        if share == 1:
+            return nextafter(1.0, 2.0) if self.side == "below" else nextafter(0.0, -1.0)
         n, k = len(self.heldout_scores), round(share * len(self.heldout_scores))
         route_none, route_all = (0.0, 1.0) if self.side == "below" else (1.0, 0.0)
         if share == 0 or k == n:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from serving.core.scores import ThresholdSide
+from serving.learned.mlp import sigmoid
 from serving.learned.router import HEADER, WEIGHTS, TokenRouter, load
 from tests.support.learned_models import random_router
 
@@ -35,6 +36,20 @@ def test_a_share_of_the_held_out_scores_is_routed(side: ThresholdSide, share: fl
 def test_a_share_of_zero_routes_nothing(side: ThresholdSide) -> None:
     router = random_router(4, side=side, heldout_scores=SCORES)
     assert not any(router.routes(score, router.threshold_for(0.0)) for score in (0.0, 1e-9, 0.5, 1.0))
+
+
+@pytest.mark.parametrize("side", ["below", "above"])
+def test_a_share_of_one_routes_scores_at_the_ends_of_their_range(side: ThresholdSide) -> None:
+    router = random_router(4, side=side, heldout_scores=SCORES)
+    assert all(router.routes(score, router.threshold_for(1.0)) for score in (0.0, 0.5, 1.0))
+
+
+def test_small_probabilities_are_not_rounded_to_zero() -> None:
+    assert sigmoid(-38.0) == pytest.approx(3.139e-17, rel=1e-3)
+    assert sigmoid(-1e4) > 0
+    logits = [-45 + i / 64 for i in range(64 * 20)]
+    found = [sigmoid(logit) for logit in logits]
+    assert found == sorted(found)
 
 
 def test_a_router_that_kept_no_scores_has_its_own_threshold_only() -> None:
