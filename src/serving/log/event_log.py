@@ -1,6 +1,6 @@
 """The event log of one process: its entries, and the observer that writes them as JSON lines during the run.
 
-    {"event_log": 3, "offset_s": 0.0, "facts": {...}}                       the first line
+    {"event_log": 5, "offset_s": 0.0, "facts": {...}}                       the first line
     {"facts": {...}}                                                        facts that became known later
     {"created": node, "at_s": t}
     {"node": node, "at_s": t, "event": {...}, "commands": [...]}
