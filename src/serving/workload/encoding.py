@@ -97,8 +97,14 @@ def _plain_parts(ids: list[int], tokenizer: ChatTokenizer) -> tuple[list[int], l
 
 def _chat_parts(full_text: str, text: str, tokenizer: ChatTokenizer) -> tuple[list[int], list[int], list[int]]:
     """Returns the ids of the template's part before the text, of the text, and of the template's part after it."""
-    before, _, after = full_text.rpartition(text)
+    before, _, after = _chat_text(_STAND_IN, tokenizer).partition(_STAND_IN)
+    if full_text != f"{before}{text}{after}":  # a template that looks at the text
+        before, _, after = full_text.rpartition(text)
     return _ids(tokenizer, before), _ids(tokenizer, text), _ids(tokenizer, after)
+
+
+_STAND_IN = "the-text-of-this-turn"
+"""Shows where a template puts a text, which may itself be a word of the template."""
 
 
 def _ids(tokenizer: ChatTokenizer, text: str, special: bool = False) -> list[int]:

@@ -59,6 +59,17 @@ def test_a_long_prompt_is_refused_with_what_to_do():
         read("abcdef", chat=True, limit=2, truncate="left")
 
 
+def test_a_prompt_that_is_a_word_of_the_template_is_cut_at_its_place():
+    class Named(Letters):
+        def apply_chat_template(self, conversation, *, tokenize, add_generation_prompt):
+            return f"<user>{conversation[0]['content']}<model>"
+
+    encoded = encode_prompt(
+        "model", Named(chat=True), template="chat", max_tokens=100, truncate="left", recorded_tokens=15
+    )
+    assert "".join(map(chr, encoded.tokens)) == "<user>el<model>"
+
+
 def test_a_chat_without_a_template_is_refused():
     with pytest.raises(ValueError, match=r"workload.template=chat, but this tokenizer has no chat template"):
         read("abcdef", template="chat")
