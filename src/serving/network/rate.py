@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, log2
+from math import inf, isfinite, log2
 from typing import Literal, Protocol, TypeAlias
 
 TrafficDirection: TypeAlias = Literal["up", "down"]
@@ -79,6 +79,11 @@ class ShannonCapacity:
             raise ValueError(f"network: bandwidth_mhz={self.bandwidth_mhz} must be above 0 and finite.")
         if not isfinite(self.sinr_db):
             raise ValueError(f"network: sinr_db={self.sinr_db} must be a finite number of decibels.")
+        if not 0 < self.mean_mbps < inf:
+            raise ValueError(
+                f"network: {self.bandwidth_mhz:g} MHz at sinr_db={self.sinr_db:g} carry "
+                f"{self.mean_mbps:g} Mbit/s, and a link needs more than 0, and finite; give another sinr_db."
+            )
 
     @property
     def directions(self) -> tuple[TrafficDirection, ...]:
@@ -86,7 +91,10 @@ class ShannonCapacity:
 
     @cached_property
     def mean_mbps(self) -> float:
-        return self.bandwidth_mhz * log2(1 + 10 ** (self.sinr_db / 10))
+        try:
+            return self.bandwidth_mhz * log2(1 + 10 ** (self.sinr_db / 10))
+        except OverflowError:
+            return inf
 
     @property
     def described(self) -> str:

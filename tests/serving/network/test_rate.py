@@ -37,6 +37,12 @@ def test_an_impossible_sinr_is_refused(db):
         ShannonCapacity(10, db)
 
 
+@pytest.mark.parametrize(("db", "mbps"), [(-200, "0"), (5000, "inf")])
+def test_a_signal_that_carries_nothing_or_without_end_is_refused(db, mbps):
+    with pytest.raises(ValueError, match=rf"10 MHz at sinr_db={db} carry {mbps} Mbit/s.*give another sinr_db"):
+        ShannonCapacity(10, db)
+
+
 def test_the_figures_of_the_shannon_configuration_are_marked_as_assumed():
     node = fields("network", "shannon")
     assert {node["sources"][way][:11] for way in ("uplink", "downlink")} == {"unverified:"}
