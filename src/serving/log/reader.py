@@ -64,10 +64,10 @@ def read_header(path: Path) -> LogHeader:
     lines = _lines(path)
     _, first = next(lines, (0, {}))
     _check_version(path, first)
-    facts = dict(first["facts"])
-    for _, line in lines:
+    facts = _facts(path, 1, first)
+    for number, line in lines:
         if "facts" in line:
-            facts |= line["facts"]
+            facts |= _facts(path, number, line)
     return LogHeader(facts, _decode_seconds(first["offset_s"]))
 
 
@@ -84,6 +84,12 @@ def read_entries(path: Path) -> Iterator[LogEntry]:
                 raise ValueError(f"{path.name} line {number}: there is no {error.args[0]!r}") from error
             except ValueError as error:
                 raise ValueError(f"{path.name} line {number}: {error}") from error
+
+
+def _facts(path: Path, number: int, line: LogLine) -> dict[str, Any]:
+    if not isinstance(line["facts"], dict):
+        raise MalformedError(f"facts are {line['facts']!r:.80}, not an object", f"{path.name} line {number}")
+    return dict(line["facts"])
 
 
 def _check_version(path: Path, first: LogLine) -> None:
@@ -104,7 +110,7 @@ def _lines(path: Path) -> Iterator[tuple[int, LogLine]]:
 
 
 def _complete_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines that the writer finished."""
+    """Yields the lines that the writer finished. Raises ValueError if the file is damaged in another way."""
     with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
         try:
             for text in file:
@@ -112,6 +118,8 @@ def _complete_lines(path: Path) -> Iterator[bytes]:
                     yield text
         except (EOFError, zlib.error):
             return
+        except gzip.BadGzipFile as error:
+            raise ValueError(f"{path} is no whole gzip file ({error}); copy it again, or name it as it is") from None
 
 
 class _LineDecoder:

@@ -163,6 +163,24 @@ def test_a_malformed_log_is_refused_with_its_line(tmp_path: Path, text: str, why
         list(read_entries(tmp_path / "events.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("text", "line"), [('{"event_log":5,"offset_s":0.0,"facts":3}\n', 1), (GOOD + '{"facts":3}\n', 2)]
+)
+def test_facts_that_are_no_object_are_refused_with_their_line(tmp_path: Path, text: str, line: int) -> None:
+    (tmp_path / "events.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=f"events.jsonl line {line}: facts are 3, not an object"):
+        read_header(tmp_path / "events.jsonl")
+
+
+@pytest.mark.parametrize("damage", ["not compressed", "checksum", "more behind it"])
+def test_a_damaged_compressed_log_is_refused(tmp_path: Path, damage: str) -> None:
+    whole = gzip.compress(50 * GOOD.encode())
+    data = {"not compressed": GOOD.encode(), "checksum": whole[:-8] + bytes(8), "more behind it": whole + b"abc"}
+    (tmp_path / "events.jsonl.gz").write_bytes(data[damage])
+    with pytest.raises(ValueError, match=r"events\.jsonl\.gz is no whole gzip file"):
+        read_header(tmp_path / "events.jsonl.gz")
+
+
 def test_a_header_is_read_from_a_compressed_log(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "events.jsonl.gz", "wt") as file:
         file.write(GOOD)
