@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, date, datetime
 from itertools import islice
 from math import inf, log1p
 from pathlib import Path
@@ -137,6 +137,7 @@ class AzureTrace:
     def _read_requests(self) -> Iterator[tuple[datetime, int, int]]:
         if self.path is None:
             raise ValueError("a trace of arrivals needs a file: set workload.arrivals.path=FILE.csv")
+        records.check_file(self.path, "workload.arrivals.path")
         last = datetime.min
         for row in records.csv_records(self.path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ",", quoted=True):
             at = _timestamp(row)
@@ -151,11 +152,24 @@ def _random_device(stream: int, request_index: int, devices: int) -> int:
 
 
 def _timestamp(row: DataRecord) -> datetime:
+    """In UTC, if the text has an offset from it."""
     text = row.text("TIMESTAMP")
     try:
-        return datetime.fromisoformat(text).replace(tzinfo=None)
-    except ValueError:
+        at = datetime.fromisoformat(text)
+        at = at.astimezone(UTC).replace(tzinfo=None) if at.tzinfo else at
+    except (ValueError, OverflowError):
         raise row.error(f"TIMESTAMP is {text!r}, needed is a time like 2023-11-16 18:15:46.680") from None
+    if _is_date(text):
+        raise row.error(f"TIMESTAMP is {text!r}, a day; needed is a time like 2023-11-16 18:15:46.680")
+    return at
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _count(row: DataRecord, name: str) -> int:

@@ -149,6 +149,7 @@ class PublicDataset(ABC):
         if self.shots_path is None:
             worked, questions = questions[: self.shots], questions[self.shots :]
         else:
+            records.check_file(self.shots_path, "workload.dataset.shots_path")
             worked = self._halves(self.shots_path)[0][: self.shots]
         shown = {each.question for each in worked}
         asked = [each for each in (sealed if self.evaluation == "sealed" else questions) if each.question not in shown]

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+_INTEGER = re.compile(r"-?\d{1,400}")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""A lone surrogate, which JSON can spell and UTF-8 cannot: no tokenizer takes it."""
+
 
 class InvalidRecordError(ValueError):
     """An unusable record; the message starts with file and line."""
@@ -34,19 +38,19 @@ class DataRecord:
         value = self._value(field, str, "a text")
         if not blank and not value.strip():
             raise self.error(f'field "{field}" is empty')
-        return str(value)
+        return self._encodable(field, value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A non-empty list of texts."""
         values = self._value(name, list, "a list of texts")
         if not values or not all(isinstance(value, str) for value in values):
             raise self.error(f'field "{name}" is {values!r:.60}, needed is a list of texts with at least one')
-        return tuple(values)
+        return tuple(self._encodable(name, value) for value in values)
 
     def integer(self, name: str) -> int:
         """An integer, or a text that spells one."""
         value = self.fields.get(name)
-        if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
             return int(value)
         return int(self._value(name, int, "a whole number"))
 
@@ -64,6 +68,13 @@ class DataRecord:
     def error(self, reason: str) -> InvalidRecordError:
         return InvalidRecordError(f"{self.location}: {reason}")
 
+    def _encodable(self, name: str, value: str) -> str:
+        if half := _HALF_CHARACTER.search(value):
+            raise self.error(
+                f'field "{name}" has half of a character, \\u{ord(half[0]):x}; correct it, or leave it out'
+            )
+        return value
+
     def _value(self, name: str, kind: type, needed: str) -> Any:
         if name not in self.fields:
             raise self.error(f'no field "{name}"; has: {", ".join(map(str, self.fields)) or "nothing"}')
@@ -78,7 +89,7 @@ def _type_name(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-_SEPARATORS = re.compile(r"[\s,]*")
+_SEPARATORS = re.compile(r"[\s,:]*")
 
 
 def read_text(path: Path) -> str:
@@ -87,14 +98,19 @@ def read_text(path: Path) -> str:
         return file.read()
 
 
+def check_file(path: Path, option: str) -> None:
+    """Raises ValueError that names the `option` to set if there is no such file."""
+    if not path.is_file():
+        problem = "is a folder, needed is a file" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {problem}; set {option}=FILE")
+
+
 @contextmanager
 def _opened(path: Path, newline: str) -> Iterator[TextIO]:
     """Opens the file; `newline` is that of `open`. Raises ValueError as `read_text` does; where a line is not UTF-8,
     once that line is read.
     """
-    if not path.is_file():
-        problem = "is a folder, needed is a file" if path.is_dir() else "does not exist"
-        raise ValueError(f"{path} {problem}; set workload.path to the data set's file")
+    check_file(path, "workload.path")
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             if not any(line.strip() for line in file):
@@ -141,8 +157,7 @@ def json_member(path: Path, name: str) -> Iterator[DataRecord]:
     if not isinstance(whole.fields.get(name), list):
         has = ", ".join(whole.fields) or "nothing"
         raise whole.error(f'no list "{name}"; has: {has}')
-    start = re.search(rf'"{name}"\s*:\s*\[', text)
-    yield from _elements(path, text, start.end() - 1 if start else text.index("["), f"{name} ")
+    yield from _elements(path, text, _member_start(text, name), f"{name} ")
 
 
 def csv_records(path: Path, columns: tuple[str, ...], delimiter: str, quoted: bool) -> Iterator[DataRecord]:
@@ -192,6 +207,9 @@ def _parse_json(text: str, path: Path, first_line: int) -> Any:
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise InvalidRecordError(f"{path} line {line}: not JSON ({error.msg}, column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        what = "a number of too many digits" if isinstance(error, ValueError) else "lists or objects nested too deeply"
+        raise InvalidRecordError(f"{path} line {first_line}: JSON with {what}") from None
 
 
 def _record_of(value: Any, where: str, number: int) -> DataRecord:
@@ -209,6 +227,20 @@ def _elements(path: Path, text: str, bracket: int, kind: str) -> Iterator[DataRe
         value, end = decoder.raw_decode(text, at)
         yield _record_of(value, f"{path} line {line} {kind}{index}", index)
         at, index = _skip(text, end), index + 1
+
+
+def _member_start(text: str, name: str) -> int:
+    """Where the value of the member `name` of a valid JSON object starts; of a repeated name the last, as `json` reads
+    it.
+    """
+    decoder, start = json.JSONDecoder(), 0
+    at = _skip(text, text.index("{") + 1)
+    while text[at] != "}":
+        key, end = decoder.raw_decode(text, at)
+        at = _skip(text, end)
+        start = at if key == name else start
+        at = _skip(text, decoder.raw_decode(text, at)[1])
+    return start
 
 
 def _skip(text: str, at: int) -> int:

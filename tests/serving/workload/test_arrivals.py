@@ -50,9 +50,16 @@ def test_a_trace_starts_at_zero_and_runs_faster_when_asked(tmp_path):
     ]
 
 
+def test_offsets_from_utc_count(tmp_path):
+    """One o'clock comes twice where summer time ends."""
+    path = trace(tmp_path, "2024-11-03 01:59:00-04:00,5,5", "2024-11-03 01:01:00-05:00,5,5")
+    assert [arrival.at_s for arrival in AzureTrace(path=path).times(2, 1, seed=0)] == [0, 120]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("2023-11-17,1,1", "line 3: TIMESTAMP is '2023-11-17', a day; needed is a time"),
         ("yesterday,1,1", "trace.csv line 3: TIMESTAMP is 'yesterday'"),
         ("2023-11-16 18:15:47,one,1", 'line 3: field "ContextTokens" is a text, needed is a whole number'),
         ("2023-11-16 18:15:47,1,0", "line 3: GeneratedTokens is 0, needed is 1 or more"),
@@ -68,6 +75,8 @@ def test_a_broken_line_of_a_trace_is_named(tmp_path, line, message):
 def test_a_trace_that_is_missing_or_too_short_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"set workload.arrivals.path="):
         AzureTrace().times(1, 1, seed=0)
+    with pytest.raises(ValueError, match=r"gone.csv does not exist; set workload\.arrivals\.path=FILE"):
+        AzureTrace(path=tmp_path / "gone.csv").times(1, 1, seed=0)
     with pytest.raises(ValueError, match="has 1 requests, but 2 are needed"):
         AzureTrace(path=trace(tmp_path, "2023-11-16 18:15:46,374,44")).times(2, 1, seed=0)
 

@@ -335,6 +335,12 @@ def test_what_a_worked_example_asks_is_no_question_where_the_file_asks_it_again(
         assert [prompt.id for prompt in prompts] == ["q1", "q3"]
 
 
+def test_missing_worked_examples_are_named_by_their_option(tmp_path):
+    path = written(tmp_path, QUESTION)
+    with pytest.raises(ValueError, match=r"gone does not exist; set workload\.dataset\.shots_path=FILE"):
+        CommonsenseQA(path=path, shots=1, shots_path=tmp_path / "gone").prompts()
+
+
 def test_a_file_of_ones_own_has_nothing_sealed(tmp_path):
     path = written(tmp_path, *(QUESTION | {"id": f"q{n}", "question": f"Where {n}?"} for n in range(40)))
     assert len(CommonsenseQA(path=path, shots=0).prompts()) == 40

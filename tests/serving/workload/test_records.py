@@ -32,6 +32,8 @@ def test_json_lines_splits_at_newlines_only(tmp_path):
         ('{"a": 1}\n[1]\n', "data line 2: a JSON list, needed is an object"),
         (b'{"a": 1}\n{"a": "\xff"}\n', "data line 2: not UTF-8 .byte 0xff."),
         ("  \n", "data line 1: the file is empty"),
+        ('{"a": 1}\n{"a": ' + "9" * 5000 + "}\n", "data line 2: JSON with a number of too many digits"),
+        ('{"a": 1}\n' + "[" * 200_000, "data line 2: JSON with lists or objects nested too deeply"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, text, message):
@@ -87,6 +89,21 @@ def test_members_of_a_json_object_know_index_and_line(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{"meta": {"data": []},\n"data": [{"x": 1}]}',
+        '{"meta": {"data": [{"x": 0}]},\n"data": [{"x": 1}]}',
+        '{"note": "as in \\"data\\": [3]",\n"data" : [{"x": 1}]}',
+        '{"data": [{"x": 0}],\n"data": [{"x": 1}]}',
+    ],
+)
+def test_the_member_is_that_of_the_object_itself(tmp_path, text):
+    (row,) = records.json_member(written(tmp_path, text), "data")
+    assert row.fields == {"x": 1}
+    assert row.location.endswith("line 2 data 0")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"a": 1}', "line 1: not a JSON list"),
@@ -131,17 +148,22 @@ def test_a_malformed_table_names_its_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda row: row.text("gone"), 'here: no field "gone"; has: blank, number, flag, mixed'),
+        (lambda row: row.text("gone"), 'here: no field "gone"; has: blank, number, flag, mixed, signs'),
         (lambda row: row.text("blank"), 'here: field "blank" is empty'),
         (lambda row: row.text("number"), 'field "number" is a number, needed is a text'),
         (lambda row: row.integer("blank"), 'field "blank" is a text, needed is a whole number'),
         (lambda row: row.integer("flag"), 'field "flag" is bool, needed is a whole number'),
+        (lambda row: row.integer("signs"), 'field "signs" is a text, needed is a whole number'),
+        (lambda row: row.text("half"), r'here: field "half" has half of a character, \\ud83d'),
+        (lambda row: row.texts("halves"), r'here: field "halves" has half of a character'),
         (lambda row: row.texts("mixed"), "needed is a list of texts"),
         (lambda row: list(row.records("mixed")), r"here mixed\[0\]: a text, needed is an object"),
         (lambda row: row.nested("mixed"), 'field "mixed" is a list, needed is an object'),
     ],
 )
 def test_a_record_describes_an_invalid_field(read, message):
-    row = DataRecord({"blank": " ", "number": 1.5, "flag": True, "mixed": ["a", 1]}, "here", 1)
+    fields = {"blank": " ", "number": 1.5, "flag": True, "mixed": ["a", 1]}
+    odd = {"signs": "--1", "half": "a\ud83d", "halves": ["a", "\ud83d"]}
+    row = DataRecord(fields | odd, "here", 1)
     with pytest.raises(InvalidRecordError, match=message):
         read(row)
