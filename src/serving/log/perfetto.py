@@ -25,6 +25,7 @@ from serving.messages import (
     SendMessage,
     SequenceSlice,
     StartWork,
+    draft_works,
     drafts_of,
     session_of,
 )
@@ -53,6 +54,8 @@ class _TraceWriter:
                 self._last_s = max(self._last_s, at_s)
                 self._on_event(node, event, at_s)
                 for command in commands:
+                    for session in _worked_for(command):
+                        self._sessions.work(node, session, at_s)
                     self._on_command(node, command, at_s)
             case WorkDone():
                 self._work_done(entry)
@@ -146,6 +149,18 @@ class _TraceWriter:
         args = {"message": type(entry.message).__name__, "session": session, "nbytes": entry.nbytes}
         end_s = entry.sent_s if lost else entry.arrives_s
         self._file.span(node, f"{name}, lost" if lost else name, entry.sent_s, end_s, **args)
+
+
+def _worked_for(command: Command) -> Iterable[str]:
+    """The sessions for which a node starts to compute, or asks another node."""
+    match command:
+        case StartWork(_, ForwardWork(slices=slices)):
+            return [seq.session for seq in slices]
+        case StartWork(_, work):
+            return [draft.session for draft in draft_works(work)]
+        case SendMessage(_, Request(slice=seq)):
+            return [seq.session]
+    return []
 
 
 def _draft_name(outcome: DraftOutcome) -> str:

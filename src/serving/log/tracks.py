@@ -103,7 +103,7 @@ class TraceFile:
 
 
 class SessionTracks:
-    """A device serves one session at a time; its track shows each session from its start to its end."""
+    """A device's track shows each session from its start to its end; those that it serves beside another are spans."""
 
     def __init__(self, file: TraceFile, limit: int) -> None:
         self._file, self._limit = file, limit
@@ -113,6 +113,8 @@ class SessionTracks:
         self._open: dict[str, dict[str, float]] = defaultdict(dict)
         """Device -> {session: arrival time}, in order of arrival."""
         self._device_free_s: dict[str, float] = {}
+        self._begun_s: dict[str, float] = {}
+        """Open session -> its first work, message or token."""
         self._has_first_token: set[str] = set()
 
     def begin(self, node: str, session: str, now: float) -> None:
@@ -120,10 +122,17 @@ class SessionTracks:
             self.device[session] = node
         self._open[node][session] = now
 
+    def work(self, node: str, session: str, now: float) -> None:
+        """The device works for the session, or asks for it."""
+        if session in self._open[node]:
+            self._begun_s.setdefault(session, now)
+
     def emit(self, node: str, emit: EmitTokens, now: float) -> None:
         arrived_s = self._open[node].get(emit.session)
         if arrived_s is None:
             return
+        if emit.tokens:
+            self.work(node, emit.session, now)
         if emit.tokens and emit.session in self.device:
             self._draw_tokens(node, emit, now - arrived_s, now)
         if emit.ending:
@@ -139,18 +148,21 @@ class SessionTracks:
         self._file.instant(node, "tokens", name, now, session=session, **args)
 
     def _end(self, node: str, session: str, ending: str, now: float) -> None:
-        """Only the device's oldest session was being served; another session ended while it waited."""
         self.ended.add(session)
-        served = next(iter(self._open[node])) == session
-        arrived_s = self._open[node].pop(session)
-        begun_s = max(arrived_s, self._device_free_s.get(node, arrived_s))
-        if served:
+        is_oldest = next(iter(self._open[node])) == session
+        arrived_s, work_s = self._open[node].pop(session), self._begun_s.pop(session, None)
+        free_s = max(arrived_s, self._device_free_s.get(node, arrived_s))
+        is_alone = is_oldest and (work_s is None or work_s >= free_s)
+        if is_alone:
             self._device_free_s[node] = now
         if session not in self.device:
             return
-        if served:
-            waited_ms = 1e3 * (begun_s - arrived_s)
-            self._file.slice(node, "session", session, begun_s, now, ending=ending, waited_ms=waited_ms)
+        if is_alone:
+            waited_ms = 1e3 * (free_s - arrived_s)
+            self._file.slice(node, "session", session, free_s, now, ending=ending, waited_ms=waited_ms)
+        elif work_s is not None:
+            waited_ms = 1e3 * (work_s - arrived_s)
+            self._file.span(node, f"session {session}", work_s, now, ending=ending, waited_ms=waited_ms)
         else:
             self._file.instant(node, "session", f"{session} {ending} while it waited", now)
 
@@ -199,6 +211,7 @@ class QueueTracks:
 
 @dataclass(slots=True)
 class _PendingVerdict:
+    device: str
     session: str
     attempt: int
     drafts: int
@@ -207,56 +220,62 @@ class _PendingVerdict:
 
 
 class VerdictTracks:
-    """From a device's request to its reply, with an arrow through the batches of the request."""
+    """From a device's request to its reply, with an arrow through the batches of the request.
+
+    A wait that began during another one of the same device is a span, without an arrow.
+    """
 
     def __init__(self, file: TraceFile) -> None:
         self._file = file
         self._pending: dict[str, _PendingVerdict] = {}
-        """Device -> its pending verdict."""
-        self._device: dict[str, str] = {}
+        """Session -> its pending verdict."""
+        self._drawn_until_s: dict[str, float] = {}
+        """Device -> the end of its last slice."""
 
     def start(self, node: str, request: Request, now: float) -> None:
         seq = request.slice
         if seq.rule:
-            self.abandon(node, now)
-            self._open(node, _PendingVerdict(seq.session, request.attempt, seq.num_drafts, now))
+            self.end_session(node, seq.session, now)
+            self._pending[seq.session] = _PendingVerdict(node, seq.session, request.attempt, seq.num_drafts, now)
 
     def add_batch(self, node: str, seq: SequenceSlice, begin_s: float) -> None:
-        pending = self._pending.get(self._device.get(seq.session, ""))
-        if pending and pending.session == seq.session:
+        if pending := self._pending.get(seq.session):
             pending.batches.append((node, "chip", microseconds(begin_s)))
 
     def finish(self, node: str, reply: Reply, now: float) -> None:
-        pending = self._pending.get(node)
-        if not pending or (pending.session, pending.attempt) != (reply.session, reply.attempt):
+        pending = self._pending.get(reply.session)
+        if not pending or (pending.device, pending.attempt) != (node, reply.attempt):
             return
-        self._close(node, now, f"{reply.verdict.accepted} of {pending.drafts} accepted" if pending.drafts else "token")
+        self._close(
+            pending, now, f"{reply.verdict.accepted} of {pending.drafts} accepted" if pending.drafts else "token"
+        )
         if reply.remaining_budget:
-            self._open(node, _PendingVerdict(reply.session, reply.attempt, 0, now))
+            self._pending[reply.session] = _PendingVerdict(node, reply.session, reply.attempt, 0, now)
 
     def abandon(self, node: str, now: float) -> None:
-        if node in self._pending:
-            self._pending[node].batches.clear()
-            self._close(node, now, "abandoned")
+        """Abandons the pending verdicts of a device."""
+        for pending in [each for each in self._pending.values() if each.device == node]:
+            self.end_session(node, pending.session, now)
 
     def end_session(self, node: str, session: str, now: float) -> None:
-        """Abandons the pending verdict of a session that ended."""
-        if node in self._pending and self._pending[node].session == session:
-            self.abandon(node, now)
+        """Abandons the pending verdict of a session that ended, or asks again."""
+        pending = self._pending.get(session)
+        if pending and pending.device == node:
+            pending.batches.clear()
+            self._close(pending, now, "abandoned")
 
     def close(self, now: float) -> None:
-        for node in list(self._pending):
-            self.abandon(node, now)
+        for pending in list(self._pending.values()):
+            self.end_session(pending.device, pending.session, now)
 
-    def _open(self, node: str, pending: _PendingVerdict) -> None:
-        self._pending[node], self._device[pending.session] = pending, node
-
-    def _close(self, node: str, now: float, outcome: str) -> None:
-        pending = self._pending.pop(node)
-        del self._device[pending.session]
-        self._file.slice(
-            node, "verdicts", outcome, pending.begin_s, now, session=pending.session, attempt=pending.attempt
-        )
+    def _close(self, pending: _PendingVerdict, now: float, outcome: str) -> None:
+        del self._pending[pending.session]
+        node, args = pending.device, {"session": pending.session, "attempt": pending.attempt}
+        if pending.begin_s < self._drawn_until_s.get(node, pending.begin_s):
+            self._file.span(node, f"verdict {outcome}", pending.begin_s, now, **args)
+            return
+        self._drawn_until_s[node] = now
+        self._file.slice(node, "verdicts", outcome, pending.begin_s, now, **args)
         if pending.batches:
             begin, end = microseconds(pending.begin_s), microseconds(now)
             points: list[FlowPoint] = [

@@ -20,13 +20,16 @@ from serving.messages import (
     GenerationRequest,
     MessageReceived,
     Release,
+    Reply,
     Request,
     RequestArrived,
+    SendMessage,
     SequenceSlice,
     SessionCancelled,
     Span,
     StartWork,
     TimerFired,
+    Verdict,
 )
 from tests.serving.log.recorded_runs import recorded
 from tests.support.policies import POLICIES
@@ -166,6 +169,40 @@ def test_a_restarted_device_ends_its_sessions_and_a_waiting_session_is_not_drawn
     events = trace(tmp_path, [NodeCreated("d", 0.0), *calls, left, NodeCreated("d", 2.0)])
     assert [(e["name"], e["dur"], e["args"]["ending"]) for e in of(events, "X")] == [("p", 2_000_000, "unfinished")]
     assert of(events, "i", name="q cancelled while it waited")
+
+
+def test_sessions_that_a_device_serves_side_by_side_are_spans(tmp_path: Path) -> None:
+    """r1 ends within r0; r2, which waited for r1, ends behind r0."""
+    calls = [EventHandled("d", 0.0, RequestArrived(GenerationRequest(s, (1,), 4)), ()) for s in ("r0", "r1", "r2")]
+    times = [(0.5, "r0", ""), (1.0, "r1", ""), (2.0, "r1", "complete"), (2.5, "r2", ""), (3.0, "r0", "complete")]
+    ends = [
+        EventHandled("d", at_s, TimerFired(1), (EmitTokens(s, (5,), ("device",), ending),))
+        for at_s, s, ending in (*times, (4.0, "r2", "complete"))
+    ]
+    events = trace(tmp_path, [*calls, *ends])
+    assert [(e["name"], e["ts"], e["dur"]) for e in of(events, "X", cat="session")] == [("r0", 0, 3_000_000)]
+    begun = {e["name"]: (e["ts"], e["args"]["waited_ms"]) for e in of(events, "b", cat="session")}
+    assert begun == {"session r1": (1_000_000, 1000), "session r2": (2_500_000, 2500)}
+    assert [e["ts"] for e in of(events, "e", cat="session")] == [2_000_000, 4_000_000]
+    assert not [e for e in events if "while it waited" in e["name"]]
+
+
+def test_verdicts_of_several_sessions_of_a_device_abandon_none(tmp_path: Path) -> None:
+    def asked(session: str, at_s: float) -> EventHandled:
+        request = Request(0, SequenceSlice(session, 0, 1, (1,), 1, "greedy"), (), 0, ("cloud",), "d")
+        return EventHandled("d", at_s, TimerFired(1), (SendMessage("cloud", request, 16),))
+
+    def answered(session: str, at_s: float) -> EventHandled:
+        return EventHandled("d", at_s, MessageReceived(Reply(session, 0, 1, Verdict(1, 5), (), 0)), ())
+
+    calls = [EventHandled("d", 0.0, RequestArrived(GenerationRequest(s, (1,), 4)), ()) for s in ("r0", "r1")]
+    events = trace(tmp_path, [*calls, asked("r0", 1.0), asked("r1", 2.0), answered("r1", 3.0), answered("r0", 4.0)])
+    assert [(e["ts"], e["dur"], e["args"]["session"]) for e in of(events, "X", cat="verdicts")] == [
+        (2_000_000, 1_000_000, "r1")
+    ]
+    assert [(e["name"], e["ts"], e["args"]["session"]) for e in of(events, "b", cat="verdict")] == [
+        ("verdict 1 of 1 accepted", 1_000_000, "r0")
+    ]
 
 
 def test_a_queue_wait_starts_with_a_requests_first_part_and_not_after_its_session(tmp_path: Path) -> None:
