@@ -12,7 +12,6 @@ from serving.engines.models import QUANTIZATION_LIBRARIES
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import disable_unsupported_kernels, load_model, quantization_kwargs
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
-from training.fitting.trainer import has_fast_bf16
 
 MISSING = [name for name in QUANTIZATION_LIBRARIES if find_spec(name) is None]
 installed = pytest.mark.skipif(
@@ -99,8 +98,8 @@ def test_nf4_computes_with_its_dequantised_weights(saved):
     model = load_model(path, quantization="nf4")
     with torch.inference_mode():
         expected = dequantised(path, model)(torch.tensor([PROMPT])).logits[0]
-    atol = 5e-3 if has_fast_bf16() else 1e-3  # bitsandbytes computes in bf16 there
-    torch.testing.assert_close(logits(model, PROMPT), expected, rtol=1e-3, atol=atol)
+    # With AVX512_BF16 bitsandbytes computes in bf16; where it has no kernel, it rounds what it dequantises.
+    torch.testing.assert_close(logits(model, PROMPT), expected, rtol=1e-3, atol=5e-3)
 
 
 @installed
@@ -119,7 +118,8 @@ def test_quantised_rows_do_not_depend_on_each_other(saved, quantization):
     row, loud = torch.randn(1, 64, generator=torch.Generator().manual_seed(1)), torch.full((1, 64), 40.0)
     with torch.inference_mode():
         alone, beside = layer(row), layer(torch.cat([row, loud]))
-    assert torch.equal(alone[0], beside[0])
+    rtol = 0.0 if quantization == "int8" else 1e-4  # torch may add up a product of one row in another order
+    torch.testing.assert_close(alone[0], beside[0], rtol=rtol, atol=rtol)
 
 
 @installed
