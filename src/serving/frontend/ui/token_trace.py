@@ -55,7 +55,7 @@ class RunObserver:
         self._device_of: dict[str, str] = {}
         """Device of each observed session."""
         self._lost_peers: dict[str, set[tuple[str, LossCause]]] = defaultdict(set)
-        """Device -> peers that it cannot reach now."""
+        """Device -> (peer that it cannot reach now, why)."""
         self.on_peer_change: PeerCallback | None = None
 
     def start(self, session: str, device: str) -> None:
@@ -101,6 +101,8 @@ class RunObserver:
     def _on_peer_change(self, device: str, update: PeerLost | PeerRestored, now: float) -> None:
         lost, cause = self._lost_peers[device], (update.peer, update.cause)
         lost.add(cause) if isinstance(update, PeerLost) else lost.discard(cause)
+        if lost and isinstance(update, PeerRestored):
+            return  # another loss has not ended
         for session, of in self._device_of.items():
             if of == device and self.on_peer_change:
                 self.on_peer_change(session, update, now)

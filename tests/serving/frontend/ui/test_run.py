@@ -125,6 +125,18 @@ def test_lost_peers_are_tracked_per_device() -> None:
     assert not observer.has_lost_peer("a")
 
 
+def test_the_cloud_is_said_to_be_back_when_all_losses_have_ended() -> None:
+    """One node lost, with the link to it and to another."""
+    observer, told = RunObserver(["a"]), list[object]()
+    observer.on_peer_change = lambda _session, update, _now: told.append(update)
+    observer.start("s", "a")
+    losses = PeerLost("x"), PeerLost("x", "link"), PeerLost("y", "link")
+    ends = PeerRestored("x", "link"), PeerRestored("y", "link"), PeerRestored("x")
+    for event in (*losses, *ends):
+        observer.event_handled("a", event, 0.0, ())
+    assert told == [*losses, PeerRestored("x")]
+
+
 def test_server_sent_events_encode_any_text() -> None:
     assert (
         encode_sse([("token", {"text": "a\n\nevent: x\r"})])
