@@ -15,6 +15,8 @@ from tests.pipeline.report.serve_artifact import drawn
 
 EXPERIMENT = "synera/table5"
 METHODS = ("edge_centric", "edge_centric_early_exit", "no_early_exit", "no_lookahead", "synera")
+SEEDS = (0, 3, 4, 5, 6)
+JOBS = len(SEEDS) * len(METHODS)
 FILES = {name: sources.file_digest(name) for name in ("config", f"experiment/{EXPERIMENT}")}
 
 
@@ -23,7 +25,7 @@ def sweep(tmp_path_factory):
     """The jobs of the experiment, each with a drawn artifact in place of a served one."""
     folder = tmp_path_factory.mktemp("kept")
     number = 0
-    for seed in (0, 3, 4):
+    for seed in SEEDS:
         for place, method in enumerate(METHODS):
             artifact = drawn(folder / f"serve{number}", "synera", 0.2 + place / 10, right=0.5, n=30, seed=seed + 1)
             metrics = summarise(Records.read(artifact)).metrics()
@@ -52,13 +54,13 @@ def test_a_kept_result_has_rows_seeds_claims_and_digests(sweep, tmp_path):
     path = keep(sweep, tmp_path)
     assert path == tmp_path / "synera" / "table5.json"
     (found,) = read_results(tmp_path)
-    assert (found.experiment, found.num_jobs, found.revisions) == (EXPERIMENT, 15, ("abc",))
+    assert (found.experiment, found.num_jobs, found.revisions) == (EXPERIMENT, JOBS, ("abc",))
     assert found.files == FILES
     assert found.changes() == []
     assert [row["row"] for row in found.exhibit["rows"]] == list(METHODS)
     first = found.exhibit["rows"][0]
-    assert (first["requests"], first["prompts"]) == (90, 30)
-    assert all(set(column["measured"]["by_replicate"]) == {"0", "3", "4"}
+    assert (first["requests"], first["prompts"]) == (30 * len(SEEDS), 30)
+    assert all(set(column["measured"]["by_replicate"]) == set(map(str, SEEDS))
                for column in first["columns"].values() if isinstance(column.get("measured"), dict))  # fmt: skip
     assert {"statement", "status", "relation", "margin"} <= set(found.exhibit["claims"][0])
     assert found.command == f"python -m pipeline +experiment={EXPERIMENT}"
@@ -84,7 +86,7 @@ def test_a_changed_file_is_named(sweep, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"status": "failed"}, "1 of 15 jobs have no result (0)"),
+        ({"status": "failed"}, f"1 of {JOBS} jobs have no result (0)"),
         ({"files": {"config": "0" * 12}}, "conf/config.yaml changed between its jobs"),
         ({"overrides": ("training.seed=0",)}, "is no experiment's"),
         ({"overrides": (f"+experiment={EXPERIMENT}", "policy.offload.budget=0.5")}, "by policy.offload.budget"),
@@ -107,7 +109,7 @@ def test_other_values_of_what_the_experiment_sweeps_are_refused(sweep, job, tmp_
     ):
         keep(sweep, tmp_path)
     replace(job, overrides=read_result(sweep / "1").overrides).write(sweep / "0")
-    with pytest.raises(KeptResultError, match="has 14 of the 15 jobs"):
+    with pytest.raises(KeptResultError, match=f"has {JOBS - 1} of the {JOBS} jobs"):
         keep(sweep, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -127,7 +129,7 @@ def test_a_sweep_that_was_narrowed_lacks_jobs(sweep, tmp_path):
     few = tmp_path / "few"
     for number in range(3):
         read_result(sweep / str(number)).write(few / str(number))
-    with pytest.raises(KeptResultError, match=r"has 3 of the 15 jobs"):
+    with pytest.raises(KeptResultError, match=f"has 3 of the {JOBS} jobs"):
         keep(few, tmp_path / "into")
 
 
