@@ -57,7 +57,7 @@ def test_both_ends_are_notified_when_an_outage_is_detected_and_ends() -> None:
         (round(now, 3), node, event) for now, node, event in heard.events if isinstance(event, PeerLost | PeerRestored)
     ]
     assert told == [
-        (at, node, kind(peer))
+        (at, node, kind(peer, "link"))
         for at, kind in ((0.15, PeerLost), (0.5, PeerRestored), (0.85, PeerLost), (0.9, PeerRestored))
         for node, peer in (("device-0", "cloud-0"), ("cloud-0", "device-0"))
     ]
