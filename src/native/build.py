@@ -1,6 +1,5 @@
 """Compiles the core with mypyc in a folder of its own, and puts the result beside this file."""
 
-import ast
 import hashlib
 import json
 import os
@@ -11,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from importlib import metadata, util
 from importlib.machinery import EXTENSION_SUFFIXES
+from modulefinder import ModuleFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -103,24 +103,10 @@ def type_sources(root: Path = SOURCES) -> list[str]:
 
     mypyc compiles in what it finds there: the types of fields, the arguments of functions, constants.
     """
-    known: set[str] = set()
-    waiting = list(MODULES)
-    while waiting:
-        module = waiting.pop()
-        path = source_path(module, root)
-        if module not in known and module.partition(".")[0] in PACKAGES and path.is_file():
-            known.add(module)
-            waiting += _imports(path.read_text(encoding="utf-8"))
-    return sorted(known - set(MODULES))
-
-
-def _imports(source: str) -> Iterator[str]:
-    """The names that a module imports, also within functions; of `from a import b` both a and a.b."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (node.module, *(f"{node.module}.{each.name}" for each in node.names))
+    finder = ModuleFinder(path=[str(root)])
+    for module in MODULES:
+        finder.import_hook(module)
+    return sorted(name for name in finder.modules if name.partition(".")[0] in PACKAGES and name not in MODULES)
 
 
 def _compile(tree: Path) -> None:

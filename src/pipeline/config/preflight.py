@@ -60,15 +60,14 @@ def check_profiled_prompts(plan: Plan) -> None:
         asked = select(served.args, "setup.workload")
         for stage in plan.stages.values():
             learned = select(stage.args, "workload")
-            if asked and _is_profiling(learned) and learned["dataset"] == asked["dataset"]:
+            profiles = isinstance(learned, Mapping) and learned.get(TARGET) == PROFILING
+            if asked and profiles and learned["dataset"] == asked["dataset"] and _has_text(asked["dataset"]):
                 _check_draws(stage.name, asked, learned)
 
 
-def _is_profiling(workload: Any) -> bool:
-    """True for prompts that are told apart: those without text are one prompt."""
-    if not isinstance(workload, Mapping) or workload.get(TARGET) != PROFILING:
-        return False
-    return bool(getattr(load(workload["dataset"][TARGET], ""), "has_text", True))
+def _has_text(dataset: Mapping[str, Any]) -> bool:
+    """False if all prompts of the data set are blank, so that none is another."""
+    return bool(getattr(load(dataset[TARGET], ""), "has_text", True))
 
 
 def _check_draws(stage: str, served: Mapping[str, Any], profiled: Mapping[str, Any]) -> None:

@@ -300,7 +300,7 @@ def _check_libraries(option: str, libraries: Sequence[str], extra: str, instead:
 
 
 def _check_onnx_graph(model: ModelConfig) -> None:
-    """Raises ValueError for a model without a graph, or whose graph is not there. Loads nothing."""
+    """Raises ValueError for a model without a graph, or with one that is not there. Loads nothing."""
     check_onnx_libraries()
     check_exportable(model)
     if model.graph is None:
@@ -321,7 +321,7 @@ def check_onnx_libraries() -> None:
 
 
 def _check_gguf(model: ModelConfig) -> None:
-    """Raises ValueError for a model without a GGUF file, or whose file is not there, and for options that only torch
+    """Raises ValueError for a model without a GGUF file, or with one that is not there, and for options that only torch
     has. Loads nothing.
     """
     check_llama_cpp_libraries()

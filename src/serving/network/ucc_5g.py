@@ -106,8 +106,7 @@ class PingTrace(LinkRecording[RecordedDelays]):
 
     @property
     def described(self) -> str:
-        mean_s = sum(self.data.delays_s) / len(self.data.delays_s)
-        return f"pings of {2e3 * mean_s:.0f} ms on average ({self.file_name})"
+        return f"pings of {2e3 * self.mean_s:.0f} ms on average ({self.file_name})"
 
     def delay(self, stream: int) -> Callable[[float], float]:
         delays, offset_s = self.data, self.start_fraction(stream) * self.data.period_s

@@ -327,7 +327,7 @@ class Device:
 
     def _resume(self, session: Session, old: Session) -> None:
         session.resume(old)
-        if not self.node_selector.lost_nodes.isdisjoint(session.path):
+        if not self.node_selector.lost_nodes.keys().isdisjoint(session.path):
             session.invalidate_path()
 
     def _close(self, requester: Requester) -> Commands:

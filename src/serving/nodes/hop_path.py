@@ -44,9 +44,8 @@ class NodeSelector:
     def __init__(self, tiers: TierNodes, dispatch: Dispatch, owner: str, block_tokens: int = 1) -> None:
         self._block_tokens = block_tokens
         self._tiers, self._dispatch, self._num_choices = tiers, dispatch, crc32(owner.encode())
-        self._causes: set[tuple[str, LossCause]] = set()
-        """(node, why it is lost)"""
-        self.lost_nodes: set[str] = set()
+        self.lost_nodes: dict[str, set[LossCause]] = {}
+        """Node -> why it is lost."""
         self.load_reports: dict[str, LoadReport] = {}
         """Node -> its last report, plus what `owner` has sent to it since."""
 
@@ -63,21 +62,20 @@ class NodeSelector:
         return [node for node in self.nodes(tiers) if node not in self.lost_nodes]
 
     def mark_lost(self, lost: PeerLost) -> None:
-        self._causes.add((lost.peer, lost.cause))
-        self.lost_nodes.add(lost.peer)
+        self.lost_nodes.setdefault(lost.peer, set()).add(lost.cause)
         self.load_reports.pop(lost.peer, None)  # when it is restored its load is 0
 
     def mark_restored(self, restored: PeerRestored) -> bool:
         """Returns True if the node is reachable now: it may be lost for another cause still."""
-        self._causes.discard((restored.peer, restored.cause))
-        if any(node == restored.peer for node, _ in self._causes):
-            return False
-        self.lost_nodes.discard(restored.peer)
-        return True
+        causes = self.lost_nodes.get(restored.peer, set())
+        causes.discard(restored.cause)
+        if not causes:
+            self.lost_nodes.pop(restored.peer, None)
+        return not causes
 
     def loss(self, path: Sequence[str]) -> LossCause | None:
         """Why the path cannot be used: a node of it is lost, or else the link to one. None: all are reachable."""
-        causes = {cause for node, cause in self._causes if node in path}
+        causes = {cause for node in path for cause in self.lost_nodes.get(node, ())}
         return "node" if "node" in causes else "link" if causes else None
 
     def choose(self, tier: str, seq: SequenceSlice, budget: int) -> str:

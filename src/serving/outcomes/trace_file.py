@@ -156,8 +156,8 @@ def _tokenizer_files(folder: Path) -> list[Path]:
     """Raises ValueError for a folder without what a simulation needs of them."""
     if not (folder / TOKENIZER_DIR / _TOKENIZER_FILE).is_file():
         raise ValueError(
-            f"there is no {TOKENIZER_DIR}/{_TOKENIZER_FILE} in {folder}; record the trace again with a pair whose "
-            "tokenizer has this file"
+            f"there is no {TOKENIZER_DIR}/{_TOKENIZER_FILE} in {folder}; record the trace again with a "
+            "tokenizer that has this file"
         )
     return sorted(path for path in (folder / TOKENIZER_DIR).iterdir() if path.suffix in _TEXT_SUFFIXES)
 

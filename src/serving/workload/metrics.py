@@ -73,8 +73,8 @@ def chosen_option(text: str, choices: tuple[str, ...], lettered: bool) -> str | 
        correct"; but not "A mall", where A is an article).
     2. Anywhere: "answer is B", "Answer: (B)", "option is B", "choice: B" (again not "answer is A mall").
     3. Rules 1 and 2 without the text's `*` and `_`, which chat models set around a letter ("**B**", "Answer: **B**").
-    4. The option whose text, as whole words and ignoring case, comes first in the first line; the longer one if two
-       start at the same place ("department store" before "department").
+    4. The option with the text that comes first in the first line, as whole words and ignoring case; the longer one if
+       two start at the same place ("department store" before "department").
     """
     for said in (text, _EMPHASIS.sub("", text)) if lettered else ():
         lettered_choice = _by_letter(_first_line(said), said, choices)

@@ -34,7 +34,7 @@ def test_each_message_is_delayed_by_the_current_ping_without_overtaking(written)
     assert [channel.arrival_s(nbytes, now) for nbytes, now in times] == pytest.approx(
         [0.041, 6.101, 10.05, 10.05, 11.04]
     )
-    assert "0 ms delay, pings of 140 ms on average (trace.txt), 0 ms jitter" in link.described
+    assert "0 ms delay, pings of 128 ms on average (trace.txt), 0 ms jitter" in link.described
 
 
 def test_the_mean_transfer_holds_the_pings_mean_over_time(written):

@@ -53,8 +53,8 @@ class SweepExhibit:
         return RenderedExhibit.with_reported_rows(self.exhibit, rows_of_jobs(self.exhibit, jobs, self.base_choices))
 
     def _missing_notes(self, jobs: Sequence[ComparisonRow], rows: Sequence[ExhibitRow]) -> Iterator[str]:
-        """Yields a note for each column whose metric no job has. For an exhibit of tables, a further note names the
-        failed jobs.
+        """Yields a note for each column without a value: no job has its metric. For an exhibit of tables, a further
+        note names the failed jobs.
 
         Metrics of stages are known only after the jobs; a row of a table belongs to several jobs.
         """

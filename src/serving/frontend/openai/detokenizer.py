@@ -60,7 +60,7 @@ class IncrementalDetokenizer:
         return new
 
     def _emit_whole_characters(self, text: str) -> str:
-        """Emits the first part of a long window, whose `text` ends in an incomplete character.
+        """Emits the first part of a long window. `text` is that of the window and ends in an incomplete character.
 
         The window is cut where the texts of both parts make up the text of the whole: no character lies across it.
         """
