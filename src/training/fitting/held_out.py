@@ -1,6 +1,6 @@
 """Training and held-out parts of data, and helpers for the evaluation of a trained artifact on held-out prompts."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SplitShares = tuple[float, float, float]
 """Shares of training, validation and test."""
+SPLIT_ATTEMPTS = 20
 
 
 class Split(NamedTuple, Generic[T]):
@@ -34,6 +35,12 @@ def random_split(items: Sequence[T], shares: SplitShares, seed: int) -> Split[li
     ends = max(0, len(order) - num_test - num_validation), max(0, len(order) - num_test)
     parts = order[: ends[0]], order[ends[0] : ends[1]], order[ends[1] :]
     return Split(*([items[i] for i in part] for part in parts))
+
+
+def random_splits(items: Sequence[T], shares: SplitShares, seed: int) -> Iterator[Split[list[T]]]:
+    """`SPLIT_ATTEMPTS` random splits, the first of them `random_split`'s: for parts that must satisfy a condition."""
+    for attempt in range(SPLIT_ATTEMPTS):
+        yield random_split(items, shares, seed + attempt * 1_000_003)
 
 
 def training_workload(workload: Workload, prompt_factor: int) -> Workload:

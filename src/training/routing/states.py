@@ -11,11 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.fitting.held_out import random_split
+from training.fitting.held_out import random_splits
 
 STATES_FILE, HEADER_FILE = "routes.safetensors", "routes.json"
 SPLIT_SHARES = (0.8, 0.1, 0.1)
-SPLIT_ATTEMPTS = 20
 """Shares of the prompts: training, validation, test."""
 
 PreferenceReason = Literal["small", "large", "alike", "compared", "unasked"]
@@ -112,13 +111,12 @@ class RoutingSplit:
 
 
 def split(states: RoutingStates, seed: int) -> RoutingSplit:
-    """Random split by prompt, the first of `SPLIT_ATTEMPTS` in which every part has states of both preferences.
+    """Random split by prompt, the first in which every part has states of both preferences.
 
-    Raises ValueError if none has.
+    Raises ValueError if none of the splits that are tried has.
     """
     names = sorted(set(states.prompt_ids))
-    for attempt in range(SPLIT_ATTEMPTS):
-        drawn = random_split(names, SPLIT_SHARES, seed + attempt * 1_000_003)
+    for drawn in random_splits(names, SPLIT_SHARES, seed):
         parts = [states.for_prompts(frozenset(part)) for part in drawn]
         if all(part.small_preferred.any() and not part.small_preferred.all() for part in parts):
             break

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from serving.core.scores import LOGIT_SCORES
 from training.fitting.cluster_statistics import ClusterValues, clustered_ratio
-from training.fitting.held_out import Split, random_split
+from training.fitting.held_out import Split, random_splits
 from training.wisp import trace
 from training.wisp.trace import DraftWindows, Flags, Floats, Ints, Names
 
@@ -47,13 +47,16 @@ class TokenSamples:
         )
 
     def split(self, seed: int) -> "Split[TokenSamples]":
-        """Random split by session, so that no answer is in two parts.
+        """Random split by session, so that no answer is in two parts; the first with accepted and rejected in each.
 
-        Raises ValueError for fewer than three sessions, or a part without accepted or without rejected tokens.
+        Raises ValueError if none of the splits that are tried has them, as with fewer than three sessions.
         """
         sessions = self.sessions
-        parts = [self.for_sessions(np.array(names)) for names in random_split(sessions.tolist(), SPLIT_SHARES, seed)]
-        if not all(part.accepted.any() and not part.accepted.all() for part in parts):
+        for drawn in random_splits(sessions.tolist(), SPLIT_SHARES, seed):
+            parts = [self.for_sessions(np.array(names)) for names in drawn]
+            if all(part.accepted.any() and not part.accepted.all() for part in parts):
+                break
+        else:
             raise ValueError(
                 f"{len(self)} tokens of {len(sessions)} sessions, {int(self.accepted.sum())} of them accepted, cannot "
                 "be split into training, validation and test with accepted and rejected tokens in each; raise "

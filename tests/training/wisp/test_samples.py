@@ -1,5 +1,6 @@
 """Traces of verified windows and their samples, by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,14 @@ def test_each_session_is_in_one_part(learnable: TokenSamples) -> None:
     assert sum(map(len, (split.train, split.validation, split.test))) == len(learnable)
     assert set(learnable.split(1).test.sessions.tolist()) != parts[2]
     assert set(learnable.split(0).test.sessions.tolist()) == parts[2]
+
+
+def test_a_split_is_found_where_few_sessions_have_accepted_tokens(learnable: TokenSamples) -> None:
+    """Of 20 sessions five: many a random split has none of them in its validation or its test part."""
+    few = learnable.for_sessions(learnable.sessions[:20])
+    few = replace(few, accepted=np.isin(few.session, few.sessions[:5]) & few.accepted)
+    for seed in range(20):
+        assert all(part.accepted.any() and not part.accepted.all() for part in few.split(seed))
 
 
 def test_too_little_to_split_is_refused(learnable: TokenSamples) -> None:
