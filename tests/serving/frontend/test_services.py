@@ -23,6 +23,7 @@ import torch
 from serving import cloud, device
 from serving.cloud import CloudConfig
 from serving.deployment import model_loading
+from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import context_tokens, session_tokens
 from serving.deployment.topology import Topology
 from serving.device import DeviceConfig
@@ -563,6 +564,24 @@ def test_a_page_that_its_cloud_refuses_gives_its_port_back(real: ModelPair, monk
     with pytest.raises(ValueError, match="the cloud refuses this page"):
         page.run(config)
     socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.usefixtures("signals_of_a_command")
+def test_a_page_that_ends_closes_its_models(real: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's connections, here."""
+    closed: list[str] = []
+    opened = page.open_shared_models
+
+    def open_models(*arguments: Any) -> dict[str, LoadedModels]:
+        models = opened(*arguments)
+        return {name: replace(each, close=lambda: closed.append("models")) for name, each in models.items()}
+
+    monkeypatch.setattr(page, "open_shared_models", open_models)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = UiOptions(port=taken.getsockname()[1])
+        with pytest.raises(ValueError, match=r"service.page: cannot listen"):
+            page.run(UiConfig(setup("sled", pair=real), ServiceOptions(page=options)))
+    assert closed == ["models"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

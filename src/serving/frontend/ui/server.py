@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING
 
 from serving.deployment.queries import LoadedModels
@@ -67,7 +67,10 @@ def run(config: UiConfig, accelerator: str = "cpu") -> None:
         models = open_device_models(config.setups, tensors, accelerator)
     else:
         models = open_shared_models(config.setups, accelerator, config.context_lens)
-    asyncio.run(_serve(config, models, tensors))
+    with ExitStack() as stack:
+        for each in models.values():
+            stack.callback(each.close)
+        asyncio.run(_serve(config, models, tensors))
 
 
 async def _serve(config: UiConfig, models: Mapping[str, LoadedModels], tensors: "TensorStore | None") -> None:
