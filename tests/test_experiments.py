@@ -20,13 +20,12 @@ DISTINCT = (
     "buy", "capacity", "compare", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
     "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig14",
     "synera/fig4", "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "what_if",
-    "wisp/fig1", "wisp/fig11", "wisp/fig4", "wisp/fig9", "wisp/matched_recall",
-    "wisp/table11", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/table9", "wisp/theorem1",
+    "wisp/fig1", "wisp/fig11", "wisp/fig4", "wisp/fig9", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/theorem1",
 )  # fmt: skip
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
     "hat/fig1a", "hat/table5", "synera/fig13", "synera/fig18", "token_routing/frontier", "wisp/embedded_pair",
-    "wisp/fig10", "wisp/fig2", "wisp/slo", "wisp/table5",
+    "wisp/fig10", "wisp/fig2", "wisp/matched_recall", "wisp/slo", "wisp/table11", "wisp/table5", "wisp/table9",
 )  # fmt: skip
 """Sets of stages of their own, whose functions have tests, and which take four seconds and more; run with the others.
 real_run's processes take a minute.

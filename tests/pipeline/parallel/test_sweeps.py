@@ -87,7 +87,7 @@ def test_what_several_jobs_need_is_built_first_and_once(run: Run) -> None:
     assert "4 of 4 jobs complete" in out
 
 
-@pytest.mark.parametrize(("force", "built"), [("base", 2 + 4), ("cheap", 4)])
+@pytest.mark.parametrize(("force", "built"), [pytest.param("base", 2 + 4, marks=pytest.mark.slow), ("cheap", 4)])
 def test_a_forced_stage_that_several_jobs_need_is_built_again_once_before_them(
     run: Run, force: str, built: int
 ) -> None:

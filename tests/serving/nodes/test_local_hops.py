@@ -81,7 +81,7 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("download", ["last", "all"])
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(
     "prefill",
     [

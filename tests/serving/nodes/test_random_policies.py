@@ -165,6 +165,11 @@ SEEDS = {"grown": 50, "whole": 100, "split": 25, "trees": 25, "colocated": 25}
 """How many of each hundred seeds are run."""
 
 
+def half_of(seeds: Sequence[int]) -> list[Any]:
+    """All first seeds, of which every second is played where slow tests run."""
+    return [pytest.param(first, marks=[pytest.mark.slow] if at % 2 else []) for at, first in enumerate(seeds)]
+
+
 def random_policy(r: random.Random, family: str) -> Policy | None:
     """A row of random choices; None where they do not go together."""
     try:
@@ -274,7 +279,7 @@ def assert_no_state_left(w: World) -> None:
     assert not any(device.waiting for device in w.devices.values())
 
 
-@pytest.mark.parametrize("first", range(0, 600, 100))
+@pytest.mark.parametrize("first", half_of(range(0, 600, 100)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_policy_serves_any_workload(family: str, first: int) -> None:
     served = 0
@@ -291,7 +296,7 @@ def test_any_policy_serves_any_workload(family: str, first: int) -> None:
     assert served > SEEDS[family] / 5
 
 
-@pytest.mark.parametrize("first", range(1000, 1600, 100))
+@pytest.mark.parametrize("first", half_of(range(1000, 1600, 100)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_policy_survives_losses_and_cancels(family: str, first: int) -> None:
     for seed in range(first, first + SEEDS[family]):
@@ -305,7 +310,7 @@ def test_any_policy_survives_losses_and_cancels(family: str, first: int) -> None
         check_answers(w, p, undisturbed=False)
 
 
-@pytest.mark.parametrize("first", range(4000, 4400, 100))
+@pytest.mark.parametrize("first", half_of(range(4000, 4400, 100)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_policy_continues_a_conversation(family: str, first: int) -> None:
     """A second turn reuses the caches that the first one left, or drops what is not its own."""
