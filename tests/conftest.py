@@ -1,5 +1,6 @@
 import gc
 import os
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; test workers with
 import pipeline  # noqa: F401 - before torch, since it sets how long threads spin
 
 gc.set_threshold(100_000, 50, 50)  # by default a tenth of the tests' time is a search for cycles
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test run, which all its workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def outputs(run_folder: Path) -> Path:
+    """Artifacts of this test run, whose processes build the toy pair once."""
+    return run_folder / "experiments"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -414,12 +414,6 @@ SAID = {
 }
 
 
-@pytest.fixture(scope="session")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by the processes of one test run, which build the toy pair once."""
-    return tmp_path_factory.getbasetemp().parent / "experiments"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("part", [0, 1])
 def test_experiments_run_at_toy_size(part: int, outputs: Path, tmp_path: Path) -> None:

@@ -66,18 +66,15 @@ def run(lab: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def in_shared_outputs(command: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The outputs folder, whose toy pair other tests may have built."""
-    outputs = tmp_path_factory.getbasetemp().parent / "experiments"
-    return f"{command} outputs={outputs} trainer.threads=1 tracking.uri=none", outputs
+def in_outputs(outputs: Path, command: str) -> str:
+    return f"{command} outputs={outputs} trainer.threads=1 tracking.uri=none"
 
 
 @pytest.mark.slow
-def test_a_users_trained_score_is_recorded_and_replayed(lab: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_users_trained_score_is_recorded_and_replayed(lab: Path, outputs: Path) -> None:
     """The quickest run that trains the score, records it by name and reads it again."""
     (simulated,) = (command for command in scored_commands() if "runtime=simulated" in command)
-    command, outputs = in_shared_outputs(simulated, tmp_path_factory)
-    done = run(lab, command)
+    done = run(lab, in_outputs(outputs, simulated))
     assert done.returncode == 0, done.stderr
     assert "quality is that of policy doubtful's own recorded text" in done.stdout
     traces = [json.loads(file.read_text()) for file in outputs.glob("artifacts/record_outcomes/*/trace.json")]
@@ -89,10 +86,8 @@ def scored_commands() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_users_trained_score_decides_the_same_in_every_runtime(
-    lab: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    runs = [run(lab, in_shared_outputs(command, tmp_path_factory)[0]) for command in scored_commands()]
+def test_a_users_trained_score_decides_the_same_in_every_runtime(lab: Path, outputs: Path) -> None:
+    runs = [run(lab, in_outputs(outputs, command)) for command in scored_commands()]
     assert len(runs) == 3
     drafted = [re.search(r"^drafts .*?^(wasted|offloaded)", done.stdout, re.MULTILINE | re.DOTALL) for done in runs]
     assert all(drafted), [done.stderr for done in runs]
@@ -124,8 +119,8 @@ def test_a_users_data_set_profiles_every_policy(lab: Path) -> None:
     ["synera", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wisp", "hat", "citer"))],
 )
 def test_a_users_data_set_is_served_by_a_policy_that_was_profiled_on_its_other_prompts(
-    lab: Path, tmp_path_factory: pytest.TempPathFactory, policy: str
+    lab: Path, outputs: Path, policy: str
 ) -> None:
-    done = run(lab, in_shared_outputs(riddles_with(policy), tmp_path_factory)[0])
+    done = run(lab, in_outputs(outputs, riddles_with(policy)))
     assert done.returncode == 0, done.stderr
     assert "TTFT" in done.stdout

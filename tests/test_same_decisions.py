@@ -279,12 +279,6 @@ def _played_runs() -> Iterator[None]:
         played_once.cache_clear()
 
 
-@pytest.fixture(scope="session")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by the processes of one test run, which build the toy pair once."""
-    return tmp_path_factory.getbasetemp().parent / "experiments"
-
-
 @cache
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
     """Sampling, too, is served by what was trained on greedy text, which is trained once."""

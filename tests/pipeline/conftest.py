@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,10 +13,9 @@ CONNECT_PROGRAM = Path(__file__).parents[1] / "programs" / "connect_mlflow.py"
 
 
 @pytest.fixture(scope="session")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[str, str]]]:
+def fresh(run_folder: Path) -> tuple[Path, list[tuple[str, str]]]:
     """A store that two processes created at once, and the (stdout, stderr) of each; one for all test workers."""
-    base = tmp_path_factory.getbasetemp()
-    outputs = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
+    outputs = run_folder / "store"
     outputs.mkdir(exist_ok=True)
     printed = outputs / "printed.json"
     with FileLock(outputs / "lock"):

@@ -89,14 +89,14 @@ class Process:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, Process]]:
+def pair(tmp_path: Path, outputs: Path) -> Iterator[tuple[Process, Process]]:
     """A cloud and a device, started at once, with models of random weights."""
-    models, store = save_checkpoints(tmp_path), tmp_path_factory.getbasetemp().parent / "experiments"
+    models = save_checkpoints(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = (
         "+policy=sled", "model=toy", f"model.device.path={models['device']}", f"model.cloud.path={models['cloud']}",
-        f"service.cloud=127.0.0.1:{port}", "service.endpoint.port=0", "service.health.port=0", f"outputs={store}",
+        f"service.cloud=127.0.0.1:{port}", "service.endpoint.port=0", "service.health.port=0", f"outputs={outputs}",
         "workload.template=plain", "network.delay_ms=5", "service.shaped=true", "service.pace=hardware",
         "trainer.threads=1", "service.limits.backoff_max_s=0.3",
     )  # fmt: skip

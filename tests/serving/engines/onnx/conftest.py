@@ -1,7 +1,6 @@
 """Exports that tests share: one of a small model with a router, made once for all processes of a test run."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,9 +49,8 @@ def router() -> TokenRouter:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "onnx"
+def shared(run_folder: Path) -> Path:
+    return run_folder / "onnx"
 
 
 @pytest.fixture(scope="session")

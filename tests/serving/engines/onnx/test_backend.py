@@ -163,11 +163,6 @@ def test_a_policy_that_a_graph_cannot_serve_is_refused_before_any_work(planned: 
         planned(ONNX, "policy=synera")
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp().parent / "experiments"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("runtime=grpc", "runtime.device_processes=1", "runtime.shaping=none")])
 def test_a_run_on_onnx_writes_the_text_of_torch(more: tuple[str, ...], outputs: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +25,8 @@ LONG = 400
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    store = tmp_path_factory.getbasetemp().parent / "experiments"
-    return described(tmp_path_factory.mktemp("page"), store)
+def words(tmp_path_factory: pytest.TempPathFactory, outputs: Path) -> tuple[str, ...]:
+    return described(tmp_path_factory.mktemp("page"), outputs)
 
 
 @pytest.fixture(scope="module")
