@@ -47,9 +47,10 @@ class TokenSamples:
         )
 
     def split(self, seed: int) -> "Split[TokenSamples]":
-        """Random split by session, so that no answer is in two parts; the first with accepted and rejected in each.
+        """Random split by session, so that no answer is in two parts; the first that has tokens of both kinds in each.
 
-        Raises ValueError if none of the splits that are tried has them, as with fewer than three sessions.
+        Kinds: accepted, rejected. Raises ValueError if none of the splits that are tried has them, as with fewer than
+        three sessions.
         """
         sessions = self.sessions
         for drawn in random_splits(sessions.tolist(), SPLIT_SHARES, seed):

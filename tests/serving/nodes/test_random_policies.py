@@ -166,7 +166,7 @@ SEEDS = {"grown": 50, "whole": 100, "split": 25, "trees": 25, "colocated": 25}
 
 
 def half_of(seeds: Sequence[int]) -> list[Any]:
-    """All first seeds, of which every second is played where slow tests run."""
+    """The first seeds; each second one is played where slow tests run."""
     return [pytest.param(first, marks=[pytest.mark.slow] if at % 2 else []) for at, first in enumerate(seeds)]
 
 
