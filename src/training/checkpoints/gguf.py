@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 LIBRARIES = ("gguf", "accelerate")
 """Packages that `transformers` needs to read a GGUF file."""
@@ -98,5 +99,17 @@ def convert_file(file: Path, out: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     except (ImportError, ValueError, OSError, KeyError) as problem:
         raise ValueError(f"{file} cannot be unpacked by transformers ({problem}); give another GGUF file") from problem
+    _name_special_tokens(tokenizer, model.config)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def _name_special_tokens(tokenizer: Any, config: Any) -> None:
+    """Gives a tokenizer the special tokens that the file names: some releases of `transformers` read them wrongly.
+
+    5.17 makes the token that begins a turn of SmolLM2's its end token; the model's configuration is right there.
+    """
+    for role in ("bos_token", "eos_token", "pad_token"):
+        token_id = getattr(config, f"{role}_id", None)
+        if isinstance(token_id, int):
+            setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(token_id))

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from training.checkpoints.gguf import LIBRARIES, PackagedGGUF
+from training.checkpoints.gguf import LIBRARIES, PackagedGGUF, convert_file
 
 FACTS: dict[str, Any] = {"sha256": "0" * 64, "install": "make it", "license": "MIT", "origin": "here"}
 
@@ -34,3 +36,28 @@ def test_another_file_than_the_digest_names_is_refused(package: str) -> None:
     found = PackagedGGUF(package=package, file="model.gguf", **FACTS)
     with pytest.raises(ValueError, match=r"has the sha256 [0-9a-f]{64}, wanted is 0{64}.* Run again: make it"):
         found.check_content()
+
+
+def test_the_end_token_is_the_files_where_the_library_reads_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+    )
+
+    words = Tokenizer(WordLevel({"<none>": 0, "<begin>": 1, "<end>": 2, "word": 3}, unk_token="<none>"))
+    misread = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<begin>", eos_token="<begin>")
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=4, bos_token_id=1, eos_token_id=2, pad_token_id=2, **shape))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: misread)
+
+    convert_file(tmp_path / "model.gguf", tmp_path / "out")
+
+    monkeypatch.undo()
+    written = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (written.bos_token, written.eos_token, written.pad_token) == ("<begin>", "<end>", "<end>")
