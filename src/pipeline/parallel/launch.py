@@ -76,13 +76,20 @@ class SweepLaunch:
             raise KeyboardInterrupt
 
     def _plan(self, jobs: Sequence[Cell]) -> dict[int, CellPlan]:
-        """The plans of the valid jobs by number."""
+        """The plans of the valid jobs by number; what keeps the others from running is said before any job runs."""
         plans: dict[int, CellPlan] = {}
+        invalid: dict[str, list[int]] = {}
         lines = ProgressLines("planned", self._say, brief=True)
         for done, job in enumerate(jobs, 1):
-            if plan := plan_cell(job.config):
-                plans[job.number] = plan
+            try:
+                if plan := plan_cell(job.config):
+                    plans[job.number] = plan
+            except ConfigError as problem:
+                invalid.setdefault(str(problem), []).append(job.number)
             lines.progress(done, len(jobs))
+        for problem, numbers in invalid.items():
+            named = ", ".join(map(str, numbers))
+            self._say(f"cannot run, while the others do: {'jobs' if len(numbers) > 1 else 'job'} {named}: {problem}")
         return plans
 
     def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
@@ -155,7 +162,7 @@ class SweepLaunch:
 
 
 def plan_cell(config: "DictConfig") -> CellPlan | None:
-    """The plan of a job; None if it is invalid, which the job itself reports, or if it stops before its goal."""
+    """The plan of a job; None if it stops before its goal. Raises ConfigError for an invalid one."""
     from omegaconf import open_dict, read_write
 
     own = config.copy()
@@ -164,10 +171,7 @@ def plan_cell(config: "DictConfig") -> CellPlan | None:
     if own.stage != "all":
         return None
     with cells.composed_as(config):
-        try:
-            return _plan_job(create_job(own), str(own.goal))
-        except ConfigError:
-            return None
+        return _plan_job(create_job(own), str(own.goal))
 
 
 def _plan_job(job: Job, goal: str) -> CellPlan:

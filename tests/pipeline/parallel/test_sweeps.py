@@ -100,6 +100,13 @@ def test_a_forced_stage_that_several_jobs_need_is_built_again_once_before_them(
     assert "4 of 4 jobs complete" in out
 
 
+def test_what_keeps_jobs_from_running_is_said_before_any_job_runs(run: Run) -> None:
+    code, out, _ = sweep(run, "goal=cheap,absent")
+    assert code == 1
+    assert out.startswith("cannot run, while the others do: jobs 1, 3, 5, 7: asked for is 'absent'")
+    assert "4 of 8 jobs complete" in out
+
+
 def test_a_job_whose_worker_died_runs_again_and_complete_ones_of_its_batch_do_not(run: Run) -> None:
     InlineWorkers.lost += [("run_cells", 2), ("build_stage", "base")]
     code, out, err = sweep(run, "+hydra.launcher.workers.half_done=true", "+hydra.launcher.workers.batch=2")
