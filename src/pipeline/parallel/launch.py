@@ -87,9 +87,9 @@ class SweepLaunch:
             except ConfigError as problem:
                 invalid.setdefault(str(problem), []).append(job.number)
             lines.progress(done, len(jobs))
-        for problem, numbers in invalid.items():
-            named = ", ".join(map(str, numbers))
-            self._say(f"cannot run, while the others do: {'jobs' if len(numbers) > 1 else 'job'} {named}: {problem}")
+        for reason, numbers in invalid.items():
+            jobs_named = f"{'jobs' if len(numbers) > 1 else 'job'} {', '.join(map(str, numbers))}"
+            self._say(f"cannot run, while the others do: {jobs_named}: {reason}")
         return plans
 
     def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
