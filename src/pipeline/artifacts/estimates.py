@@ -29,6 +29,8 @@ LOAD_TEST_S = 60.0
 """Assumed of load tests that were not built before: their windows and searches decide, not the workload's prompts."""
 _LOAD_TESTS = frozenset({"load_test", "search"})
 """The arguments of stages that measure loads and search capacities."""
+READ_NBYTES_PER_S = 1e10
+"""Of a processor's memory: what is assumed of every machine."""
 CORE_FLOPS_PER_S = 5e10
 """Of one core that multiplies matrices in float32 with 256-bit vectors: what is assumed of an unmeasured machine."""
 _ROW_S = {"training.latency.stages.score_clock": 0.025}
@@ -51,21 +53,46 @@ class BuildEstimate:
     learned: bool
 
 
+Maker = Callable[[str, str], str | None]
+"""`maker(name, digest)`: the target that built an artifact; None where it is not known."""
+
+
 def estimate(
-    stage: Stage, earlier: list[Manifest], flops_per_s: Callable[[], float], pair_parameters: float = 0.0
+    stage: Stage,
+    earlier: list[Manifest],
+    flops_per_s: Callable[[], float],
+    pair_parameters: float = 0.0,
+    maker: Maker = lambda *_: None,
 ) -> BuildEstimate:
     """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's speed.
 
-    `flops_per_s` is called only if there is no earlier build. `pair_parameters` stand in for the sizes of models that
-    the stage's arguments do not give.
+    `flops_per_s` is called only if no earlier build is comparable. `pair_parameters` stand in for the sizes of models
+    that the stage's arguments do not give.
     """
-    known = nearest(stage, earlier)
+    known = nearest(stage, [one for one in earlier if _is_comparable(stage, one, maker)])
     work = _tokens(stage.args)
     if known is None:
         return _from_sizes(stage, flops_per_s(), pair_parameters)
     scale = work / before if work and (before := _tokens(known.args)) else 1.0
     memory_nbytes = known.peak_memory_nbytes or _from_sizes(stage, math.inf, pair_parameters).memory_nbytes
     return BuildEstimate(max(known.seconds * scale, 0.1), memory_nbytes, True)
+
+
+def _is_comparable(stage: Stage, one: Manifest, maker: Maker) -> bool:
+    """True if the build ran in the runtime that the stage has, on inputs that the same functions made: a trained pair
+    says nothing of one that was unpacked.
+    """
+    if _runtime(one.args) != _runtime(stage.args):
+        return False
+    used = ((needed, one.inputs.get(name, needed.digest)) for name, needed in stage.inputs.items())
+    return all(
+        digest == needed.digest or maker(needed.name, digest) in (None, needed.target) for needed, digest in used
+    )
+
+
+def _runtime(args: Mapping[str, Any]) -> Any:
+    runtime = args.get("runtime")
+    return runtime.get("_target_") if isinstance(runtime, Mapping) else None
 
 
 def pair_parameters(stages: Iterable[Stage]) -> float:
@@ -95,7 +122,10 @@ def _from_sizes(stage: Stage, flops_per_s: float, pair: float) -> BuildEstimate:
         return BuildEstimate(seconds, BASE_NBYTES, False)
     if _SIMULATED in json.dumps(stage.identity):
         return BuildEstimate(OTHER_S + tokens * EVENT_S, BASE_NBYTES / 2, False)
-    seconds = OTHER_S + 2 * run * tokens / flops_per_s + tokens * FORWARD_S
+    prompts = _value(stage.args, "num_prompts") * _value(stage.args, "max_prompt_tokens")
+    seconds = OTHER_S + 2 * run * (prompts + tokens) / flops_per_s + tokens * FORWARD_S
+    if prompts:  # tokens come one by one, and each reads all weights
+        seconds += tokens * _SERVING_NBYTES * run / READ_NBYTES_PER_S
     return BuildEstimate(seconds, BASE_NBYTES + _SERVING_NBYTES * run, False)
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -41,7 +41,10 @@ class Store:
 
     def path(self, stage: Stage) -> Path:
         """The folder of the artifact, which may not exist."""
-        return self.root / stage.name / stage.digest[:16]
+        return self._folder(stage.name, stage.digest)
+
+    def _folder(self, name: str, digest: str) -> Path:
+        return self.root / name / digest[:16]
 
     def has(self, stage: Stage) -> bool:
         """True if the artifact is there and complete, by the names and sizes of its files."""
@@ -90,7 +93,11 @@ class Store:
     def estimate(self, stage: Stage, pair_parameters: float = 0.0) -> BuildEstimate:
         """How long building the stage will take here, and how much memory; inputs not included."""
         latest, speed = self._latest(stage.name), partial(estimates.expected_flops_per_s, self.root)
-        return estimates.estimate(stage, latest, speed, pair_parameters)
+        return estimates.estimate(stage, latest, speed, pair_parameters, cache(self._maker))
+
+    def _maker(self, name: str, digest: str) -> str | None:
+        found = record.read_manifest(self._folder(name, digest))
+        return found.target if found else None
 
     def content_digest(self, path: Path) -> str:
         """The sha256 of a user's file or folder, remembered here (`fingerprint.content_digest`)."""

@@ -87,6 +87,34 @@ def test_an_earlier_build_counts_more_than_sizes_and_is_scaled_by_the_tokens(tmp
     assert estimate(model(steps=200, seed=1), earlier[:1], lambda: 1.0).seconds == 100.0
 
 
+def test_a_build_in_another_runtime_or_of_a_model_made_otherwise_tells_nothing(tmp_path: Path):
+    emulated, simulated = ({"runtime": {"_target_": name}} for name in ("Emulated", "Simulated"))
+    earlier = [built(served(**emulated), 9000.0, tmp_path / "a")]
+    assert estimate(served(seed=1, **emulated), earlier, lambda: 1e11).seconds == 9000.0
+    assert not estimate(served(seed=1, **simulated), earlier, lambda: 1e11).learned
+
+    trained = Stage("cloud_model", "train", {"recipe": {}})
+    args = {"model": {"_stage_": "cloud_model"}, "num_prompts": 10}
+    earlier = [built(Stage("trace", "trace", args, inputs={"cloud_model": trained}), 5.0, tmp_path / "b")]
+    unpacked = Stage("trace", "trace", args, inputs={"cloud_model": Stage("cloud_model", "convert", {"source": "it"})})
+    retrained = Stage(
+        "trace", "trace", args, inputs={"cloud_model": Stage("cloud_model", "train", {"recipe": {}, "seed": 1})}
+    )
+
+    def maker(name: str, digest: str) -> str | None:
+        return {("cloud_model", trained.digest): "train"}.get((name, digest))
+
+    assert not estimate(unpacked, earlier, lambda: 1e11, maker=maker).learned
+    assert estimate(retrained, earlier, lambda: 1e11, maker=maker).seconds == 5.0
+
+
+def test_a_served_model_reads_its_prompts_at_once_and_its_weights_for_each_token():
+    workload = {"num_prompts": 40, "max_prompt_tokens": 1000, "max_new_tokens": 64}
+    short, whole = (estimate(published("serve", w=w), [], lambda: 1e11, 2e8).seconds
+                    for w in ({**workload, "max_prompt_tokens": 0}, workload))  # fmt: skip
+    assert whole - short == pytest.approx(2 * 1e8 * 40_000 / 1e11 + 40 * 64 * 4 * 1e8 / 1e10)
+
+
 def test_checkpoints_of_files_count_by_their_configuration(tmp_path: Path):
     (tmp_path / "config.json").write_text(
         '{"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 512, "vocab_size": 100}'
