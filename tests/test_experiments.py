@@ -311,6 +311,14 @@ LESS = {
     "real/wisp": (*QUESTIONS, "workload.dataset.evaluation=open", "stages.predictors.seeds=[0]"),
     "real/theorem1": (*QUESTIONS, "workload.dataset.evaluation=open", "stages.waste.recalls=[0.95]"),
     "real/hidden_drafters": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/drafter=adapter,lookup"),
+    "real/hyperion": (
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        RECORDED,
+        "workload.seed=0",
+        "workload.arrivals.rate_per_s=4",
+        "+variant/hyperion/orchestrator=hyperion,heft",
+    ),
     "real/hat": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/hidden_drafter=u_shape,hat,hat_eta_04"),
     "real/citer": (
         *ROUTED[1:],
