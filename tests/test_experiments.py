@@ -302,6 +302,12 @@ LESS = {
         "workload.profiling.num_prompts=24",
         "+variant/real/method=cloud_centric,lookup,hybrid",
     ),
+    "real/long_summaries": (
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        "workload.profiling.num_prompts=24",
+        "+variant/real/method=cloud_centric,lookup,synera",
+    ),
     "real/synera": (
         *QUESTIONS,
         "workload.dataset.evaluation=open",
