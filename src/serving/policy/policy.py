@@ -212,7 +212,7 @@ class Policy:
             (
                 grown and self.early_exit.layer_exit is not None,
                 "{early_exit} ends a token's pass before the last layer, and {draft} runs all nodes of a level in one "
-                "forward; choose policy/early_exit=none or tail",
+                "forward; choose policy/early_exit=none or sequence_wise",
             ),
             (
                 grown and self.lookahead.max_steps > 0 and not isinstance(self.lookahead, TreeLookahead),
