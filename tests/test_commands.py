@@ -18,6 +18,11 @@ COMMAND = re.compile(r"^    python -m pipeline ([^#\n]+?)\s*(?:#.*)?$", re.MULTI
 NOT_PLANNED = ("--help", "show", "cache", "results", "report", "doctor", "ui")
 
 
+UNPLANNED = re.compile(r"^    python -m +pipeline (\+policy=[^#\n\\]+?)\s*(?:#.*)?$", re.MULTILINE)
+"""A run of a page on what these tests do not have: models, files, a GPU."""
+UNPLANNED_PAGES = ("commands", "real_models", "llama_cpp", "gpu", "traces", "onnx", "remote", "training", "profile")
+
+
 def commands(page: str) -> list[str]:
     return COMMAND.findall((ROOT / page).read_text(encoding="utf-8"))
 
@@ -25,6 +30,12 @@ def commands(page: str) -> list[str]:
 def planned() -> list[str]:
     found = dict.fromkeys(commands("README.md") + commands("docs/commands.md"))
     return [command for command in found if command.strip() and not command.startswith(NOT_PLANNED)]
+
+
+def composed() -> list[str]:
+    texts = ((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in UNPLANNED_PAGES)
+    found = dict.fromkeys(command for text in texts for command in UNPLANNED.findall(text))
+    return [command for command in found if command not in planned()]
 
 
 def test_the_docs_show_the_expected_number_of_commands() -> None:
@@ -47,6 +58,12 @@ def test_commands_plan_as_written(tmp_path: Path) -> None:
     done = subprocess.run(run, capture_output=True, text=True, timeout=600, check=False)
     codes = re.findall(r"^ended (\d+)$", done.stdout, flags=re.MULTILINE)
     assert [(words, code) for words, code in zip(chosen, codes, strict=True) if code != "0"] == [], done.stderr
+
+
+@pytest.mark.parametrize("command", composed())
+def test_what_the_tests_cannot_run_composes(command: str) -> None:
+    with api.composed(*shlex.split(command)) as cfg:
+        assert "serve" in cfg.stages
 
 
 @pytest.mark.parametrize(
