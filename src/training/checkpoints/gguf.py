@@ -5,13 +5,14 @@ import json
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 LIBRARIES = ("gguf", "accelerate")
 """Packages that `transformers` needs to read a GGUF file."""
 EXTRA = "smollm2"
 """That of the project's which brings them."""
 ORIGIN_FILE = "origin.json"
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
+"""Attributes of a tokenizer, and how a GGUF file names these tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +100,16 @@ def convert_file(file: Path, out: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     except (ImportError, ValueError, OSError, KeyError) as problem:
         raise ValueError(f"{file} cannot be unpacked by transformers ({problem}); give another GGUF file") from problem
-    _name_special_tokens(tokenizer, model.config)
+    for role, token_id in read_special_tokens(file).items():  # 5.17 makes the begin of SmolLM2's turns its end token
+        setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(token_id))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def _name_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Gives a tokenizer the special tokens that the file names: some releases of `transformers` read them wrongly.
+def read_special_tokens(file: Path) -> dict[str, int]:
+    """The ids of those of bos_token, eos_token and pad_token that a GGUF file names."""
+    from gguf import GGUFReader
 
-    5.17 makes the token that begins a turn of SmolLM2's its end token; the model's configuration is right there.
-    """
-    for role in ("bos_token", "eos_token", "pad_token"):
-        token_id = getattr(config, f"{role}_id", None)
-        if isinstance(token_id, int):
-            setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(token_id))
+    reader = GGUFReader(file)
+    fields = {role: reader.get_field(f"tokenizer.ggml.{key}_token_id") for role, key in SPECIAL_TOKENS.items()}
+    return {role: int(field.contents()) for role, field in fields.items() if field is not None}

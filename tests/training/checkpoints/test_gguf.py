@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from training.checkpoints.gguf import LIBRARIES, PackagedGGUF, convert_file
+from training.checkpoints.gguf import LIBRARIES, PackagedGGUF, convert_file, read_special_tokens
 
 FACTS: dict[str, Any] = {"sha256": "0" * 64, "install": "make it", "license": "MIT", "origin": "here"}
 
@@ -52,7 +52,9 @@ def test_the_end_token_is_the_files_where_the_library_reads_another(
     words = Tokenizer(WordLevel({"<none>": 0, "<begin>": 1, "<end>": 2, "word": 3}, unk_token="<none>"))
     misread = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<begin>", eos_token="<begin>")
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=4, bos_token_id=1, eos_token_id=2, pad_token_id=2, **shape))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=4, **shape))
+    named = {"bos_token": 1, "eos_token": 2, "pad_token": 2}
+    monkeypatch.setattr("training.checkpoints.gguf.read_special_tokens", lambda _: named)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: misread)
 
@@ -61,3 +63,15 @@ def test_the_end_token_is_the_files_where_the_library_reads_another(
     monkeypatch.undo()
     written = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (written.bos_token, written.eos_token, written.pad_token) == ("<begin>", "<end>", "<end>")
+
+
+def test_the_special_tokens_that_a_file_names_are_read(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed: pip install -e '.[smollm2]'")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert read_special_tokens(tmp_path / "model.gguf") == {"bos_token": 1, "eos_token": 2}
