@@ -90,7 +90,7 @@ def test_policies_that_need_outputs_a_graph_lacks_are_refused(policy: str, messa
 def test_early_exit_is_refused_by_its_slot() -> None:
     synera = setup("synera").policy
     with pytest.raises(
-        ValueError, match=r"policy.early_exit=ProgressiveExit leaves .* choose policy/early_exit=none or t"
+        ValueError, match=r"policy.early_exit=ProgressiveExit leaves .* choose policy/early_exit=none or sequence_wise"
     ):
         setup("sled", pair=ModelPair(on_onnx(), pair().cloud), override={"early_exit": synera.early_exit})
 
