@@ -35,7 +35,8 @@ def planned() -> list[str]:
 def composed() -> list[str]:
     texts = ((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in UNPLANNED_PAGES)
     found = dict.fromkeys(command for text in texts for command in UNPLANNED.findall(text))
-    return [command for command in found if command not in planned()]
+    known = planned()
+    return [command for command in found if command not in known]
 
 
 def test_the_docs_show_the_expected_number_of_commands() -> None:

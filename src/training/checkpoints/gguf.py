@@ -100,7 +100,8 @@ def convert_file(file: Path, out: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     except (ImportError, ValueError, OSError, KeyError) as problem:
         raise ValueError(f"{file} cannot be unpacked by transformers ({problem}); give another GGUF file") from problem
-    for role, token_id in read_special_tokens(file).items():  # 5.17 makes the begin of SmolLM2's turns its end token
+    # `transformers` 5.17 takes the token that begins SmolLM2's turns for its end token
+    for role, token_id in read_special_tokens(file).items():
         setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(token_id))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
