@@ -86,6 +86,7 @@ def use_parsed_files() -> None:
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
     defaults_list._create_interpolation_map = _interpolation_map  # type: ignore[assignment]
     launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    omegaconf.base.Box._re_parent = _re_parent  # type: ignore[method-assign]
     for module in (omegaconf.base, omegaconf._utils):
         module.parse = _parsed_text  # type: ignore[attr-defined]
     for file in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
@@ -100,6 +101,21 @@ def _interpolation_map(overrides: Any, defaults: list[Any], self_added: bool) ->
     if any("${" in f"{getattr(one, 'value', '')}{getattr(one, 'path', '')}" for one in defaults):
         return _hydras_map(overrides, defaults, self_added)
     return None
+
+
+def _re_parent(self: Any) -> None:
+    """Tells each node below what holds it, which OmegaConf does for all nodes after each of some 40 merges.
+
+    Where nothing has moved the node's cache of flags stays: two fifths of the time of a composition.
+    """
+    content = self.__dict__["_content"]
+    for node in content.values() if isinstance(content, dict) else content if isinstance(content, list) else (content,):
+        if not isinstance(node, omegaconf.base.Node):
+            continue
+        if node.__dict__["_parent"] is not self:
+            node._set_parent(self)
+        if isinstance(node, omegaconf.base.Box):
+            node._re_parent()
 
 
 @lru_cache(4096)

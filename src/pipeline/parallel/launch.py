@@ -1,11 +1,11 @@
 """Launches the jobs of a sweep on worker processes: stages that several jobs need are built first, and once.
 
-The launcher starts a job again if its worker process died. It leaves out jobs that an earlier command of the same sweep
-completed.
+What keeps jobs from running is said before any runs. The launcher starts a job again if its worker process died. It
+leaves out jobs that an earlier command of the same sweep completed.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,7 +14,7 @@ from pipeline.artifacts.progress_display import ProgressLines
 from pipeline.artifacts.runner import is_forced
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
-from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, ConfigError
+from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, UserError
 from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
 from pipeline.parallel.workers import LostTask, Workers
@@ -57,7 +57,7 @@ class SweepLaunch:
         """Raises KeyboardInterrupt where a job was interrupted."""
         tracked = any(job.config.tracking.uri != OFF for job in jobs)
         ready = self.workers.prepare(cells.import_modules, (self.launch, tracked))
-        plans = self._plan(jobs)
+        plans = plan_cells(jobs, self._say)
         kept = {job.number: found for job in jobs if (found := _find_result(job, plans.get(job.number)))}
         left = [job for job in jobs if job.number not in kept]
         self._keep_results(jobs, kept)
@@ -74,23 +74,6 @@ class SweepLaunch:
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
         if INTERRUPTED in self.statuses.values():
             raise KeyboardInterrupt
-
-    def _plan(self, jobs: Sequence[Cell]) -> dict[int, CellPlan]:
-        """The plans of the valid jobs by number; what keeps the others from running is said before any job runs."""
-        plans: dict[int, CellPlan] = {}
-        invalid: dict[str, list[int]] = {}
-        lines = ProgressLines("planned", self._say, brief=True)
-        for done, job in enumerate(jobs, 1):
-            try:
-                if plan := plan_cell(job.config):
-                    plans[job.number] = plan
-            except ConfigError as problem:
-                invalid.setdefault(str(problem), []).append(job.number)
-            lines.progress(done, len(jobs))
-        for reason, numbers in invalid.items():
-            jobs_named = f"{'jobs' if len(numbers) > 1 else 'job'} {', '.join(map(str, numbers))}"
-            self._say(f"cannot run, while the others do: {jobs_named}: {reason}")
-        return plans
 
     def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
         """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares."""
@@ -161,8 +144,27 @@ class SweepLaunch:
         print(text, file=self.file, flush=True)
 
 
+def plan_cells(jobs: Sequence[Cell], say: Callable[[str], None]) -> dict[int, CellPlan]:
+    """The plans of the valid jobs by number; says what keeps the others from running."""
+    plans: dict[int, CellPlan] = {}
+    invalid: dict[str, list[int]] = {}
+    lines = ProgressLines("planned", say, brief=True)
+    for done, job in enumerate(jobs, 1):
+        try:
+            if plan := plan_cell(job.config):
+                plans[job.number] = plan
+        except UserError as problem:
+            invalid.setdefault(str(problem), []).append(job.number)
+        lines.progress(done, len(jobs))
+    others = ", while the others do" if sum(map(len, invalid.values())) < len(jobs) else ""
+    for reason, numbers in invalid.items():
+        jobs_named = f"{'jobs' if len(numbers) > 1 else 'job'} {', '.join(map(str, numbers))}"
+        say(f"cannot run{others}: {jobs_named}: {reason}")
+    return plans
+
+
 def plan_cell(config: "DictConfig") -> CellPlan | None:
-    """The plan of a job; None if it stops before its goal. Raises ConfigError for an invalid one."""
+    """The plan of a job; None if it stops before its goal. Raises UserError for an invalid one."""
     from omegaconf import open_dict, read_write
 
     own = config.copy()

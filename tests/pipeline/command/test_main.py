@@ -363,6 +363,16 @@ def test_a_failed_job_of_a_sweep_does_not_stop_the_others(say: Say) -> None:
     assert said.err.count("must be more than 0") == 2
 
 
+def test_what_keeps_jobs_from_running_is_said_before_any_begins(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.running.run_to_exit_status", lambda *_: print("a job begins") or 0)
+    words = ("model=toy", "workload=tiny", "tracking.uri=none", "report=quiet", "network.uplink_mbps=8,0,-1")
+    lines = say("-m", "+policy=edge_centric", *words).out.splitlines()
+    assert lines[0].startswith("cannot run, while the others do: job 1: ")
+    assert lines[1].startswith("cannot run, while the others do: job 2: ")
+    assert all("must be more than 0" in line for line in lines[:2])
+    assert lines[2:5] == ["a job begins"] * 3
+
+
 # Own checkpoints and data.
 
 

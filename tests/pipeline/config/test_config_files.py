@@ -1,14 +1,15 @@
 """Files of conf/ are parsed once a process and composed as Hydra's own source composes them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource as HydrasSource
-from omegaconf import OmegaConf
+from omegaconf import Container, DictConfig, Node, OmegaConf
 
-from pipeline.config.arguments import conf_dir
+from pipeline.config.arguments import conf_dir, normalise
 from pipeline.config.compose import prepare_hydra
 from pipeline.config.config_files import FileConfigSource
 
@@ -58,6 +59,28 @@ def test_a_list_of_defaults_may_refer_to_another_choice(tmp_path: Path, size: st
     prepare_hydra()
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         assert compose("config") == {"db": {"a": 1}, "size": {"b": b}}
+
+
+@pytest.mark.parametrize("overrides", [["policy=wisp"], ["+experiment=hat/table4", "policy=hat", "network=lte"]])
+def test_each_node_knows_what_holds_it_and_no_flag_is_of_another_place(overrides: list[str]) -> None:
+    prepare_hydra()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        nodes = list(_nodes(compose("config", normalise(overrides))))
+    flags = [[node._get_flag(flag) for flag in ("struct", "readonly")] for node in nodes]
+    for node in nodes:
+        node.__dict__["_flags_cache"] = None
+    assert flags == [[node._get_flag(flag) for flag in ("struct", "readonly")] for node in nodes]
+
+
+def _nodes(config: Container) -> Iterator[Node]:
+    """All nodes below. Raises AssertionError for one that says another parent."""
+    for key in config if isinstance(config, DictConfig) else range(len(config)):
+        node = config._get_node(key)
+        assert isinstance(node, Node)
+        assert node._get_parent() is config
+        yield node
+        if isinstance(node, Container) and not node._is_none() and not node._is_interpolation():
+            yield from _nodes(node)
 
 
 def test_a_changed_file_is_parsed_again(tmp_path: Path) -> None:
