@@ -1,8 +1,8 @@
 """Heals a pruned model: it learns the distributions that the whole model had while it wrote its answers.
 
 The loss is the cross-entropy to the teacher's k largest logits at answers' positions, with a head that is restricted to
-the tokens that these answers use. Layers before the first that follows another one than before stay as they are (all
-but the last if only the last ones are dropped), and so do embedding and head.
+the tokens that are most often likely there. Layers before the first that follows another one than before stay as they
+are (all but the last if only the last ones are dropped), and so do embedding and head.
 """
 
 import json
@@ -205,5 +205,7 @@ def first_changed(layers: Sequence[int]) -> int:
 
 def _agreement(module: HealingModule, loader: HealingLoader, texts: Sequence[int]) -> float:
     """The share of held-out answers' tokens at which the likeliest token of the restricted head is the teacher's."""
+    module.model.eval()  # a checkpoint may have dropout
     counts = [module.agreement(loader.collate([text])) for text in texts]
+    module.model.train()
     return sum(same for same, _ in counts) / sum(positions for _, positions in counts)

@@ -84,6 +84,8 @@ def _held_out_items(split: str, per_task: int, world: SyntheticWorld, rng: rando
 
 
 def _distinct_items(task: str, split: str, count: int, world: SyntheticWorld, rng: random.Random) -> list[TaskItem]:
+    if count < 1:
+        raise ValueError(f"{count} {split} items a task are wanted; ask for 1 or more")
     found: dict[str, TaskItem] = {}
     for _ in range(20 * count):
         item = sample_item(task, split, rng, world)

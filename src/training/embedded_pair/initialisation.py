@@ -19,6 +19,8 @@ from training.embedded_pair.model_config import InitConfig
 def initialise(model: Llama, init: InitConfig, seed: int) -> None:
     """Fills `model` with random weights of `seed`. Raises ValueError if it has too few heads for `init`."""
     _check_heads(model.sizes.heads, init)
+    if init.induction_score and model.sizes.layers < 2:
+        raise ValueError("init.induction_score takes two layers, and the model has one; give 0")
     draw = torch.Generator().manual_seed(seed)
     d = model.sizes.hidden_size
     common = torch.randn(d, generator=draw)

@@ -222,12 +222,18 @@ def _format_row(name: str, *figures: float) -> str:
     return f"  {name:<22}  {a:5.3f}   {b:5.3f}       {c:5.3f}   {d:5.3f}"
 
 
+def _share(value: float | None) -> str:
+    """An AUC is unknown where every draft is accepted or none is."""
+    return "-" if value is None else f"{value:.3f}"
+
+
 def _drafting_lines(found: Mapping[str, Any]) -> list[str]:
     layers = ", ".join(f"{share:.2f}" for share in found["exit_agreement_by_layer"])
     return [
         f"greedy acceptance       {found['acceptance_rate']:.3f} of all tokens, "
-        f"{found['content_acceptance_rate']:.3f} of content tokens",
-        f"confidence AUC          {found['auc']:.3f} on all tokens, {found['auc_content']:.3f} on content tokens",
+        f"{_share(found['content_acceptance_rate'])} of content tokens",
+        f"confidence AUC          {_share(found['auc'])} on all tokens, "
+        f"{_share(found['auc_content'])} on content tokens",
         f"tokens a round          {found['tokens_per_round']:.2f} with {found['num_drafts']} drafted",
         f"exit agreement          {layers} after each layer of the small model",
     ]

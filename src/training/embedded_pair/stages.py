@@ -8,6 +8,14 @@ from training.fitting.recipe import LMRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
 
 
+def check_train(*, recipe: LMRecipe, teacher: Path | None = None, **_: object) -> None:
+    """Raises ValueError for a recipe that compares with a teacher where there is none."""
+    if recipe.distillation_weight and teacher is None:
+        raise ValueError(
+            f"recipe.distillation_weight is {recipe.distillation_weight}, and this model has no teacher; give 0"
+        )
+
+
 def train(
     out: Path,
     *,

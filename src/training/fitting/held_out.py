@@ -27,7 +27,8 @@ class Split(NamedTuple, Generic[T]):
 
 
 def random_split(items: Sequence[T], shares: SplitShares, seed: int) -> Split[list[T]]:
-    """Random train/validation/test split. Validation and test have at least one item; training may be empty."""
+    """Random train/validation/test split. Test has at least one item, validation too where there are two; training
+    may be empty."""
     import numpy as np
 
     order = np.random.default_rng(seed).permutation(len(items)).tolist()
@@ -43,6 +44,14 @@ def random_splits(items: Sequence[T], shares: SplitShares, seed: int) -> Iterato
         yield random_split(items, shares, seed + attempt * 1_000_003)
 
 
+def check_prompt_factor(prompt_factor: int) -> None:
+    """Raises ValueError for a factor below 1."""
+    if prompt_factor < 1:
+        raise ValueError(
+            f"prompt_factor is {prompt_factor}; a trace has at least as many prompts as workload.profiling"
+        )
+
+
 def training_workload(workload: Workload, prompt_factor: int) -> Workload:
     """The workload that a training trace is recorded on.
 
@@ -50,10 +59,7 @@ def training_workload(workload: Workload, prompt_factor: int) -> Workload:
     prompts of `workload` are left to be served. Any other workload is returned as it is. Raises ValueError for a
     factor below 1.
     """
-    if prompt_factor < 1:
-        raise ValueError(
-            f"prompt_factor is {prompt_factor}; a trace has at least as many prompts as workload.profiling"
-        )
+    check_prompt_factor(prompt_factor)
     if not isinstance(workload.dataset, TinyTasks):
         return workload
     return replace(

@@ -37,7 +37,9 @@ class LMRecipe:
     prompt_loss_weight: float = 0.2
     """Weight of a prompt's token in the loss; an answer's token has weight 1."""
     distillation_weight: float = 0.0
-    """Share of the loss that compares with the teacher's distribution; the rest compares with the corpus."""
+    """Share of the loss that compares with the teacher's distribution; the rest compares with the corpus. Without a
+    teacher it is 0.
+    """
 
     def __post_init__(self) -> None:
         check_above_zero(
@@ -156,7 +158,7 @@ class ReinforceRecipe:
     hidden_size: int = 16
     """Of a vertex's state."""
     steps: int = 64
-    """At most; each samples `episodes_per_step` new episodes."""
+    """Each samples `episodes_per_step` new episodes."""
     episodes_per_step: int = 4
     rollouts_per_episode: int = 4
     """Rollouts of one episode are each other's baseline."""

@@ -33,7 +33,9 @@ class Trainer:
     threads: int = 0
     """CPU threads while training; 0: all cores that this process may use."""
     precision: str = "auto"
-    """Of matrix products; weights are fp32. auto: bf16 if the hardware multiplies it, else fp32."""
+    """Of a language model's matrix products while it is trained, healed or prompts itself; weights, and the training of
+    adapters, heads, routers and predictors, are fp32. auto: bf16 if the hardware multiplies it, else fp32.
+    """
     zero_stage: int = 2
     """State that ZeRO shards over `devices` with strategy=deepspeed. 0: none; 1: optimizer states; 2: gradients too.
     Optimizers that need whole weights (Muon) shard nothing.

@@ -16,6 +16,7 @@ from serving.engines.torch.draft_heads import MedusaHead, init_adapter, init_med
 from serving.engines.torch.model import DecomposedModel
 from training.fitting.recipe import HATRecipe
 from training.fitting.token_subset import TokenSubset
+from training.hat.serving_eval import MAX_RANKS
 from training.hat.trace import HiddenStateTrace
 from training.hat.train import FrozenTargetModule, HiddenStateBatch, collate
 
@@ -99,7 +100,6 @@ def _window_mask(n: int, window: int | None, device: torch.device) -> Tensor | N
     return ((back >= 0) & (back < window))[None, None]
 
 
-MAX_RANKS = 10
 """Ranks of each head that a tree may use."""
 
 

@@ -17,6 +17,8 @@ from training.fitting.held_out import with_note
 
 VERIFIED_ORIGINS: tuple[Origin, ...] = ("accepted", "corrected", "bonus")
 """Origins of tokens that a verification yields; only the first token of an answer has another origin."""
+MAX_RANKS = 10
+"""Guesses of each Medusa head that may stand in the tree."""
 MIN_TOKENS_PER_ROUND = 1.1
 """The target's own token included. Without drafts it is 1, and drafts take time."""
 

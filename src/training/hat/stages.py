@@ -14,13 +14,18 @@ from serving.policy.slots.draft import MedusaDraft, WindowDraft
 from serving.policy.slots.placement import UShapedPlacement
 from serving.progress import Progress
 from serving.workload.workload import Workload
-from training.fitting.held_out import held_out_queries, served_metrics, training_workload
+from training.fitting.held_out import check_prompt_factor, held_out_queries, served_metrics, training_workload
 from training.fitting.recipe import HATRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
 from training.hat import serving_eval
 
 if TYPE_CHECKING:
     from training.hat.trace import HiddenStateTrace, TextSplit
+
+
+def check_record_hidden_states(*, prompt_factor: int = 1, **_: object) -> None:
+    """Raises ValueError for a `prompt_factor` below 1."""
+    check_prompt_factor(prompt_factor)
 
 
 def record_hidden_states(
@@ -61,6 +66,12 @@ def record_hidden_states(
     trace.write(out, found, made_from)
 
 
+def check_train_adapter(*, ce_weight: float = 0.1, **_: object) -> None:
+    """Raises ValueError for a weight below 0."""
+    if ce_weight < 0:
+        raise ValueError(f"ce_weight is {ce_weight}; the weight of the cross-entropy is 0 or more")
+
+
 def train_adapter(
     out: Path,
     *,
@@ -79,8 +90,9 @@ def train_adapter(
 ) -> None:
     """Distils HAT's adapter from `hidden_trace` (section 3.4, Eq. 4), and serves held-out prompts with it.
 
-    Writes adapter.safetensors, adapter.json and metrics.json. Raises ValueError, with the figures, for an adapter whose
-    drafts are hardly better than none.
+    Where the vocabulary is so large that the head is restricted (`loss_tokens`), prompts have no weight in the loss,
+    whatever the recipe says. Writes adapter.safetensors, adapter.json and metrics.json. Raises ValueError, with the
+    figures, for an adapter whose drafts are hardly better than none.
     """
     from serving.deployment.model_loading import load_models
     from serving.engines.torch.model import load_model
@@ -104,6 +116,17 @@ def train_adapter(
     served = serving_eval.evaluate_drafts(draft, models, queries, seed, progress)
     serving_eval.check(served, "this adapter is")
     _write_artifact(out, replace(header, acceptance_length=served.acceptance_length, metrics=report), served)
+
+
+def check_train_medusa(*, num_heads: int = 4, tree_candidates: int = 8, head_decay: float = 0.8, **_: object) -> None:
+    """Raises ValueError for heads that cannot be trained, and for more candidates than their guesses make."""
+    if num_heads < 1 or not head_decay > 0:
+        raise ValueError(
+            f"num_heads is {num_heads} and head_decay {head_decay}; give 1 head or more, and a decay above 0"
+        )
+    most = sum(serving_eval.MAX_RANKS**depth for depth in range(1, num_heads + 1))
+    if not 1 <= tree_candidates <= most:
+        raise ValueError(f"tree_candidates is {tree_candidates}; num_heads={num_heads} make 1 to {most} candidates")
 
 
 def train_medusa(

@@ -122,7 +122,7 @@ def record(
     progress: Progress,
     kept: Path | None = None,
 ) -> HiddenStateTrace:
-    """Records the target's greedy answers, and the hidden states of prompts and answers behind `shallow_layers` layers
+    """Records the target's own answers, and the hidden states of prompts and answers behind `shallow_layers` layers
     and behind all. Finished answers are kept in the file `kept`.
     """
     target: Any = models.cloud

@@ -210,9 +210,11 @@ def _ordering(found: Sequence[HeldOut]) -> Cells:
     clear = [max(a.speed.seconds, b.speed.seconds) > 1.2 * min(a.speed.seconds, b.speed.seconds) for a, b in pairs]
     clearly_right = [hit for hit, is_clear in zip(right, clear, strict=True) if is_clear]
     return {
-        "pairs": len(pairs), "faster_predicted": float(np.mean(right)) if pairs else None,
-        "clear_pairs": len(clearly_right), "clear_faster_predicted": float(np.mean(clearly_right)) if pairs else None,
-    }  # fmt: skip
+        "pairs": len(pairs),
+        "faster_predicted": float(np.mean(right)) if right else None,
+        "clear_pairs": len(clearly_right),
+        "clear_faster_predicted": float(np.mean(clearly_right)) if clearly_right else None,
+    }
 
 
 def _context_class(cached_tokens: int) -> int:

@@ -63,7 +63,7 @@ class ModelProfile:
         parts = {
             "configurations": (len(self.timings), self.options.configurations + self.options.held_out),
             "rounds of repeats": (self.repeats, self.options.repeats),
-            "warm-ups": (self.warmup_runs, self.options.warmup_runs),
+            "warm-ups": (self.warmup_runs, min(self.options.warmup_runs, len(self.timings))),
         }
         return ", ".join(f"{done} of {asked} {name}" for name, (done, asked) in parts.items() if done < asked)
 

@@ -199,7 +199,7 @@ class TrajectoryRecorder:
 def _unended_continuations(disagreements: Sequence[Disagreement]) -> list[Query]:
     """The queries of all continuations whose first token does not end the text. `run_untimed` deals queries to its
     devices in turn, so in this order both of a state run on one device, where the second continues the cache of what
-    both share.
+    both share, up to the first continuation that is left out and in whole groups.
     """
     pairs = [fork.continuation_queries() for fork in disagreements]
     groups = [pairs[first : first + CONCURRENT_SESSIONS] for first in range(0, len(pairs), CONCURRENT_SESSIONS)]

@@ -19,7 +19,7 @@ from serving.policy.slots.routed_offload import RoutedOffload
 from serving.progress import Progress
 from serving.workload.metrics import Metric, Rouge1
 from serving.workload.workload import Workload
-from training.fitting.held_out import held_out_queries, served_metrics, training_workload
+from training.fitting.held_out import check_prompt_factor, held_out_queries, served_metrics, training_workload
 from training.fitting.recipe import CoLLMRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
 from training.wisp.mlp import MLP
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from training.routing import serving_eval
 
 
-def check_record_routes(*, workload: Workload, **_: object) -> None:
-    """Raises ValueError for a data set that cannot be read, is too small, or has no text."""
+def check_record_routes(*, workload: Workload, prompt_factor: int = 1, max_comparisons: int = 4, **_: object) -> None:
+    """Raises ValueError for a data set that cannot be read, is too small, or has no text, and numbers out of range."""
+    check_prompt_factor(prompt_factor)
+    if max_comparisons < 0:
+        raise ValueError(f"max_comparisons is {max_comparisons}; give a number of states of each text, 0 or more")
     workload.check_dataset(with_text=True)
 
 
@@ -82,6 +85,11 @@ def record_routes(
     write(out, states, made_from)
 
 
+def check_train_citer(*, routed_share: float = 0.07, **_: object) -> None:
+    """Raises ValueError for a `routed_share` that is not between 0 and 1."""
+    _check_share(routed_share)
+
+
 def train_citer(
     out: Path,
     *,
@@ -106,7 +114,6 @@ def train_citer(
     from training.routing import citer
     from training.routing.states import concatenate, made_from, read, split
 
-    _check_share(routed_share)
     rounds = [read(path) for path in routes]
     parts = split(concatenate(rounds).with_preference(), seed)
     found = citer.train(parts, rounds[-1], mlp, routed_share, seed, trainer, progress)
@@ -114,6 +121,13 @@ def train_citer(
     models = load_models(device, cloud, accelerator, _engine_requirements(found))
     asked = held_out_queries(parts.used_prompt_ids, models, workload, decoding, seed)
     _evaluate_and_save(out, found, models, asked, workload, seed, progress)
+
+
+def check_train_co_llm(*, device: Checkpoint, joint: bool = False, routed_share: float = 0.07, **_: object) -> None:
+    """Raises ValueError for a `routed_share` that is not between 0 and 1, and a model that `joint` cannot train."""
+    _check_share(routed_share)
+    if joint:
+        _check_trainable(device)
 
 
 def train_co_llm(
@@ -134,15 +148,14 @@ def train_co_llm(
 ) -> None:
     """Trains Co-LLM's deferral on the references (section 2.2), and serves held-out prompts with it.
 
-    With `joint` the small model is trained too, and saved beside the router in `out`. The threshold eta
-    defers `routed_share` of held-out states. Raises ValueError as `train_citer` does.
+    With `joint` the small model is trained too, from the beginning after an interruption, and saved beside the router
+    in `out`. The threshold eta defers `routed_share` of held-out states. Raises ValueError as `train_citer` does.
     """
     from serving.deployment.model_loading import load_models
     from serving.engines.tokenizer import Tokenizer
     from training.routing.co_llm import CoLLMTraining
     from training.routing.states import made_from, read, split
 
-    _check_share(routed_share)
     training = CoLLMTraining(recipe, routed_share, seed, trainer, progress)
     parts = split(read(routes).with_reference(), seed)
     if joint:
@@ -239,16 +252,19 @@ def _stage_metrics(router: TokenRouter, evaluation: serving_eval.RouterEvaluatio
     return {**test, "threshold": router.threshold, **served_metrics(evaluation)}
 
 
-def _load_trainable(checkpoint: Checkpoint) -> Any:
-    """The small model in a form that can be trained. Raises ValueError for a quantised one or one with an adapter."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
+def _check_trainable(checkpoint: Checkpoint) -> None:
     if checkpoint.quantization != "none" or checkpoint.adapter:
         raise ValueError(
             "joint training changes the small model's weights: set model.device.quantization=none and no adapter, or "
             "policy.artifacts.co_llm.joint=false"
         )
+
+
+def _load_trainable(checkpoint: Checkpoint) -> Any:
+    """The small model in a form that can be trained."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     return AutoModelForCausalLM.from_pretrained(checkpoint.name_or_path, dtype=torch.float32).train()
 
 

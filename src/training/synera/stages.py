@@ -12,6 +12,12 @@ from serving.progress import Progress
 from serving.workload.workload import Workload
 
 
+def check_profile_thresholds(*, c_quantile: float | None = None, **_: object) -> None:
+    """Raises ValueError for a `c_quantile` that is no share."""
+    if c_quantile is not None and not 0 <= c_quantile <= 1:
+        raise ValueError(f"c_quantile is {c_quantile}; give a share from 0 to 1, or null for the best threshold")
+
+
 def profile_thresholds(
     out: Path,
     *,

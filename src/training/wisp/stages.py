@@ -106,6 +106,13 @@ def describe_token_trace(
     _write(out, "rows.json", statistic_rows(load_samples(token_trace), statistic))
 
 
+def check_compare_predictors(*, families: Sequence[PredictorFamily], **_: object) -> None:
+    """Raises ValueError for two families with one name."""
+    names = [one.name for one in families]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"families has {twice[0]} twice; a table has one row a name, so compare them in two stages")
+
+
 def compare_predictors(
     out: Path,
     *,
@@ -144,6 +151,12 @@ def evaluate_family(
     _write(out, "metrics.json", family_metrics(family, load_samples(token_trace).split(seed), seed, trainer, progress))
 
 
+def check_compare_at_recall(*, families: Sequence[PredictorFamily], recalls: Sequence[float], **_: object) -> None:
+    """Raises ValueError for recalls that are no shares, and two families with one name."""
+    check_compare_predictors(families=families)
+    _check_recalls(recalls)
+
+
 def compare_at_recall(
     out: Path,
     *,
@@ -154,16 +167,10 @@ def compare_at_recall(
     seeds: tuple[int, ...] = (0,),
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """False-positive rates of all families at the same recalls, trained on one split a seed: rows.json.
-
-    Raises ValueError for recalls that are no shares.
-    """
+    """False-positive rates of all families at the same recalls, trained on one split a seed: rows.json."""
     from training.wisp.comparison import matched_recall_rows, rows_by_seed
     from training.wisp.families import fit_families
 
-    wrong = [at for at in recalls if not 0 < at < 1]
-    if wrong or not recalls:
-        raise ValueError(f"recalls are {list(recalls)}; give shares between 0 and 1, as 0.75")
     samples = load_samples(token_trace)
 
     def rows(seed: int, progress: Progress) -> Any:
@@ -173,6 +180,11 @@ def compare_at_recall(
         return matched_recall_rows(chances, split.test, recalls)
 
     _write(out, "rows.json", rows_by_seed(seeds, rows, progress))
+
+
+def check_measure_predictor_latency(*, families: Sequence[PredictorFamily], **_: object) -> None:
+    """Raises ValueError for two families with one name."""
+    check_compare_predictors(families=families)
 
 
 def measure_predictor_latency(
@@ -199,6 +211,19 @@ def measure_predictor_latency(
     _write(out, "rows.json", {"this machine": rows})
 
 
+def check_measure_waste(
+    *,
+    families: Mapping[str, PredictorFamily],
+    seeds: Sequence[int] = (0,),
+    recalls: Sequence[float] = (0.5, 0.65, 0.8, 0.9, 0.95),
+    **_: object,
+) -> None:
+    """Raises ValueError for recalls that are no shares, and for fewer than two predictors."""
+    _check_recalls(recalls)
+    if (count := len(families) * len(seeds)) < 2:
+        raise ValueError(f"the theorem compares predictors, got {count}; give more families or seeds")
+
+
 def measure_waste(
     out: Path,
     *,
@@ -213,14 +238,18 @@ def measure_waste(
     """Wasted drafts against false alarms of many trained predictors, on held-out windows: rows.json (WISP, Theorem 1).
 
     Each of `families` (by its name in tables) is trained with each of `seeds`, and read at thresholds with these
-    `recalls` on validation. The split is that of the first seed. Raises ValueError for windows longer than `k` and for
-    fewer than two predictors.
+    `recalls` on validation. The split is that of the first seed. Raises ValueError for windows longer than `k`.
     """
     from training.wisp import theorem1
 
     found = theorem1.measure_theorem(load_samples(token_trace), families, seeds, recalls, k, trainer, progress)
     _write(out, "rows.json", theorem1.rows(found))
     _write(out, "metrics.json", theorem1.metrics(found))
+
+
+def _check_recalls(recalls: Sequence[float]) -> None:
+    if not recalls or not all(0 < at < 1 for at in recalls):
+        raise ValueError(f"recalls are {list(recalls)}; give shares between 0 and 1, as 0.75")
 
 
 def _write(out: Path, name: str, node: Any) -> None:

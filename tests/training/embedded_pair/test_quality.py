@@ -108,3 +108,10 @@ def test_the_scorecard_shows_both_models_and_what_drafting_gives():
     assert "0.800 of all tokens, 0.700 of content tokens" in lines[5]
     assert "19.0 to 1 by parameters, 4.0 to 1 measured (4.00 and 1.00 ms a token)" in lines[-2]
     assert lines[-1].split() == ["timed", "on", "Z80,", "one", "thread"]
+
+
+def test_the_scorecard_of_a_pair_without_a_rejected_draft_has_no_auc():
+    unknown = {"auc": None, "auc_content": None, "content_acceptance_rate": None}
+    lines = scorecard({**REPORT, "drafting": {**REPORT["drafting"], **unknown}}).splitlines()
+    assert "0.800 of all tokens, - of content tokens" in lines[5]
+    assert lines[6].split() == ["confidence", "AUC", "-", "on", "all", "tokens,", "-", "on", "content", "tokens"]

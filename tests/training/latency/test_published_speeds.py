@@ -143,6 +143,14 @@ def test_the_faster_of_two_configurations_is_predicted():
     assert found["prefill"]["faster_predicted"] > 0.88
 
 
+def test_pairs_that_are_nearly_as_fast_have_no_share_of_clear_ones():
+    one = next(one for one in held_out() if one.split != "processor" and one.kind == "decode")
+    speed = replace(one.speed, software=f"not {one.speed.software}", seconds=1.1 * one.speed.seconds)
+    cells = clock.ordering_rows([one, replace(one, speed=speed, predicted_s=2 * one.predicted_s)])["decode"]
+    assert (cells["pairs"], cells["faster_predicted"], cells["clear_pairs"]) == (1, 1.0, 0)
+    assert cells["clear_faster_predicted"] is None
+
+
 def test_every_power_mode_of_a_chip_that_has_several_is_scored_apart():
     found = clock.error_rows(held_out())["by power mode"]
     assert {"jetson_agx_orin_64gb 30W decode", "jetson_agx_orin_64gb MAXN decode"} <= set(found)
