@@ -33,3 +33,17 @@ def tracking(fresh: tuple[Path, list[tuple[str, str]]], tmp_path: Path) -> Track
     """A migrated store of the test's own: creating one takes seconds, copying none."""
     shutil.copy(fresh[0], tmp_path / "mlflow.db")
     return Tracking(outputs=str(tmp_path))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the figures of jobs small pictures, where a test looks at something else: to draw them takes a second."""
+    from PIL import Image
+
+    def draw(_records: object, path: Path, *_: object) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+        return path
+
+    for name in ("draw_latency", "draw_timeline"):
+        monkeypatch.setattr(f"pipeline.report.figures.{name}", draw)

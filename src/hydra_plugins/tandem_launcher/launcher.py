@@ -48,7 +48,8 @@ class _SweepLauncher(Launcher):
         """Runs the jobs, each a `pipeline.parallel.cells.Cell`. Raises UserError."""
 
     def _composed(self, number: int, overrides: Sequence[str]) -> DictConfig:
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+        loader = self.hydra_context.config_loader
+        config = loader.load_sweep_config(self.config, list(overrides)).copy()  # equal jobs are composed once
         with open_dict(config):
             config.hydra.job.id, config.hydra.job.num = number, number
         return config

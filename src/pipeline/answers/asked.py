@@ -14,13 +14,14 @@ from pipeline.config.build import ConfigSchema, construct
 from pipeline.errors import ConfigError
 from pipeline.parallel.workers import create_workers
 from pipeline.report.mlflow_logger import MlflowLogger
-from pipeline.report.mlflow_store import Tracking, tolerate_mlflow_errors
+from pipeline.report.mlflow_store import Tracking, mask_override, tolerate_mlflow_errors
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NOT_OF_CELLS = ("experiment", "policy", "tracking", "report", "stage", "force", "hydra")
 """Keys of a command that asks which its cells do not have: `policy` names the candidates."""
+_NOT_SHOWN = ("outputs", "data_root", "tracking", "report", "force", "hydra")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Asked:
     plan_only: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
     given: tuple[str, ...] = ()
-    """The command's words as they were given, those of the question included."""
+    """The command's words as they were given, those of the question included, without secrets and folders."""
 
     @property
     def command(self) -> str:
@@ -95,7 +96,5 @@ def ask(
     policies = choices_given(arguments, "policy")
     check_no_option(arguments, policies, asked.FOR_ONE_POLICY)
     given = tuple(f"+{word}" if word.startswith(("policy=", "experiment=")) else word for word in arguments)
-    shown = without(given, ("tracking", "report", "force", "hydra"))
-    asked.answer(
-        Asked(evaluator, tuple(words), tuple(policies), outputs, tracking, stage == "plan", given=tuple(shown))
-    )
+    shown = tuple(map(mask_override, without(given, _NOT_SHOWN)))
+    asked.answer(Asked(evaluator, tuple(words), tuple(policies), outputs, tracking, stage == "plan", given=shown))

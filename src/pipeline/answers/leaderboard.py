@@ -66,6 +66,11 @@ class Leaderboard:
         """Serves the cells, prints the board, and writes it below OUTPUTS/leaderboard."""
         names = self.named_settings or tuple(self.settings)
         pairs = [(name, policy) for name in names for policy in self._policies(self.settings[name], asked.policies)]
+        if not pairs:
+            raise ConfigError(
+                f"leaderboard: no setting of {', '.join(names)} compares {', '.join(asked.policies)}; name other "
+                "settings (leaderboard.in=[NAME]) or policies (+policy=a,b)."
+            )
         if len(pairs) * len(self.seeds) > MAX_CELLS:
             raise ConfigError(
                 f"leaderboard: {len(pairs) * len(self.seeds)} cells are more than {MAX_CELLS}; name fewer policies "

@@ -5,7 +5,7 @@ why a stage would run.
 import argparse
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -142,17 +142,23 @@ def _key(folder: Path) -> str:
     return f"{folder.parent.name}-{folder.name[:12]}"
 
 
-def find_leftovers(store: Store, check_contents: bool = False) -> dict[str, Path]:
+def find_leftovers(store: Store, check_contents: bool = False) -> list[tuple[str, Path]]:
     """Damaged artifacts, by size or with `check_contents` by content too, and the saved work of unfinished builds."""
-    damaged = {
-        _key(folder): folder for folder, one in store.manifests() if record.find_damage(folder, one, check_contents)
-    }
+    damaged = [
+        (_key(folder), folder) for folder, one in store.manifests() if record.find_damage(folder, one, check_contents)
+    ]
     folders = [folder for place in (".work", ".damaged") for folder in sorted((store.root / place).glob("[!.]*"))]
-    return damaged | {folder.name: folder for folder in folders}
+    return damaged + [(folder.name, folder) for folder in folders]
 
 
-def clean(store: Store, folders: Mapping[str, Path], delete: bool) -> list[str]:
-    """Remove (or only name, unless `delete`) folders of the store given by key; a line for each and one for the sum.
+def _unreadable(store: Store, names: Collection[str]) -> list[tuple[str, Path]]:
+    """Artifacts with these names or keys whose record cannot be read."""
+    found = [(_key(folder), folder) for folder, one in store.manifests() if one is None]
+    return [(key, folder) for key, folder in found if key in names or folder.parent.name in names]
+
+
+def clean(store: Store, folders: Sequence[tuple[str, Path]], delete: bool) -> list[str]:
+    """Remove (or only name, unless `delete`) folders of the store with these keys; a line for each, one for the sum.
 
     Artifacts that are being built, and those that they need, stay. No build starts meanwhile.
     """
@@ -160,7 +166,7 @@ def clean(store: Store, folders: Mapping[str, Path], delete: bool) -> list[str]:
     lines, freed_nbytes = [], 0
     with registration_lock(store.locks):
         busy = keys_in_use(store.locks)
-        for key, folder in folders.items():
+        for key, folder in folders:
             nbytes = 0 if key in busy else _nbytes(folder)
             freed_nbytes += nbytes
             lines.append(
@@ -211,8 +217,13 @@ def _run_command(
         return clean(store, find_leftovers(store, options.check), options.yes)
     if options.check:
         raise ValueError("--check looks for damaged artifacts, and NAME, --keep and --older-than choose others.")
-    removable = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
-    return clean(store, {entry.manifest.key: entry.folder for entry in removable}, options.yes)
+    unreadable = _unreadable(store, options.names) if options.older_than is None else []
+    named = {folder.parent.name for _, folder in unreadable} | {key for key, _ in unreadable}
+    readable = [name for name in options.names if name not in named]
+    removable: list[CacheEntry] = []
+    if readable or not options.names:
+        removable = select_removable(list_entries(store), readable, options.keep, options.older_than, now)
+    return clean(store, [*unreadable, *((one.manifest.key, one.folder) for one in removable)], options.yes)
 
 
 def _explain(words: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]]) -> list[str]:

@@ -147,13 +147,13 @@ def _run_hydra(argv: list[str], entry: composed_cache.CacheEntry | None = None) 
     import hydra
 
     from pipeline.config.compose import prepare_hydra
-    from pipeline.config.multirun import composed_once, defer_to_jobs, is_one_job
+    from pipeline.config.multirun import composed_once, defer_to_jobs
     from pipeline.running import run_to_exit_status
 
     prepare_hydra()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
-    if is_one_job(argv) and "stage=plan" in argv:
-        sys.argv.append("hydra.output_subdir=null")  # what Hydra notes of a job, and a plan would remove again
+    if "stage=plan" in argv and "report=full" not in argv:  # Hydra's notes of a job would be removed again
+        sys.argv.insert(sys.argv.index("stage=plan"), "hydra.output_subdir=null")
     failed: list[int] = []
     task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")
 

@@ -60,7 +60,7 @@ def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> 
         with api.composed(*overrides, config_dir=folder) as cfg:
             policy_variants.check(cfg, alone or cfg)
             job = create_job(cfg)
-    service = job.plan(name).stages[name]
+            service = job.plan(name).stages[name]
     job.run([*service.inputs.values()])
     target = load(service.target, name)
     try:

@@ -1,4 +1,4 @@
-"""Fixed overrides beside a swept group: `-m +policy=synera,sled policy/lookahead=idle`.
+"""Fixed overrides beside a swept group: `-m +policy=synera,sled policy/lookahead=none`.
 
 Hydra composes a multirun once without what is swept, and then each job with it. A fixed override of a swept group, such
 as one slot of all policies, has no meaning in the first composition. As a sweep of one value it belongs to the jobs.

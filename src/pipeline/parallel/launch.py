@@ -14,7 +14,7 @@ from pipeline.artifacts.progress_display import ProgressLines
 from pipeline.artifacts.runner import is_forced
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
-from pipeline.errors import INTERNAL_ERROR, INTERRUPTED, UserError
+from pipeline.errors import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, UserError
 from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
 from pipeline.parallel.workers import LostTask, Workers
@@ -59,7 +59,7 @@ class SweepLaunch:
         ready = self.workers.prepare(cells.import_modules, (self.launch, tracked))
         plans = plan_cells(jobs, self._say)
         kept = {job.number: found for job in jobs if (found := _find_result(job, plans.get(job.number)))}
-        left = [job for job in jobs if job.number not in kept]
+        left = [job for job in jobs if job.number not in kept and not self._stays(job, plans)]
         self._keep_results(jobs, kept)
         needed = [plans[job.number] for job in left if job.number in plans]
         shared, memory_nbytes = shared_stages(needed), max((plan.memory_nbytes for plan in needed), default=0.0)
@@ -74,6 +74,14 @@ class SweepLaunch:
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
         if INTERRUPTED in self.statuses.values():
             raise KeyboardInterrupt
+
+    def _stays(self, job: Cell, plans: Mapping[int, CellPlan]) -> bool:
+        """True for a job that cannot run now and that an earlier command completed; its result stays as it is."""
+        if job.number in plans or not cells.is_complete(job):
+            return False
+        self.statuses[job.number] = BAD_INPUT
+        self._say(f"job {job.number}: the result of an earlier command stays")
+        return True
 
     def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
         """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares."""

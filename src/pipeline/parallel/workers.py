@@ -226,6 +226,12 @@ class RayWorkers:
     cpus: float = 1.0
     max_workers: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_workers is not None and self.max_workers < 1:
+            raise ConfigError(f"hydra.launcher.max_workers is {self.max_workers}; give 1 or more, or null.")
+        if not self.cpus > 0:
+            raise ConfigError(f"hydra.launcher.cpus is {self.cpus}; give a job a share of a host's CPUs above 0.")
+
     def describe(self, job_nbytes: float) -> str:
         place = self.address or os.environ.get("RAY_ADDRESS") or "this machine"
         limit = f", {self.max_workers} at most" if self.max_workers else ""

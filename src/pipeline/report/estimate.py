@@ -3,7 +3,8 @@
 The mean over replicates (seeds) is shown. A resample draws replicates with replacement, then prompts, so that an
 interval covers both. The variance between R replicates comes out too small by R / (R - 1), which is put right (Davison
 and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8), and few replicates make it uncertain: where
-several differ, an interval is by Student's t (`statistics.MeanError`). All rows share the resamples, and replicates
+several differ, an interval is by Student's t (`statistics.MeanError`). Where replicates have prompts of their own, both
+parts count what prompts make: such an interval errs on the safe side. All rows share the resamples, and replicates
 with the same prompts share theirs, so that the difference of two rows, resample by resample, is a paired bootstrap
 (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
 """

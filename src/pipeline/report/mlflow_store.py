@@ -29,7 +29,7 @@ MASK = "***"
 
 _SECRET_KEY = re.compile(
     r"(^|(?<!_per)[^a-z])((api|auth|private|access)?(key|token)|(api|auth|private|access)[_-]?(keys|tokens)"
-    r"|passwords?|passwds?|secrets?|credentials?|bearer|authorization)([^a-z]|$)"
+    r"|passwords?|passwds?|pwd|passphrase|secrets?|credentials?|bearer|authorization)([^a-z]|$)"
 )
 _LOGINS = (
     re.compile(r"(sql(?:\+\w+)?://)\S+(?=@)"),  # SQLAlchemy takes a password with any sign
@@ -46,7 +46,7 @@ def mask_secrets(node: Any, key: str = "") -> Any:
     """The same plain data with `***` for values under keys that look like secrets, and for logins and such values in
     addresses.
     """
-    if node is not None and not isinstance(node, bool) and _SECRET_KEY.search(key.lower()):
+    if node is not None and not isinstance(node, bool) and _is_secret(key):
         return MASK
     if isinstance(node, Mapping):
         return {str(name): mask_secrets(value, str(name)) for name, value in node.items()}
@@ -58,13 +58,18 @@ def mask_secrets(node: Any, key: str = "") -> Any:
 def _mask_addresses(text: str) -> str:
     for login in _LOGINS:
         text = login.sub(rf"\1{MASK}", text)
-    return _QUERY_VALUE.sub(lambda one: f"{one[1]}={MASK}" if _SECRET_KEY.search(one[1].lower()) else one[0], text)
+    return _QUERY_VALUE.sub(lambda one: f"{one[1]}={MASK}" if _is_secret(one[1]) else one[0], text)
+
+
+def _is_secret(key: str) -> bool:
+    """True for a key that looks like a secret's: `api_key`, `clientSecret`, ..."""
+    return bool(_SECRET_KEY.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()))
 
 
 def mask_override(override: str) -> str:
     """`key=value` with the value masked as `mask_secrets` does; as a whole if a key inside it looks like a secret's."""
     key, equals, value = override.partition("=")
-    if "{" in value and any(_SECRET_KEY.search(inner.lower()) for inner in _INNER_KEY.findall(value)):
+    if "{" in value and any(map(_is_secret, _INNER_KEY.findall(value))):
         return f"{key}={MASK}"
     last = re.split(r"[./]", key)[-1]  # the folder of `variant/token_routing/router` names no secret
     return f"{key}{equals}{mask_secrets(value, last)}" if equals else override

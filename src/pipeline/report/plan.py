@@ -100,10 +100,12 @@ def write_plan(folder: Path, overrides: Sequence[str], stages: Sequence[PlannedS
 
 
 def remove_planned(folder: Path) -> None:
-    """Removes the folder of a run or sweep that was only planned: all that is there are plans and what Hydra notes.
+    """Removes the plans of a run or sweep, and its folder if all that is there is what Hydra notes.
 
-    A folder with anything else stays. The folders of the day, and of all runs, go where they are empty then.
+    The folders of the day, and of all runs, go where they are empty then.
     """
+    for path in folder.glob(f"*/{PLAN_FILE}"):
+        path.unlink()
     files = (path for path in folder.rglob("*") if path.is_file())
     if not folder.is_dir() or any(path.name not in _NOTES and path.parent.name != ".hydra" for path in files):
         return

@@ -23,10 +23,12 @@ from pipeline.errors import ConfigError, UserError, print_error, print_problem
 from pipeline.report import plan
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import (
+    OFF,
     Tracking,
     changes_result,
     flatten,
     mask_override,
+    mask_secrets,
     split_masked,
     tolerate_mlflow_errors,
 )
@@ -184,8 +186,9 @@ def start_sweep(folder: Path, note: SweepNote, tracking: Tracking, file: TextIO,
     """Notes the sweep in `folder` and in MLflow; one that `goes_on` keeps the run of the command that was stopped."""
     from pipeline.report.mlflow_logger import MlflowLogger
 
+    note = replace(note, store=str(mask_secrets(tracking.address)) if tracking.enabled else OFF)
     earlier = read_note(folder) if goes_on else None
-    if earlier and earlier.run_id and not earlier.ended and _same_jobs(earlier, note):
+    if earlier and earlier.run_id and not earlier.ended and earlier.store == note.store and _same_jobs(earlier, note):
         replace(note, run_id=earlier.run_id).write(folder)
         return
     run_id = None
@@ -270,7 +273,8 @@ def _log_to_mlflow(
     logger.log_metrics(run_id, {"jobs": total, "jobs_complete": complete})
     if search:
         logger.log_metrics(run_id, search.best_metrics())
-        logger.log_params(run_id, search.best_params())
+        if not interrupted:  # a parameter of a run stays as it is, and a search that goes on may find a better one
+            logger.log_params(run_id, search.best_params())
         _log_objectives(logger, rows, search)
     if shown:
         logger.log_metrics(run_id, select_numbers(shown.metrics))

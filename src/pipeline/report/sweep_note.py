@@ -1,6 +1,6 @@
 """sweep.json: what a sweep is, for its jobs, which may run in other processes, and for a later command.
 
-{run_id, overrides, command, folder, jobs: [[override]], ended}
+{run_id, overrides, command, folder, jobs: [[override]], ended, store}
 """
 
 import json
@@ -30,6 +30,8 @@ class SweepNote:
     """The overrides of each job; empty for a search, which chooses them as it goes."""
     ended: bool = False
     """True once all jobs have run, whatever became of them."""
+    store: str = ""
+    """The address of the MLflow store that has the run, secrets masked."""
 
     def write(self, folder: Path) -> None:
         fingerprint.write_atomic(folder / SWEEP_FILE, json.dumps(asdict(self), indent=1) + "\n")

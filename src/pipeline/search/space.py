@@ -81,6 +81,8 @@ def to_distribution(override: "Override") -> "BaseDistribution":
         if isinstance(value, IntervalSweep):
             return _interval(value.start, value.end, "log" in value.tags)
         if isinstance(value, RangeSweep):
+            if value.tags:
+                raise ValueError("a range has no tags; an interval may be log")
             return _range(value.start, value.stop, value.step)
     except ValueError as problem:
         raise ConfigError(f"{override.input_line}: {problem}. Allowed are {ALLOWED_SWEEPS}.") from problem
@@ -102,7 +104,7 @@ def _range(start: Any, stop: Any, step: Any) -> "BaseDistribution":
 
     if step <= 0 or stop <= start:
         raise ValueError("the range is empty or runs backwards")
-    steps = ceil((stop - start) / step) - 1
+    steps = ceil(round((stop - start) / step, 9)) - 1  # (0.4 - 0.1) / 0.1 is a little more than 3
     if all(isinstance(one, int) for one in (start, stop, step)):
         return IntDistribution(start, start + steps * step, step=step)
-    return FloatDistribution(start, start + steps * step, step=step)
+    return FloatDistribution(start, round(start + steps * step, 12), step=step)

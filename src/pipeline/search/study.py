@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pipeline.errors import ConfigError, UserError
 from pipeline.report import job_result
+from pipeline.report.mlflow_store import changes_result
 from pipeline.search.space import SearchSpace
 from serving.metrics import definitions
 
@@ -22,8 +23,6 @@ Direction = Literal["maximize", "minimize"]
 DIRECTIONS = get_args(Direction)
 STUDY_FILE = "study.db"
 _STUDY_NAME, _SPACE_ATTRIBUTE, _LABEL_ATTRIBUTE = "search", "space", "label"
-_IGNORED_KEYS = ("outputs", "tracking", "force", "trainer")
-"""Top-level keys of overrides that change no value of a trial."""
 
 
 class TrialError(UserError):
@@ -184,7 +183,8 @@ def _load_or_create(storage: "optuna.storages.RDBStorage", objective: Objective,
 
 def _identity(space: SearchSpace, objective: Objective) -> dict[str, str]:
     """The settings that comparable trials share."""
-    kept = {key: text for key, text in space.as_text().items() if key.lstrip("+").split(".")[0] not in _IGNORED_KEYS}
+    texts = {key: text for key, text in space.as_text().items() if changes_result(key.lstrip("+"))}
+    kept = {key: text for key, text in texts.items() if key.split(".")[0] != "trainer"}
     return {"metric": ", ".join(objective.metrics), "direction": ", ".join(objective.directions), **kept}
 
 

@@ -193,6 +193,9 @@ def test_too_many_cells_and_unknown_settings_are_refused_before_any_work(tmp_pat
         ask(replace(board(), seeds=tuple(range(400))), tmp_path)
     with pytest.raises(ValueError, match="there are near, far"):
         replace(board(), named_settings=("nearer",))
+    alone = {name: replace(setting, only=("wisp",)) for name, setting in board().settings.items()}
+    with pytest.raises(ConfigError, match=r"no setting of near, far compares sled; name other settings"):
+        ask(replace(board(), settings=alone), tmp_path, policies=("sled",))
     assert not (tmp_path / "leaderboard").exists()
 
 

@@ -158,6 +158,22 @@ def test_cache_clean_without_a_selection_removes_only_damaged_and_unfinished_art
     assert not [*(store.root / ".damaged").iterdir(), *(store.root / ".work").iterdir()]
 
 
+def test_cache_clean_removes_a_damaged_artifact_and_the_work_of_its_next_build(store: Store) -> None:
+    (store.workspace(REPORT)[1] / "state").write_text("x")
+    (store.path(REPORT) / "weights").unlink()
+    run(store, "clean", "--yes")
+    assert not store.path(REPORT).exists()
+    assert not [*(store.root / ".work").iterdir()]
+
+
+@pytest.mark.parametrize("name", ["model", MODEL.key])
+def test_cache_clean_removes_what_is_named_and_cannot_be_read(store: Store, name: str) -> None:
+    (store.path(MODEL) / "stage.json").unlink()
+    run(store, "clean", name, "--yes")
+    assert not store.path(MODEL).exists()
+    assert store.path(CORPUS).exists()
+
+
 @pytest.mark.parametrize("argv", [["clean", "reprot", "--yes"], ["clean", "--keep", "reprot", "--yes"]])
 def test_cache_clean_with_a_misspelt_name_removes_nothing(
     store: Store, argv: list[str], capsys: pytest.CaptureFixture[str]

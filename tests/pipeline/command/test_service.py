@@ -81,6 +81,12 @@ def test_starting_the_cloud_of_a_policy_without_one_is_refused_before_training(t
     assert not any(tmp_path.iterdir())
 
 
+def test_slots_that_exclude_each_other_are_named_as_conf_names_them(tmp_path: Path) -> None:
+    words = ["+policy=edge_centric", "policy/draft=none", *TOY, f"outputs={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"policy/offload=never .* policy/draft=none"):
+        service.run("device", words)
+
+
 @pytest.mark.parametrize("option", ["--config-dir", "-cd"])
 @pytest.mark.parametrize("joined", [True, False])
 def test_policies_of_a_users_config_folder_can_be_served(tmp_path: Path, option: str, joined: bool) -> None:

@@ -107,6 +107,30 @@ def test_what_keeps_jobs_from_running_is_said_before_any_job_runs(run: Run) -> N
     assert "4 of 8 jobs complete" in out
 
 
+def test_equal_jobs_are_two_jobs(run: Run) -> None:
+    words = ("which=2", "stages.cheap.x=1.0,1.0", "tracking.uri=none")
+    code, out, err = run("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", *words)
+    assert code == 0, out + err
+    assert "2 of 2 jobs complete" in out
+
+
+def test_a_result_stays_where_its_job_cannot_run_now_and_a_plan_leaves_no_trace(run: Run, tmp_path: Path) -> None:
+    words = ("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", "which=2", "stages.cheap.x=1.0,2.0",
+             "tracking.uri=none")  # fmt: skip
+    assert run(*words)[0] == 0
+    before = {path: path.read_bytes() for path in tmp_path.glob("outputs/cheap/*/job.json")}
+    assert len(before) == 2
+    notes = set(tmp_path.glob("outputs/cheap/*/*"))
+    code, out, err = run(*words, "stage=plan")
+    assert code == 0, out + err
+    assert set(tmp_path.glob("outputs/cheap/*/*")) == notes
+    code, out, _ = run(*words, "goal=absent")
+    assert code == 1
+    assert "cannot run: jobs 0, 1: asked for is 'absent'" in out
+    assert out.count("the result of an earlier command stays") == 2
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_job_whose_worker_died_runs_again_and_complete_ones_of_its_batch_do_not(run: Run) -> None:
     InlineWorkers.lost += [("run_cells", 2), ("build_stage", "base")]
     code, out, err = sweep(run, "+hydra.launcher.workers.half_done=true", "+hydra.launcher.workers.batch=2")
@@ -274,6 +298,8 @@ def test_options_out_of_range_are_refused() -> None:
         ({"_target_": "pipeline.parallel.workers.JoblibWorkers", "n_jobs": 0}, "n_jobs is 0"),
         ({"_target_": "pipeline.parallel.workers.JoblibWorkers", "jobs": 2}, "has no option 'jobs'"),
         ({"_target_": "pipeline.parallel.workers.SubmititWorkers", "folder": "x", "max_workers": 0}, "max_workers"),
+        ({"_target_": "pipeline.parallel.workers.RayWorkers", "max_workers": -1}, "max_workers is -1"),
+        ({"_target_": "pipeline.parallel.workers.RayWorkers", "cpus": 0}, "cpus is 0"),
     ):
         with pytest.raises(ConfigError, match=text):
             create_workers(node)

@@ -3,6 +3,8 @@
 import io
 from pathlib import Path
 
+import pytest
+
 from pipeline.report import comparison
 from pipeline.report import job as report
 from pipeline.report.context import JobContext
@@ -12,6 +14,8 @@ from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.table import plain_lines
 from tests.pipeline.report.serve_artifact import request, write
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SAID = "hypothetical: the drafts are those of a model with 0.84 of its target's weights, and timed as of one with 0.08"
 

@@ -20,6 +20,8 @@ from pipeline.report.records import RecordsError
 from serving.metrics import definitions
 from tests.pipeline.report.serve_artifact import drawn, request, write
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SECRET = "s3cret-value"
 CONFIG = {
     "policy": {
@@ -108,7 +110,8 @@ def test_the_table_shows_setup_and_results(artifact, tmp_path):
     assert SECRET not in text
 
 
-def test_without_mlflow_table_figures_and_result_are_written(artifact, tmp_path):
+def test_without_mlflow_table_figures_and_result_are_written(artifact, tmp_path, monkeypatch):
+    monkeypatch.undo()  # draws
     done = report.report_job(artifact, context(tmp_path, OFF), io.StringIO())
     assert (done.ui_hint, done.result.run_id) == (None, None)
     assert read_result(tmp_path / "job") == done.result
@@ -157,7 +160,8 @@ def test_a_job_of_a_sweep_prints_one_line_and_leaves_its_report_in_a_file(artifa
 @pytest.mark.parametrize(
     ("mode", "kinds"), [("full", {".png", ".pdf", ".svg"}), ("line", {".png"}), ("quiet", {".png"})]
 )
-def test_a_job_of_a_sweep_draws_no_files_for_print(artifact, tmp_path, tracking, mode, kinds):
+def test_a_job_of_a_sweep_draws_no_files_for_print(artifact, tmp_path, tracking, monkeypatch, mode, kinds):
+    monkeypatch.undo()  # draws
     done = report.report_job(artifact, context(tmp_path, tracking, report=mode), io.StringIO())
     assert {path.suffix for path in (tmp_path / "job" / "figures").iterdir()} == kinds
     assert all(path.is_file() for path in done.figures)

@@ -21,6 +21,8 @@ from serving.metrics.batch_timing import estimator_errors
 from serving.metrics.definitions import METRICS, Distribution, MetricSpec, Ratio
 from tests.pipeline.report.serve_artifact import drawn
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):

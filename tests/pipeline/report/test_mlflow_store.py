@@ -108,7 +108,7 @@ def test_a_key_is_a_path_that_mlflow_takes(name, text):
     "key",
     [
         "key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials", "developer_token",
-        "helper_password",
+        "helper_password", "clientSecret", "secretKey", "hfToken", "pwd", "passphrase",
     ],
 )  # fmt: skip
 def test_values_under_secret_names_are_masked(key):
@@ -116,7 +116,7 @@ def test_values_under_secret_names_are_masked(key):
     assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
 
 
-@pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "s_per_token", "monkey", "tokenizer", "keep"])
+@pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "s_per_token", "monkey", "keep", "maxNewTokens"])
 def test_values_under_other_names_are_kept(key):
     assert mask_secrets({key: 48}) == {key: 48}
 

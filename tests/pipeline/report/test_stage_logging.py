@@ -16,6 +16,8 @@ from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger
 from pipeline.report.mlflow_stages import log_stages, stage_experiment
 from tests.pipeline.report.serve_artifact import drawn
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 PNG = b"\x89PNG\r\n"
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from pipeline.errors import BAD_INPUT, INTERNAL_ERROR, UserError
 from pipeline.report import sweep
 from pipeline.report.context import JobContext
+from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import SweepNote
 from tests.pipeline.report.serve_artifact import drawn
@@ -90,6 +91,35 @@ def test_an_interrupted_sweep_compares_what_is_there_and_ends_its_run(sweeps):
     assert done.lines[-1] == "interrupted: 1 of 3 jobs are complete. The same command goes on: what was built is kept."
     client, _ = done.tracking.connect()
     assert client.get_run(done.run_id).info.status == "KILLED"
+
+
+def test_a_search_that_goes_on_after_ctrl_c_logs_the_best_trial_of_its_end(tmp_path, tracking):
+    note = SweepNote(overrides=["policy=synera"], folder=str(tmp_path))
+    for trials, interrupted in ((2, True), (4, False)):
+        sweep.start_sweep(tmp_path, note, tracking, io.StringIO(), goes_on=True)
+        for number in range(trials):
+            result = JobResult("complete", number, "synera", ("policy=synera",), metrics={"quality/mean": 0.1 * number})
+            result.write(tmp_path / str(number))
+        shown = [{"number": number, "label": "", "state": "complete", "values": [0.1 * number], "params": {"k": number}}
+                 for number in range(trials)]  # fmt: skip
+        found = {"metrics": ["quality/mean"], "directions": ["maximize"], "best": [trials - 1], "trials": shown}
+        (tmp_path / "search.json").write_text(json.dumps(found))
+        printed = io.StringIO()
+        sweep.finish_sweep(tmp_path, tracking, printed, interrupted=interrupted)
+        assert "could not log" not in printed.getvalue()
+    client, _ = tracking.connect()
+    run = client.get_run(sweep.read_note(tmp_path).run_id)
+    assert (run.info.status, run.data.params["search.k"]) == ("FINISHED", "3")
+
+
+def test_a_sweep_that_goes_on_in_another_store_has_a_run_there(tmp_path, tracking):
+    note = SweepNote(overrides=["policy=sled"], folder=str(tmp_path), jobs=[["policy=sled"]])
+    sweep.start_sweep(tmp_path, note, tracking, io.StringIO(), goes_on=True)
+    first = sweep.read_note(tmp_path).run_id
+    sweep.start_sweep(tmp_path, note, tracking, io.StringIO(), goes_on=True)
+    assert sweep.read_note(tmp_path).run_id == first
+    sweep.start_sweep(tmp_path, note, replace(tracking, uri="none"), io.StringIO(), goes_on=True)
+    assert sweep.read_note(tmp_path).run_id is None
 
 
 def test_a_sweep_whose_jobs_left_nothing_fails(tmp_path, capsys):

@@ -17,6 +17,8 @@ from pipeline.report.table import plain_lines
 from pipeline.report.validation import validate
 from tests.pipeline.report.serve_artifact import drawn, request, write
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 CHIPS = ["orin", "a6000"]
 SAID = "transport check: the run replays the clock of orin and a6000; its latencies say nothing about real chips"
 OFF = Tracking(uri="none")

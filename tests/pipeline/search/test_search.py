@@ -159,6 +159,9 @@ def test_another_space_in_the_same_folder_is_refused_once_there_are_results(tmp_
     with open_study(tmp_path, wider, SCORE, 0, {}) as study:
         study.ask()
     search(tmp_path, 1, [1.0])
+    same = parse_space({"x": "interval(0.0,1.0)"}, ["+experiment=cheap", "report=quiet", "data_root=elsewhere"])
+    with open_study(tmp_path, same, SCORE, 0, {}):
+        pass
     with pytest.raises(ConfigError, match="search of another space: x was"), open_study(tmp_path, wider, SCORE, 0, {}):
         raise AssertionError("it began")
 
@@ -222,7 +225,14 @@ def test_sweep_syntax_becomes_distributions() -> None:
     assert found.fixed == {"f": "7", "e": "True", "+experiment": "x"}
 
 
-@pytest.mark.parametrize("word", ["x=range(5,1)", "x=range(1,5,0)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"])
+@pytest.mark.parametrize(("word", "high"), [("x=range(0.1,0.4,0.1)", 0.3), ("x=range(0.1,0.8,0.1)", 0.7)])
+def test_a_range_excludes_its_end_whatever_the_step_is_rounded_to(word: str, high: float) -> None:
+    assert parse_space({}, [word]).searched == {"x": FloatDistribution(0.1, high, step=0.1)}
+
+
+@pytest.mark.parametrize(
+    "word", ["x=tag(log,range(1,1000))", "x=range(5,1)", "x=range(1,5,0)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"]
+)
 def test_unsupported_sweep_values_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="Allowed are"):
         parse_space({}, [word])

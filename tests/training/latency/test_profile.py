@@ -58,6 +58,7 @@ def test_fitted_coefficients_are_loaded_for_serving(profile):
 def test_each_model_is_timed_on_its_own_threads_and_says_so(toy_pair, fresh, monkeypatch):
     used = []
     monkeypatch.setattr("torch.set_num_threads", used.append)
+    monkeypatch.setattr("training.latency.profile_text.save_figure", lambda *_: None)  # takes seconds
     pair = pair_of(toy_pair)
     unlike = replace(pair, device=replace(pair.device, dtype="bf16"), cloud=replace(pair.cloud, threads=2))
     folder = fresh("profile")
@@ -135,7 +136,8 @@ def test_two_models_under_one_name_are_refused(toy_pair, fresh):
         profile_latency(fresh("profile"), progress=silent, pair=same)
 
 
-def test_published_shapes_are_profiled_within_the_budget(fresh):
+def test_published_shapes_are_profiled_within_the_budget(fresh, monkeypatch):
+    monkeypatch.setattr("training.latency.profile_text.save_figure", lambda *_: None)  # takes seconds
     out, deep = fresh("profile"), replace(TOY, name="deep", layers=4)
     effort = replace(QUICK, repeats=3, budget_s=1e-9)
     profile_published(

@@ -15,6 +15,7 @@ from pipeline.report.export.results import ResultTable
 from pipeline.report.export.significance import judge
 from pipeline.report.export.tables import EXHIBIT, written_exhibit_table
 from pipeline.report.export.tidy import tidy_csv
+from pipeline.report.mlflow_store import changes_result
 
 FOLDER, PAGE = "export", "report.html"
 REQUESTS = ("median", "slowest")
@@ -56,7 +57,7 @@ def _write(path: Path, text: str) -> Path:
 def _source(found: Finished) -> str:
     """The command and the revisions, for a comment: no path of a machine."""
     words = found.note.overrides if found.note else found.rows[0].result.overrides
-    public = [word for word in words if not word.startswith(("outputs=", "tracking.", "data_root="))]
+    public = [word for word in words if changes_result(word.lstrip("+")) and "=/" not in word]
     revisions = sorted({row.result.revision for row in found.complete if row.result.revision})
     return f"python -m pipeline {' '.join(public)}; code {', '.join(revisions) or 'without revision'}"
 

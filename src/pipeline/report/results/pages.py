@@ -50,7 +50,8 @@ class _Selection:
         values = {key.strip(): tuple(word.strip() for word in value.split(";")) for key, value in given.items()}
         if values.keys() - set(_OPTIONS):
             raise MarkError(f"a result's mark in docs has {sorted(values)}; allowed are {', '.join(_OPTIONS)}.")
-        if values.get("spread", ()) not in ((), ("groups",)) or ("spread" in values and len(values["columns"]) != 1):
+        spread, columns = values.get("spread", ()), values.get("columns", ())
+        if spread and (spread != ("groups",) or len(columns) != 1):
             raise MarkError("a result's mark in docs can spread groups alone, and one column of them.")
         if values.get("hide", ()) not in ((), ("groups",)):
             raise MarkError("a result's mark in docs can hide groups alone.")
@@ -82,9 +83,13 @@ def result_lines(name: str, result: KeptResult | None, selection: _Selection, wh
     missing = [one for one in columns if one not in rows[0]["columns"]]
     if missing:
         raise MarkError(f"{where}: {name} has no column {missing[0]!r}; it has {', '.join(rows[0]['columns'])}.")
+    for kind, asked in (("row", selection.rows), ("group", selection.groups)):
+        known = list(dict.fromkeys(row.get(kind, "") for row in rows))
+        if absent := [one for one in asked if one not in known]:
+            raise MarkError(f"{where}: {name} has no {kind} {absent[0]!r}; it has {', '.join(known)}.")
     shown = [row for row in rows if _is_selected(row, selection)]
     if not shown:
-        raise MarkError(f"{where}: {name} has none of the rows or groups that its mark names.")
+        raise MarkError(f"{where}: {name} has none of its rows in the groups that its mark names.")
     lines = (
         _spread_lines(shown, columns[0])
         if selection.spread

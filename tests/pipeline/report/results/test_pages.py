@@ -115,6 +115,9 @@ def test_without_a_result_the_table_says_which_command_makes_it():
     [
         ("TBT, ms", "speed"),
         ("rows: a", "rows: z"),
+        ("rows: a", "rows: a; z"),
+        ("rows: a", "groups: z"),
+        ("columns: TBT, ms", "spread: groups"),
         ("rows: a", "lines: a"),
         ("rows: a", "spread: rows"),
         ("rows: a", "hide: rows"),
