@@ -27,8 +27,10 @@ class Split(NamedTuple, Generic[T]):
 
 
 def random_split(items: Sequence[T], shares: SplitShares, seed: int) -> Split[list[T]]:
-    """Random train/validation/test split. Test has at least one item, validation too where there are two; training
-    may be empty."""
+    """Random train/validation/test split.
+
+    Test has at least one item, and validation where there are two; training may be empty.
+    """
     import numpy as np
 
     order = np.random.default_rng(seed).permutation(len(items)).tolist()
