@@ -68,7 +68,7 @@ def simulate(
     from serving.drivers.simulator import Simulator
     from serving.metrics.recorder import Recorder
     from serving.runtimes.clients import WorkloadClients
-    from serving.runtimes.failures import LinkOutageInjector, NodeFailureInjector
+    from serving.runtimes.failures import LinkOutageInjector, NodeCreatedHook, NodeFailureInjector
 
     topology = Topology(setup, models.cloud_layers, tokenizer=models.tokenizer)
     clients, recorder = WorkloadClients(queries, topology.devices, progress), Recorder(topology.devices, detail)
@@ -76,7 +76,8 @@ def simulate(
     link_outages = LinkOutageInjector(topology, names, lambda *event: simulator.post(*event), lambda: clients.all_ended)
     simulator = Simulator([recorder, *([link_outages] if link_outages.has_outages else []), *observers])
     make_chip = ChipFactory(topology, models, queries, shared_chip, reuse_prefixes)
-    hooks = [observer.node_created for observer in observers if isinstance(observer, NodeObserver)]
+    observing = [observer.node_created for observer in observers if isinstance(observer, NodeObserver)]
+    hooks: list[NodeCreatedHook] = [*observing, link_outages.node_created]
     failures = NodeFailureInjector(topology, simulator, make_chip, lambda: clients.all_ended, hooks)
     add_nodes(simulator, topology, make_chip, names)
     connect_nodes(simulator, topology)

@@ -108,6 +108,8 @@ class LinkOutageInjector:
         }
         self._restore_event_of = {name: pair for name in self._outages if (pair := next(self._pairs(name), None))}
         """Per device the (node, peer) whose PeerRestored ends the outage."""
+        self._last_outages: dict[str, OutageInterval] = {}
+        """The outage of each device's link that is due or goes on."""
 
     @property
     def has_outages(self) -> bool:
@@ -117,6 +119,14 @@ class LinkOutageInjector:
     def start(self) -> None:
         for device in self._restore_event_of:
             self._schedule_next(device)
+
+    def node_created(self, node: str, now: float) -> None:
+        """Tells a node that restarted of the outages of links: what was posted to it before it failed is lost."""
+        for device, (begin_s, end_s) in self._last_outages.items():
+            for own, peer in self._pairs(device) if now < end_s else ():
+                if own == node:
+                    self._post(max(now, begin_s), node, PeerLost(peer, "link"))
+                    self._post(end_s, node, PeerRestored(peer, "link"))
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if isinstance(event, PeerRestored) and event.cause == "link":
@@ -131,6 +141,7 @@ class LinkOutageInjector:
     def _schedule_next(self, device: str) -> None:
         interval = None if self._is_over() else next(self._outages[device], None)
         if interval:
+            self._last_outages[device] = interval
             for node, peer in self._pairs(device):
                 self._post(interval[0], node, PeerLost(peer, "link"))
                 self._post(interval[1], node, PeerRestored(peer, "link"))

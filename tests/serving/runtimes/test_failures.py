@@ -72,6 +72,22 @@ def test_only_the_end_of_an_outage_of_the_link_begins_the_next() -> None:
     assert sorted({at for at, _, _ in posted}) == [10.0, 12.0, 20.0, 22.0]
 
 
+@pytest.mark.parametrize(
+    ("now", "lost_s"), [(5.0, 10.0), (11.0, 11.0), (12.0, None)], ids=["before", "during", "behind"]
+)
+def test_a_node_that_restarts_learns_of_links_that_are_out(now: float, lost_s: float | None) -> None:
+    posted: list[tuple[float, str, PeerLost | PeerRestored]] = []
+    failing = FailingLinks(tiered_setup(tiers(1, 1)), LAYERS)
+    names = ("device-0", "nano-0", "nx-0")
+    injector = LinkOutageInjector(failing, names, lambda *event: posted.append(event), lambda: False)
+    injector.start()
+    posted.clear()
+    injector.node_created("nano-0", now)
+    told = [(lost_s, "nano-0", PeerLost("device-0", "link")), (12.0, "nano-0", PeerRestored("device-0", "link"))]
+    assert [each for each in posted if each[2].peer == "device-0"] == (told if lost_s else [])
+    assert all(node == "nano-0" for _, node, _ in posted)
+
+
 @dataclass(frozen=True)
 class FailingLinks(FailingTopology):
     def device_link(self, device: str) -> Any:
