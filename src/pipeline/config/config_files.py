@@ -27,6 +27,8 @@ from yaml.resolver import Resolver
 
 from pipeline.config.arguments import conf_dir
 
+_SERIAL_LAUNCHER = "hydra_plugins.tandem_launcher.launcher.SerialLauncher"
+
 
 class FileConfigSource(file_config_source.FileConfigSource):
     """Files below a folder; a sweep composes each of its jobs from the same 40 files.
@@ -81,7 +83,10 @@ class _ParsedFile:
 
 
 def use_parsed_files() -> None:
-    """Makes Hydra compose from parsed files in this process, and conf/ have the launchers that it names."""
+    """Makes Hydra compose from parsed files in this process, and conf/ have the launchers that it names.
+
+    A sweep that names none has `SerialLauncher` in place of Hydra's own; other programs that load the plugin keep that.
+    """
     Plugins.instance()  # registers Hydra's own source, which is replaced then, and launchers of installed plugins
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
     defaults_list._create_interpolation_map = _interpolation_map  # type: ignore[assignment]
@@ -91,6 +96,7 @@ def use_parsed_files() -> None:
         module.parse = _parsed_text  # type: ignore[attr-defined]
     for file in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
         launchers.pop(file.name, None)  # Hydra would check our file against a plugin's options of the same name
+    ConfigStore.instance().store(name="basic", node={"_target_": _SERIAL_LAUNCHER}, group="hydra/launcher")
 
 
 _hydras_map = defaults_list._create_interpolation_map
