@@ -23,6 +23,8 @@ from tests.pipeline.parallel.test_sweeps import EXPERIMENT
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
+OUTLIVING_ROUNDS = 8_000_000
+"""A job's work. One of a second is over before Ray's worker notices that its host is gone, and is not lost."""
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -163,7 +165,7 @@ def test_a_host_of_a_ray_cluster_dies_and_every_job_is_there(
 ) -> None:
     process, address = cluster
     sweep = start(
-        tmp_path, "stages.cheap.x=range(1,41)", "+stages.cheap.rounds=1000000", "hydra/launcher=ray",
+        tmp_path, "stages.cheap.x=range(1,41)", f"+stages.cheap.rounds={OUTLIVING_ROUNDS}", "hydra/launcher=ray",
         f"hydra.launcher.address={address}", "tracking.uri=none",
     )  # fmt: skip
     wait_until(lambda: len(builds(tmp_path)) > 9, sweep)
