@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
 
 from pipeline.answers.evaluation import Evaluator
-from pipeline.answers.words import without
+from pipeline.answers.words import key_of, without
 from pipeline.config.arguments import choices_given
 from pipeline.config.build import ConfigSchema, construct
 from pipeline.errors import ConfigError
 from pipeline.parallel.workers import create_workers
 from pipeline.report.mlflow_logger import MlflowLogger
-from pipeline.report.mlflow_store import Tracking, mask_override, tolerate_mlflow_errors
+from pipeline.report.mlflow_store import Tracking, changes_result, mask_override, tolerate_mlflow_errors
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NOT_OF_CELLS = ("experiment", "policy", "tracking", "report", "stage", "force", "hydra")
 """Keys of a command that asks which its cells do not have: `policy` names the candidates."""
-_NOT_SHOWN = ("outputs", "data_root", "tracking", "report", "force", "hydra")
 
 
 @dataclass(frozen=True)
@@ -96,5 +95,5 @@ def ask(
     policies = choices_given(arguments, "policy")
     check_no_option(arguments, policies, asked.FOR_ONE_POLICY)
     given = tuple(f"+{word}" if word.startswith(("policy=", "experiment=")) else word for word in arguments)
-    shown = tuple(map(mask_override, without(given, _NOT_SHOWN)))
+    shown = tuple(mask_override(word) for word in given if changes_result(key_of(word)))
     asked.answer(Asked(evaluator, tuple(words), tuple(policies), outputs, tracking, stage == "plan", given=shown))

@@ -74,9 +74,9 @@ def select_removable(
 ) -> list[CacheEntry]:
     """Artifacts that `clean` may remove: with these names or keys (all if none), that old, and not needed for `keep`.
 
-    Raises ValueError for an unknown name: a misspelt one in `keep` would keep nothing.
+    Raises ValueError for an unknown name in `keep`, which would keep nothing.
     """
-    _check_names([*names, *keep], {entry.manifest.name for entry in found}, {entry.manifest.key for entry in found})
+    _check_names(keep, {entry.manifest.name for entry in found}, {entry.manifest.key for entry in found})
     needed = _needed_digests(found, keep)
     return [
         entry
@@ -151,12 +151,6 @@ def find_leftovers(store: Store, check_contents: bool = False) -> list[tuple[str
     return damaged + [(folder.name, folder) for folder in folders]
 
 
-def _unreadable(store: Store, names: Collection[str]) -> list[tuple[str, Path]]:
-    """Artifacts with these names or keys whose record cannot be read."""
-    found = [(_key(folder), folder) for folder, one in store.manifests() if one is None]
-    return [(key, folder) for key, folder in found if key in names or folder.parent.name in names]
-
-
 def clean(store: Store, folders: Sequence[tuple[str, Path]], delete: bool) -> list[str]:
     """Remove (or only name, unless `delete`) folders of the store with these keys; a line for each, one for the sum.
 
@@ -217,13 +211,12 @@ def _run_command(
         return clean(store, find_leftovers(store, options.check), options.yes)
     if options.check:
         raise ValueError("--check looks for damaged artifacts, and NAME, --keep and --older-than choose others.")
-    unreadable = _unreadable(store, options.names) if options.older_than is None else []
-    named = {folder.parent.name for _, folder in unreadable} | {key for key, _ in unreadable}
-    readable = [name for name in options.names if name not in named]
-    removable: list[CacheEntry] = []
-    if readable or not options.names:
-        removable = select_removable(list_entries(store), readable, options.keep, options.older_than, now)
-    return clean(store, [*unreadable, *((one.manifest.key, one.folder) for one in removable)], options.yes)
+    chosen = _choose(store, options.names)
+    removable = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
+    folders = [(one.manifest.key, one.folder) for one in removable]
+    if options.names and options.older_than is None:  # an artifact without a readable record has no age
+        folders += [(key, folder) for key, (folder, manifest) in chosen.items() if manifest is None]
+    return clean(store, folders, options.yes)
 
 
 def _explain(words: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]]) -> list[str]:

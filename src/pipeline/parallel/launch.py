@@ -59,8 +59,10 @@ class SweepLaunch:
         ready = self.workers.prepare(cells.import_modules, (self.launch, tracked))
         plans = plan_cells(jobs, self._say)
         kept = {job.number: found for job in jobs if (found := _find_result(job, plans.get(job.number)))}
-        left = [job for job in jobs if job.number not in kept and not self._stays(job, plans)]
+        staying = [job.number for job in jobs if job.number not in plans and cells.is_complete(job)]
+        left = [job for job in jobs if job.number not in kept and job.number not in staying]
         self._keep_results(jobs, kept)
+        self._leave_results(staying)
         needed = [plans[job.number] for job in left if job.number in plans]
         shared, memory_nbytes = shared_stages(needed), max((plan.memory_nbytes for plan in needed), default=0.0)
         for job in (job for job in left if cells.is_complete(job)):  # of another configuration
@@ -75,20 +77,18 @@ class SweepLaunch:
         if INTERRUPTED in self.statuses.values():
             raise KeyboardInterrupt
 
-    def _stays(self, job: Cell, plans: Mapping[int, CellPlan]) -> bool:
-        """True for a job that cannot run now and that an earlier command completed; its result stays as it is."""
-        if job.number in plans or not cells.is_complete(job):
-            return False
-        self.statuses[job.number] = BAD_INPUT
-        self._say(f"job {job.number}: the result of an earlier command stays")
-        return True
-
     def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
         """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares."""
         for job in (job for job in jobs if job.number in kept):
             own = replace(kept[job.number], overrides=cells.masked_overrides(job))
             own.write(cells.job_folder(job.config))
             self._say(f"job {job.number}: complete since an earlier command")
+
+    def _leave_results(self, numbers: Sequence[int]) -> None:
+        """Leaves the results of an earlier command as they are: these jobs cannot run now."""
+        for number in numbers:
+            self.statuses[number] = BAD_INPUT
+            self._say(f"job {number}: the result of an earlier command stays")
 
     def _build_shared(
         self, stages: Sequence[Stage], plans: Mapping[int, CellPlan], memory_nbytes: float
@@ -175,11 +175,11 @@ def plan_cell(config: "DictConfig") -> CellPlan | None:
     """The plan of a job; None if it stops before its goal. Raises UserError for an invalid one."""
     from omegaconf import open_dict, read_write
 
+    if config.stage != "all":
+        return None
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
-    if own.stage != "all":
-        return None
     with cells.composed_as(config):
         return _plan_job(create_job(own), str(own.goal))
 

@@ -123,10 +123,9 @@ class LinkOutageInjector:
     def node_created(self, node: str, now: float) -> None:
         """Tells a node that restarted of the outages of links: what was posted to it before it failed is lost."""
         for device, (begin_s, end_s) in self._last_outages.items():
-            for own, peer in self._pairs(device) if now < end_s else ():
-                if own == node:
-                    self._post(max(now, begin_s), node, PeerLost(peer, "link"))
-                    self._post(end_s, node, PeerRestored(peer, "link"))
+            if now < end_s:
+                peers = [peer for own, peer in self._pairs(device) if own == node]
+                self._post_outage([(node, peer) for peer in peers], (max(now, begin_s), end_s))
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if isinstance(event, PeerRestored) and event.cause == "link":
@@ -142,9 +141,12 @@ class LinkOutageInjector:
         interval = None if self._is_over() else next(self._outages[device], None)
         if interval:
             self._last_outages[device] = interval
-            for node, peer in self._pairs(device):
-                self._post(interval[0], node, PeerLost(peer, "link"))
-                self._post(interval[1], node, PeerRestored(peer, "link"))
+            self._post_outage(self._pairs(device), interval)
+
+    def _post_outage(self, pairs: Iterable[tuple[str, str]], interval: OutageInterval) -> None:
+        for node, peer in pairs:
+            self._post(interval[0], node, PeerLost(peer, "link"))
+            self._post(interval[1], node, PeerRestored(peer, "link"))
 
     def _pairs(self, device: str) -> Iterator[tuple[str, str]]:
         """(node, the peer that it loses) on both ends of a device's link."""

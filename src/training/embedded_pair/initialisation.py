@@ -17,10 +17,8 @@ from training.embedded_pair.model_config import InitConfig
 
 @torch.no_grad()
 def initialise(model: Llama, init: InitConfig, seed: int) -> None:
-    """Fills `model` with random weights of `seed`. Raises ValueError if it has too few heads for `init`."""
-    _check_heads(model.sizes.heads, init)
-    if init.induction_score and model.sizes.layers < 2:
-        raise ValueError("init.induction_score takes two layers, and the model has one; give 0")
+    """Fills `model` with random weights of `seed`. Raises ValueError if it has too few heads or layers for `init`."""
+    _check_sizes(model.sizes.heads, model.sizes.layers, init)
     draw = torch.Generator().manual_seed(seed)
     d = model.sizes.hidden_size
     common = torch.randn(d, generator=draw)
@@ -36,7 +34,9 @@ def initialise(model: Llama, init: InitConfig, seed: int) -> None:
         _init_induction_heads(model, init)
 
 
-def _check_heads(heads: int, init: InitConfig) -> None:
+def _check_sizes(heads: int, layers: int, init: InitConfig) -> None:
+    if init.induction_score and layers < 2:
+        raise ValueError("init.induction_score takes two layers, and the model has one; give 0")
     named = len(init.look_back_offsets)
     if named > heads:
         raise ValueError(f"init.look_back_offsets names {named} heads, a layer has {heads}; name fewer")

@@ -100,9 +100,6 @@ def _window_mask(n: int, window: int | None, device: torch.device) -> Tensor | N
     return ((back >= 0) & (back < window))[None, None]
 
 
-"""Ranks of each head that a tree may use."""
-
-
 class MedusaModule(FrozenTargetModule):
     """Trains `num_heads` heads over a frozen target. Head k at position i learns token i + 1 + k, with the weight
     `decay` to the power of k. Only the rows of `loss_over` in its vocabulary are trained (None: all).

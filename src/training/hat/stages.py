@@ -92,7 +92,7 @@ def train_adapter(
 
     Where the vocabulary is so large that the head is restricted (`loss_tokens`), prompts have no weight in the loss,
     whatever the recipe says. Writes adapter.safetensors, adapter.json and metrics.json. Raises ValueError, with the
-    figures, for an adapter whose drafts are hardly better than none.
+    figures, for an adapter with hardly more tokens a round than without drafts.
     """
     from serving.deployment.model_loading import load_models
     from serving.engines.torch.model import load_model

@@ -114,6 +114,7 @@ def train_citer(
     from training.routing import citer
     from training.routing.states import concatenate, made_from, read, split
 
+    _check_share(routed_share)
     rounds = [read(path) for path in routes]
     parts = split(concatenate(rounds).with_preference(), seed)
     found = citer.train(parts, rounds[-1], mlp, routed_share, seed, trainer, progress)
@@ -156,6 +157,7 @@ def train_co_llm(
     from training.routing.co_llm import CoLLMTraining
     from training.routing.states import made_from, read, split
 
+    _check_share(routed_share)
     training = CoLLMTraining(recipe, routed_share, seed, trainer, progress)
     parts = split(read(routes).with_reference(), seed)
     if joint:
@@ -261,10 +263,11 @@ def _check_trainable(checkpoint: Checkpoint) -> None:
 
 
 def _load_trainable(checkpoint: Checkpoint) -> Any:
-    """The small model in a form that can be trained."""
+    """The small model in a form that can be trained. Raises ValueError for a quantised one or one with an adapter."""
     import torch
     from transformers import AutoModelForCausalLM
 
+    _check_trainable(checkpoint)
     return AutoModelForCausalLM.from_pretrained(checkpoint.name_or_path, dtype=torch.float32).train()
 
 

@@ -37,6 +37,12 @@ class PredictorFamily(Protocol):
         ...
 
 
+def check_several(num_predictors: int) -> None:
+    """Raises ValueError for fewer than two: Theorem 1 compares predictors."""
+    if num_predictors < 2:
+        raise ValueError(f"the theorem compares predictors, got {num_predictors}; give more families or seeds")
+
+
 def fit_families(
     families: Sequence[PredictorFamily], split: SampleSplit, seed: int, trainer: Trainer, progress: Progress
 ) -> Iterator[tuple[str, FittedPredictor]]:

@@ -13,7 +13,7 @@ from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
 from serving.workload.workload import Workload
 from training.fitting.trainer import CPU_TRAINER, Trainer
-from training.wisp.families import PredictorFamily
+from training.wisp.families import PredictorFamily, check_several
 from training.wisp.mlp import MLP
 from training.wisp.rules import CoverageRule, ThresholdRule
 from training.wisp.samples import load_samples, statistic_rows
@@ -167,10 +167,14 @@ def compare_at_recall(
     seeds: tuple[int, ...] = (0,),
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """False-positive rates of all families at the same recalls, trained on one split a seed: rows.json."""
+    """False-positive rates of all families at the same recalls, trained on one split a seed: rows.json.
+
+    Raises ValueError for recalls that are no shares.
+    """
     from training.wisp.comparison import matched_recall_rows, rows_by_seed
     from training.wisp.families import fit_families
 
+    _check_recalls(recalls)
     samples = load_samples(token_trace)
 
     def rows(seed: int, progress: Progress) -> Any:
@@ -220,8 +224,7 @@ def check_measure_waste(
 ) -> None:
     """Raises ValueError for recalls that are no shares, and for fewer than two predictors."""
     _check_recalls(recalls)
-    if (count := len(families) * len(seeds)) < 2:
-        raise ValueError(f"the theorem compares predictors, got {count}; give more families or seeds")
+    check_several(len(families) * len(seeds))
 
 
 def measure_waste(
@@ -238,7 +241,8 @@ def measure_waste(
     """Wasted drafts against false alarms of many trained predictors, on held-out windows: rows.json (WISP, Theorem 1).
 
     Each of `families` (by its name in tables) is trained with each of `seeds`, and read at thresholds with these
-    `recalls` on validation. The split is that of the first seed. Raises ValueError for windows longer than `k`.
+    `recalls` on validation. The split is that of the first seed. Raises ValueError for windows longer than `k` and for
+    fewer than two predictors.
     """
     from training.wisp import theorem1
 

@@ -12,7 +12,7 @@ import numpy as np
 from serving.progress import Progress, silent
 from training.fitting.cluster_statistics import ClusterValues, clustered_ratio, spearman
 from training.fitting.trainer import Trainer
-from training.wisp.families import PredictorFamily, fit_predictor
+from training.wisp.families import PredictorFamily, check_several, fit_predictor
 from training.wisp.rules import threshold_at_recall
 from training.wisp.samples import SampleSplit, TokenSamples
 from training.wisp.trace import DraftWindows, Flags, Floats, Ints
@@ -188,6 +188,7 @@ def measure_theorem(
     jobs = [
         (label if len(seeds) == 1 else f"{label}, seed {s}", one, s) for label, one in families.items() for s in seeds
     ]
+    check_several(len(jobs))
     split = samples.split(seeds[0])
     held = HeldOutWindows.from_windows(split.test.windows, k)
     points: dict[str, list[OperatingPoint]] = {EMPTY_DRAFTS: [], NONEMPTY_DRAFTS: []}

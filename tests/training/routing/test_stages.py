@@ -185,3 +185,9 @@ def test_a_router_that_worsens_answers_is_refused() -> None:
     serving_eval.check(fair)
     with pytest.raises(ValueError, match=r"worse than none: quality 0\.200 with 7\.0%.* 0\.310 without, on 240"):
         serving_eval.check(serving_eval.RouterEvaluation(240, 0.07, 0.2, 0.31, 0.3, -0.11, -0.16, -0.06))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
+def test_a_share_of_0_or_1_is_refused(share: float, first: Path, common: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="above 0, below 1"):
+        train_citer(tmp_path, routes=(first,), routed_share=share, **common)

@@ -55,6 +55,8 @@ def test_all_families_are_read_on_one_test_part(tmp_path: Path) -> None:
             assert np.mean(rows["recall 0.8"][family]["auc"]["by_seed"][seed]) > 0.75
         areas = rows["recall 0.8"][family]["auc"]["by_seed"]
         assert areas["0"] != areas["1"]  # another split, and other weights
+    with pytest.raises(ValueError, match="recalls are"):
+        stages.compare_at_recall(tmp_path, recalls=[75], **options)
     stages.measure_predictor_latency(tmp_path, num_calls=50, **options)
     times = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["this machine"]
     assert 0 < times["MLP"]["median"] < times["Random Forest"]["median"]

@@ -124,3 +124,5 @@ def test_the_experiment_compares_trained_predictors(tmp_path: Path) -> None:
     assert 4 <= said["pairs"] <= 6, "pairs that are alike count for neither"
     assert said["bound_violations"] == 0
     assert said["spearman"] > 0.5
+    with pytest.raises(ValueError, match="compares predictors, got 1"):
+        stages.measure_waste(tmp_path, families={"one": MLP()}, **options)
