@@ -308,6 +308,12 @@ LESS = {
         "workload.profiling.num_prompts=24",
         "+variant/real/method=cloud_centric,lookup,synera",
     ),
+    "real/long_problems": (
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        "workload.profiling.num_prompts=24",
+        "+variant/real/method=cloud_centric,sled,u_shape",
+    ),
     "real/long_answers": (
         *QUESTIONS,
         "workload.dataset.evaluation=open",

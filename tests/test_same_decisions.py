@@ -323,7 +323,7 @@ class Case:
         processes of one test run share it. It is this policy's, too, where it drafts on guesses, or splits the target
         and so rounds its hidden states.
         """
-        pair, setup = self.setup.pair, self.setup
+        pair, setup = self.setup.models, self.setup
         whole = len(setup.hops) < 2 and not setup.policy.lookahead.max_steps
         own = None if whole and setup.policy.lossless else setup.policy
         asked = {
@@ -484,7 +484,7 @@ class Place:
 @cache
 def case(policy: str, temperature: float, outputs: Path) -> Case:
     setup = setup_of(policy, temperature, outputs)
-    models = load_models(setup.pair.device, setup.pair.cloud, requirements=setup.policy.engine_requirements)
+    models = load_models(setup.models.device, setup.models.cloud, requirements=setup.policy.engine_requirements)
     asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
     return Case(setup, replace(models, device=OneByOne(models.device)), asked)
 

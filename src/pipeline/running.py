@@ -371,7 +371,7 @@ def _stage_runs(job: Job, plan: Plan, built: frozenset[str]) -> "tuple[StageRun,
     found = []
     for name, stage in plan.stages.items():
         manifest = job.store.manifest(stage)
-        inputs = {needed: other.key for needed, other in stage.inputs.items()}
+        inputs = {needed: other.key for needed, other in stage.read_inputs.items()}
         seconds = manifest.seconds if manifest else 0.0
         cached = stage.digest not in built
         found.append(StageRun(name, stage.key, plan.kinds[name], job.store.path(stage), seconds, cached, inputs))

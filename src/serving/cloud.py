@@ -56,6 +56,11 @@ class CloudConfig:
             security.check_token_is_protected(address, security.certificate is not None)
 
 
+def unread_run(*, config: CloudConfig, **_: object) -> tuple[object, ...]:
+    """Artifacts of the setup that `run` does not read."""
+    return config.setup.unread_artifacts
+
+
 def run(config: CloudConfig, accelerator: str = "cpu") -> None:
     """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, a node of an earlier tier that refuses
     this one, and an engine that fails for good.

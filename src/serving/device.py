@@ -51,6 +51,11 @@ class DeviceConfig:
         service.endpoint.api_key()
 
 
+def unread_run(*, config: DeviceConfig, **_: object) -> tuple[object, ...]:
+    """Artifacts of the setup that `run` does not read."""
+    return config.setup.unread_artifacts
+
+
 def run(config: DeviceConfig, accelerator: str = "cpu") -> None:
     """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, or a cloud that refuses this device."""
     from serving.deployment.model_loading import load_side

@@ -40,6 +40,11 @@ def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
     setup.workload.check_dataset()
 
 
+def unread_serve(*, setup: Setup, **_: object) -> tuple[object, ...]:
+    """Artifacts of the setup that `serve` does not read."""
+    return setup.unread_artifacts
+
+
 def check_record_outcomes(*, workload: Workload, **_: object) -> None:
     """Raises ValueError for a data set that cannot be read, is too small, or has no text."""
     workload.check_dataset(with_text=True)

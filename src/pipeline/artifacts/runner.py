@@ -62,7 +62,7 @@ class Runner:
             with self._hold_lock(stage) as lease:
                 if self._needs_build(stage):
                     self._check_replaceable(stage)
-                    inputs = {name: self._ensure_readable(needed) for name, needed in stage.inputs.items()}
+                    inputs = {name: self._ensure_readable(needed) for name, needed in stage.read_inputs.items()}
                     self._build(stage, inputs, lease)
         return self.store.path(stage)
 
@@ -84,11 +84,11 @@ class Runner:
 
     def _help(self, stage: Stage) -> NoReturn:
         """Runs the missing stage, which the first process builds now, in a temporary folder; ends this process."""
-        if missing := next((one for one in stage.inputs.values() if self._needs_build(one)), None):
+        if missing := next((one for one in stage.read_inputs.values() if self._needs_build(one)), None):
             self._help(missing)
         with TemporaryDirectory(prefix="tandem-helper-") as out:
             state = self.store.root / ".work" / stage.key / "state"
-            inputs = {name: self.store.path(needed) for name, needed in stage.inputs.items()}
+            inputs = {name: self.store.path(needed) for name, needed in stage.read_inputs.items()}
             self.call_stage(stage, Path(out), state, inputs, lambda *_: None)
         sys.exit(0)
 

@@ -25,8 +25,9 @@ class Stage:
 
     `args` is canonical plain data; every `{"_stage_": name}` in it has its stage in `inputs` under that name, and the
     reverse. `version` is raised when the target's code changes its meaning. `resources` says where it runs and is
-    outside identity. `code` is the sha256 of each module of a user's own that `target` and `args` name. Raises
-    TypeError for data without a canonical form, ValueError for the rest.
+    outside identity. `code` is the sha256 of each module of a user's own that `target` and `args` name. `unread` names
+    inputs that belong to the identity and are not read, so that they need not be built. Raises TypeError for data
+    without a canonical form, ValueError for the rest.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Stage:
     inputs: Mapping[str, "Stage"] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
     code: Mapping[str, str] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -74,11 +76,16 @@ class Stage:
         """Name and start of the digest: short, and unique in practice."""
         return f"{self.name}-{self.digest[:12]}"
 
+    @property
+    def read_inputs(self) -> dict[str, "Stage"]:
+        """The inputs by name, without those that are not read."""
+        return {name: stage for name, stage in self.inputs.items() if name not in self.unread}
+
     @cached_property
     def ancestors(self) -> dict[str, "Stage"]:
-        """All direct and indirect inputs by digest, inputs first."""
+        """All direct and indirect inputs that are read, by digest, inputs first."""
         found: dict[str, Stage] = {}
-        for stage in self.inputs.values():
+        for stage in self.read_inputs.values():
             found |= stage.ancestors | {stage.digest: stage}
         return found
 

@@ -61,7 +61,7 @@ def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> 
             policy_variants.check(cfg, alone or cfg)
             job = create_job(cfg)
             service = job.plan(name).stages[name]
-    job.run([*service.inputs.values()])
+    job.run([*service.read_inputs.values()])
     target = load(service.target, name)
     try:
         target(**build_arguments(service, lambda needed: job.store.path(service.inputs[needed])))

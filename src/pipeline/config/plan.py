@@ -3,7 +3,8 @@
 The options of a stage are resolved copies of what its node names, so its digest depends on nothing else.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -47,9 +48,15 @@ def make_plan(
     Raises ConfigError for unknown stages, options that exclude each other, and stages that need each other.
     """
     planner = _Planner(nodes, schema, folder)
-    for goal in goals:
-        planner.stage(goal, ())
-    return Plan(planner.stages, {name: _stage_kind(planner.nodes[name], name) for name in planner.stages})
+    wanted = [planner.stage(goal, ()) for goal in goals]
+    stages = _read_stages(planner.stages, wanted)
+    return Plan(stages, {name: _stage_kind(planner.nodes[name], name) for name in stages})
+
+
+def _read_stages(stages: Mapping[str, Stage], wanted: Iterable[Stage]) -> dict[str, Stage]:
+    """Those of `stages` that are wanted, or read by one that is."""
+    read = {digest for goal in wanted for digest in (goal.digest, *goal.ancestors)}
+    return {name: stage for name, stage in stages.items() if stage.digest in read}
 
 
 class _Planner:
@@ -82,14 +89,25 @@ class _Planner:
         data = self.schema.coerce_target({TARGET: node[TARGET], **options, **resources}, name)
         args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
-        _check_arguments(node[TARGET], construct(args, self._pending, name), args, name)
+        objects = construct(args, self._pending, name)
+        _check_arguments(node[TARGET], objects, args, name)
         where = {key: data[key] for key in resources}
         construct(where, None, name)
         try:
             code = code_digests(_modules({TARGET: node[TARGET], **args}))
-            return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where, code)
+            unread = self._unread(node[TARGET], objects, args)
+            return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where, code, unread)
         except (ValueError, TypeError) as problem:
             raise ConfigError(f"stages.{name}: {problem}") from problem
+
+    def _unread(self, path: str, args: Mapping[str, Any], data: Mapping[str, Any]) -> frozenset[str]:
+        """The inputs that `unread_NAME`, if the module of the stage's function `NAME` has one, leaves alone at every
+        place where `data` names them.
+        """
+        unread = _beside(path, "unread")
+        left = [one.folder for one in unread(**args) if isinstance(one, PendingArtifact)] if unread else []
+        named = Counter(_references(data))
+        return frozenset(name for name in named if left.count(self.folder(self.stages[name])) == named[name])
 
     def _pending(self, needed: str) -> PendingArtifact:
         stage = self.stages[needed]
@@ -101,13 +119,18 @@ def _check_arguments(path: str, args: Mapping[str, Any], data: Mapping[str, Any]
 
     Raises ConfigError with its message for arguments that are valid alone but not together.
     """
-    module, _, name = path.rpartition(".")
-    check = getattr(import_module(module), f"check_{name}", None)
+    check = _beside(path, "check")
     try:
         if check:
             check(**args)
     except Exception as problem:
         raise_placed(problem, data, where)
+
+
+def _beside(path: str, what: str) -> Any:
+    """The function `WHAT_NAME` in the module of the function `NAME`; None if there is none."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), f"{what}_{name}", None)
 
 
 def _stage_kind(node: Mapping[str, Any], name: str) -> str:
@@ -141,8 +164,11 @@ def _modules(node: Any) -> Iterator[str]:
 
 
 def build_arguments(stage: Stage, artifact: Callable[[str], Path]) -> dict[str, Any]:
-    """The arguments of the stage's function, as objects."""
+    """The arguments of the stage's function, as objects; `artifact` gives the folder of an input that is read."""
+
+    def found(name: str) -> Any:
+        return PendingArtifact(options=stage.inputs[name].args) if name in stage.unread else artifact(name)
+
     return {
-        key: construct(value, artifact, f"{stage.name}.{key}")
-        for key, value in {**stage.args, **stage.resources}.items()
+        key: construct(value, found, f"{stage.name}.{key}") for key, value in {**stage.args, **stage.resources}.items()
     }

@@ -136,7 +136,7 @@ def load_side(
     With a `tier`, only the layers that run there; else all that run in the cloud. `context_tokens`: a service's limit
     of a conversation; default: the workload's.
     """
-    pair, policy = setup.pair, setup.policy
+    pair, policy = setup.models, setup.policy
     drafts_here = policy.drafts_in_cloud if side == "cloud" else policy.drafts_on_device
     requirements = replace(setup.engine_requirements, drafter=drafts_here)
     tokenizer, vocab_size = load_tokenizer(pair.device, pair.cloud)
@@ -152,7 +152,7 @@ def load_side(
 
 def _load_device_side(factory: EngineFactory, setup: Setup, accelerator: str, tokenizer: "Tokenizer") -> LoadedModels:
     """The draft model, and the first layers of the large one where a placement puts some on devices."""
-    pair = setup.pair
+    pair = setup.models
     held = [hop.span for hop in _hops(setup) if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer]
     part = factory.target(pair.cloud, accelerator, max(span.end_layer for span in held)) if held else None
     return LoadedModels(
@@ -170,7 +170,7 @@ def _load_cloud_side(
     factory: EngineFactory, setup: Setup, accelerator: str, tokenizer: "Tokenizer", tier: str | None
 ) -> LoadedModels:
     """The layers of the large model that run on `tier`, or in the cloud, and a draft model where the cloud drafts."""
-    device, cloud = setup.pair.device, setup.pair.cloud
+    device, cloud = setup.models.device, setup.models.cloud
     spans = [hop.span for hop in _hops(setup) if hop.node != DEVICE_TIER and tier in (None, hop.node)]
     ends = Span(spans[0].start_layer, spans[-1].end_layer, spans[0].embedding, spans[-1].lm_head)
     in_one_process = cloud.tensor_parallel == 1 and not cloud.gguf_file

@@ -3,6 +3,7 @@ context: prompt and answer together.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from serving.core.decoding import Decoding
 from serving.core.importance import importance_scores
@@ -13,6 +14,7 @@ from serving.hardware.fleet import check_memory
 from serving.hardware.testbed import Testbed
 from serving.messages import Hop
 from serving.network.link import Link
+from serving.policy.by_condition import PlacedPolicy
 from serving.policy.policy import EngineRequirements, Policy
 from serving.policy.slots.draft import TreeDraft, drafts_trees, max_tree_nodes
 from serving.policy.slots.placement import DEVICE_TIER, TieredPlacement, UShapedPlacement
@@ -225,6 +227,30 @@ class Setup:
                 f"(workload.max_prompt_tokens + max_new_tokens, in blocks of {cache.block_tokens}); allow more, or "
                 "shorter requests"
             )
+
+    @property
+    def reads_device_model(self) -> bool:
+        """False if no model drafts, and the cloud's checkpoint gives the pair's tokenizer."""
+        drafts = self.policy.draft.source == "model" or isinstance(self.policy, PlacedPolicy)
+        return drafts or not self.pair.cloud.has_weights
+
+    @cached_property
+    def models(self) -> ModelPair:
+        """The checkpoints that are loaded: the pair's, but the cloud's for the device's if that is not read."""
+        if self.reads_device_model:
+            return self.pair
+        cloud = self.pair.cloud
+        device = replace(
+            self.pair.device, path=cloud.path, hub=cloud.hub, dtype=cloud.dtype, quantization="none", adapter=None,
+            backend="torch", graph=None, gguf=None,
+        )  # fmt: skip
+        return replace(self.pair, device=device)
+
+    @property
+    def unread_artifacts(self) -> tuple[object, ...]:
+        """Where the pair says that the device's model lies, if that is not read."""
+        device = self.pair.device
+        return () if self.reads_device_model else (device.path, device.adapter, device.graph, device.gguf)
 
     @property
     def engine_requirements(self) -> EngineRequirements:

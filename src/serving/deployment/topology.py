@@ -203,7 +203,7 @@ class Topology:
     def _pair_tokenizer(self) -> "Tokenizer":
         from serving.deployment.model_loading import load_tokenizer
 
-        return load_tokenizer(self.setup.pair.device, self.setup.pair.cloud)[0]
+        return load_tokenizer(self.setup.models.device, self.setup.models.cloud)[0]
 
     def _load_report_receivers(self, node: str) -> tuple[str, ...]:
         """The nodes that choose between this node and its peers: those of the tier before, or the devices."""

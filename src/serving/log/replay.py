@@ -113,6 +113,11 @@ def find_event_logs(run: Path) -> list[Path]:
     return found
 
 
+def unread_replay_run(*, setup: Setup, **_: object) -> tuple[object, ...]:
+    """Artifacts of the setup that `replay_run` does not read."""
+    return setup.unread_artifacts
+
+
 def replay_run(out: Path, *, setup: Setup, run: Path, progress: Progress) -> None:
     """Replays all event logs of a run and writes replay.txt. Raises ValueError with the first difference."""
     paths, lines = find_event_logs(run), []

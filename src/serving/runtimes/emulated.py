@@ -38,8 +38,8 @@ class Emulated:
         from serving.runtimes.runtime import RunResult
 
         models = load_models(
-            setup.pair.device,
-            setup.pair.cloud,
+            setup.models.device,
+            setup.models.cloud,
             accelerator,
             setup.engine_requirements,
             setup.workload.context_tokens,

@@ -91,7 +91,7 @@ class Grpc:
     ) -> RunResult:
         from serving.deployment.model_loading import load_tokenizer, make_queries, num_layers
 
-        tokenizer, _ = load_tokenizer(setup.pair.device, setup.pair.cloud)
+        tokenizer, _ = load_tokenizer(setup.models.device, setup.models.cloud)
         layers = num_layers(setup.pair.cloud)
         queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, tokenizer)
         topology = Topology(setup, layers)

@@ -68,8 +68,8 @@ class Local:
         from serving.runtimes.runtime import RunResult
 
         models = load_models(
-            setup.pair.device,
-            setup.pair.cloud,
+            setup.models.device,
+            setup.models.cloud,
             accelerator,
             setup.engine_requirements,
             setup.workload.context_tokens,

@@ -11,6 +11,7 @@ from serving.core.importance import importance_scores
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
+from serving.engines.models import ModelConfig
 from serving.engines.tokenizer import Tokenizer
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import Fleet
@@ -229,15 +230,18 @@ def _meta(
 
 def _models(setup: Setup) -> dict[str, dict[str, str]]:
     """The model of each side that the policy uses, and what it is timed as."""
-    sides = {"device": setup.policy.draft.source == "model", "cloud": setup.uses_target}
-    chosen = {side: getattr(setup.pair, side) for side, used in sides.items() if used}
     return {
         side: {
             "wrote": model.described,
             "timed_as": "itself" if model.is_timed_as_itself else model.timed_architecture.name,
         }
-        for side, model in chosen.items()
+        for side, model in _used_models(setup).items()
     }
+
+
+def _used_models(setup: Setup) -> dict[str, ModelConfig]:
+    sides = {"device": setup.policy.draft.source == "model", "cloud": setup.uses_target}
+    return {side: getattr(setup.pair, side) for side, used in sides.items() if used}
 
 
 def _cut_note(setup: Setup, queries: Sequence[Query]) -> str:
@@ -252,16 +256,16 @@ def _cut_note(setup: Setup, queries: Sequence[Query]) -> str:
 
 
 def _notes(setup: Setup, queries: Sequence[Query]) -> list[str]:
-    pair = setup.pair
+    pair, used = setup.pair, _used_models(setup)
+    names = " and ".join(dict.fromkeys(model.timed_architecture.name for model in used.values()))
     assumed = (
-        f"the models stand for {pair.device.timed_architecture.name} and {pair.cloud.timed_architecture.name} in time, "
-        "bytes and memory; set model.device.timed_architecture and model.cloud.timed_architecture to what they are"
+        f"the models stand for {names} in time, bytes and memory; set "
+        f"{' and '.join(f'model.{side}.timed_architecture' for side in used)} to what they are"
     )
-    known = pair.embedded or (pair.device.is_timed_as_itself and pair.cloud.is_timed_as_itself)
+    known = pair.embedded or all(model.is_timed_as_itself for model in used.values())
     found = [quality_note(setup.workload.dataset, pair.embedded), None if known else assumed]
     found += [
-        pair.device.quantization_note,
-        pair.cloud.quantization_note,
+        *(model.quantization_note for model in used.values()),
         pair.cloud.server_note,
         pair.cloud.tensor_parallel_note,
         _cut_note(setup, queries),

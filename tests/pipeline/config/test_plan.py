@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.artifacts.own_code import code_digests
 from pipeline.artifacts.stage import Stage
-from pipeline.config.build import ConfigSchema, construct
+from pipeline.config.build import ConfigSchema, PendingArtifact, construct
 from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.errors import ConfigError
 
@@ -31,6 +31,10 @@ def serve(out: Path, *, setup: dict[str, Any], progress: Any) -> None: ...
 def check_serve(*, setup: dict[str, Any], **_: Any) -> None:
     if setup["network"] == 0:
         raise ValueError("network is 0, and there is a model to reach")
+
+
+def unread_serve(*, setup: dict[str, Any], **_: Any) -> tuple[object, ...]:
+    return (setup["model"], *setup["thresholds"]) if setup["network"] == 1 else ()
 
 
 SCHEMA = ConfigSchema(lambda path: "sha", lambda target, name: None)
@@ -117,6 +121,24 @@ def test_resources_are_passed_to_the_stage_function() -> None:
     assert (stage.args, stage.resources) == ({"corpus": {"_stage_": "corpus"}, "rate": 0.1}, {"threads": 2})
     folder = {"corpus": Path("/store/corpus")}
     assert build_arguments(stage, folder.__getitem__) == {"corpus": Path("/store/corpus"), "rate": 0.1, "threads": 2}
+
+
+def test_an_input_that_is_not_read_is_not_planned_and_stays_in_the_identity() -> None:
+    alone, whole = planned(serve__setup__network=1), planned(serve__setup__network=2)
+    assert list(alone.stages) == ["serve"]
+    assert alone.goals("profile") == []
+    assert list(alone.serve.inputs) == list(whole.serve.inputs) == ["model", "thresholds"]
+    other = planned(serve__setup__network=1, corpus__seed=1)
+    assert other.serve.digest != alone.serve.digest
+    made = build_arguments(alone.serve, lambda name: Path("/store", name))["setup"]
+    assert isinstance(made["model"], PendingArtifact)
+
+
+def test_an_input_that_another_option_reads_is_planned() -> None:
+    plan = planned(serve__setup__network=1, serve__setup__beside={"_stage_": "model"})
+    assert list(plan.stages) == ["corpus", "model", "serve"]
+    made = build_arguments(plan.serve, lambda name: Path("/store", name))["setup"]
+    assert made["model"] == made["beside"] == Path("/store/model")
 
 
 def test_a_cycle_of_stages_is_refused_by_name() -> None:

@@ -101,3 +101,12 @@ def test_greedy_is_the_absence_of_sampling() -> None:
     drawn = Decoding(0.8, 50, 0.9).sampling(3)
     assert drawn is not None
     assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.seed) == (0.8, 50, 0.9, 3)
+
+
+@pytest.mark.parametrize(("policy", "read"), [("cloud_centric", False), ("sled", True), ("edge_centric", True)])
+def test_the_devices_model_is_not_read_where_no_model_drafts(policy: str, read: bool) -> None:
+    made = setup(policy)
+    assert made.reads_device_model is read
+    assert made.models.device.path == (made.pair.device.path if read else made.pair.cloud.path)
+    assert made.models.device.timed_architecture == made.pair.device.timed_architecture
+    assert made.unread_artifacts[:1] == (() if read else (made.pair.device.path,))
