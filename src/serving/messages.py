@@ -364,6 +364,11 @@ class DraftTree:
     tokens: TokenIds
     parents: DraftParents
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the token ids, four each, and of the parents, one each."""
+        return 4 * len(self.tokens) + len(self.parents or ())
+
 
 @message
 class Verdict:
@@ -510,7 +515,7 @@ class LoadReport:
 HEADER_NBYTES = 16
 """The fixed part of a message: session, attempt, lengths. A link adds its own overhead."""
 REPLY_NBYTES = HEADER_NBYTES + 4
-"""A reply: the header and one token. Each token that the cloud has written before it takes four more."""
+"""A reply: the header and one token. Tokens that the cloud has written before it take more, and a tree it proposes."""
 
 Message: TypeAlias = Request | Reply | CacheMiss | Release | LoadReport
 
@@ -519,7 +524,13 @@ def message_nbytes(message: Message) -> int:
     """Bytes of a received message, without what the policy's `payload` slot adds on the device's uplink."""
     if isinstance(message, Request):
         return HEADER_NBYTES + message.slice.nbytes
-    return REPLY_NBYTES + 4 * len(message.written) if isinstance(message, Reply) else HEADER_NBYTES
+    return reply_nbytes(message) if isinstance(message, Reply) else HEADER_NBYTES
+
+
+def reply_nbytes(reply: Reply) -> int:
+    """Bytes of a reply."""
+    tree = reply.verdict.next_tree
+    return REPLY_NBYTES + 4 * len(reply.written) + (tree.nbytes if tree else 0)
 
 
 def session_of(message: Message) -> str:

@@ -7,7 +7,17 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from serving.messages import FROZEN, DraftStopRule, Request, SequenceSlice, Span
+from serving.messages import (
+    FROZEN,
+    DraftStopRule,
+    DraftTree,
+    Reply,
+    Request,
+    SequenceSlice,
+    Span,
+    Verdict,
+    message_nbytes,
+)
 from tests.support.policies import policy
 from tests.support.simulated_nodes import world
 
@@ -39,3 +49,14 @@ def test_unfrozen_messages_make_the_same_log(name: str) -> None:
     script = [sys.executable, "-c", SCRIPT.format(name=name)]
     told = subprocess.run(script, env=environment, check=True, capture_output=True, text=True)
     assert told.stdout.strip() == repr(world(policy(name), devices=2).run().log.entries)
+
+
+def test_a_tree_that_the_cloud_proposes_is_charged_as_one_that_it_is_sent() -> None:
+    tokens, parents = tuple(range(63)), (-1,) * 63
+    plain, proposing = (
+        Reply("s", 0, 3, Verdict(0, 7, None, tree), (), 1) for tree in (None, DraftTree(tokens, parents))
+    )
+    assert (
+        message_nbytes(proposing) - message_nbytes(plain)
+        == SequenceSlice("s", 0, 63, tokens, 63, parents=parents).nbytes
+    )

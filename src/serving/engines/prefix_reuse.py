@@ -19,9 +19,9 @@ from serving.messages import (
     Work,
 )
 
-_MAX_TOKENS = 16_384
-"""Of all texts whose caches of the target are kept. A draft's is needed until its session ends: the next token of a
-draft may be work of its own.
+_MAX_TOKENS, _MAX_TEXTS = 16_384, 64
+"""Of the texts whose caches of the target are kept; llama.cpp keeps 255 at once. A draft's is needed until its session
+ends: the next token of a draft may be work of its own.
 """
 
 
@@ -128,11 +128,11 @@ class PrefixReusingEngine:
             self._texts[place] = text
 
     def _free_caches(self) -> None:
-        """Drops the target's caches that were used longest ago, beyond the limit."""
+        """Drops the target's caches that were used longest ago, beyond the limits."""
         kept = [place for place in self._texts if place[1] is not None]
         total = sum(len(self._texts[place]) for place in kept)
-        for place in kept[:-1]:
-            if total <= _MAX_TOKENS:
+        for number, place in enumerate(kept[:-1]):
+            if total <= _MAX_TOKENS and len(kept) - number <= _MAX_TEXTS:
                 return
             total -= len(self._texts.pop(place))
             self._engine.drop(*place)

@@ -164,8 +164,10 @@ class Device:
                 commands += self._handle_own_messages(self._on_work_done(done, now), now)
         else:
             commands = self._handle_own_messages(self._handle(event, now), now)
-        if self.is_server:
-            commands += self._drop_drafter_caches(commands, now)
+        freed = self._drop_drafter_caches(commands, now) if self.is_server else []
+        while freed:
+            commands += freed
+            freed = self._drop_drafter_caches(freed, now)
         if self.target_queue:
             out = queue.add(self.target_queue.add_passes(commands))
             out += self.target_queue.start_next(self._is_wanted, False, now)
@@ -255,7 +257,7 @@ class Device:
             return self.local_worker.handle(MessageReceived(message), now) if self.local_worker else []
         if isinstance(message, LoadReport):
             self.node_selector.load_reports[message.node] = message
-            return []
+            return self.local_worker.handle(MessageReceived(message), now) if self.local_worker else []
         current = self.active.get(message.session) if isinstance(message, Reply | CacheMiss) else None
         return self._notify(current, MessageReceived(message), now) if current else []
 
@@ -283,12 +285,12 @@ class Device:
         out: Commands = []
         for session in evicted:
             if current := self.active.get(session):
-                out += current.restart_draft(now)
+                out += current.restart_draft(now)  # a shorter draft may be whole, and so sent to the target here
             elif session in self.idle_sessions:
-                out += self._handle_own_messages(self._release(session), now)
+                out += self._release(session)
             elif self.draft_caches:
                 out += self.draft_caches.free(session)
-        return out
+        return self._handle_own_messages(out, now)
 
     # Sessions.
 

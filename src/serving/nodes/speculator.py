@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from serving.core.stop_strings import TokenText, no_token_text
 from serving.messages import (
     HEADER_NBYTES,
-    REPLY_NBYTES,
     CacheMiss,
     Command,
     Commands,
@@ -37,6 +36,7 @@ from serving.messages import (
     TimerFired,
     TokenIds,
     Verdict,
+    reply_nbytes,
 )
 from serving.nodes.device import Device, LocalTarget
 from serving.nodes.session_registry import SessionRegistry
@@ -202,7 +202,7 @@ class Speculator:
             emitted.session, answer.attempt, before, Verdict(0, last), path, remaining, latency_s, None, written,
             origins,
         )  # fmt: skip
-        return [SendMessage(answer.reply_to, reply, REPLY_NBYTES + 4 * len(written))]
+        return [SendMessage(answer.reply_to, reply, reply_nbytes(reply))]
 
     # Sessions that end.
 

@@ -27,7 +27,6 @@ from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
 from serving.messages import (
     HEADER_NBYTES,
     INF,
-    REPLY_NBYTES,
     CacheMiss,
     Commands,
     DropCache,
@@ -53,6 +52,7 @@ from serving.messages import (
     Verdict,
     WorkFailed,
     WorkFinished,
+    reply_nbytes,
 )
 from serving.nodes.hop_path import NodeSelector, TierNodes
 from serving.nodes.reservations import Reservations
@@ -435,7 +435,7 @@ class Worker:
         path_latency_s = m.upstream_s + now - queued.arrived_s
         stats = self.monitor.path_stats(m) if self.monitor and m.reply_to != self.name else None
         reply = Reply(seq.session, m.attempt, committed_len, verdict, m.path, remaining_budget, path_latency_s, stats)
-        out: Commands = [SendMessage(m.reply_to, reply, REPLY_NBYTES)]
+        out: Commands = [SendMessage(m.reply_to, reply, reply_nbytes(reply))]
         if remaining_budget:
             out += self._loop_to_first_hop(m, seq, committed_len + verdict.accepted, verdict, remaining_budget, now)
         return out

@@ -98,7 +98,7 @@ def _by_letter(line: str, text: str, choices: tuple[str, ...]) -> str | None:
         choice, rest = choices[letters.index(start[1])], start[2]
         if rest is None or rest.casefold().startswith(choice.strip().casefold()) or _CORRECT.match(rest):
             return choice
-    stated = re.search(rf"(?i:(?:answer|option|choice)\s*(?:is|:))\s*\(?([{letters}])(?!\w|(?<=A)\s+[a-z])", text)
+    stated = re.search(rf"(?i:(?:answer|option|choice)\s*(?:is\s*:?|:))\s*\(?([{letters}])(?!\w|(?<=A)\s+[a-z])", text)
     return choices[letters.index(stated[1])] if stated else None
 
 

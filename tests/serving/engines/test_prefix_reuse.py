@@ -104,6 +104,15 @@ def test_the_texts_used_longest_ago_go_first(monkeypatch):
     assert inner.dropped == [("a", 0), ("c", None)]
 
 
+def test_so_many_texts_are_kept_however_short(monkeypatch):
+    monkeypatch.setattr(prefix_reuse, "_MAX_TEXTS", 2)
+    inner = Engine()
+    engine = PrefixReusingEngine(inner)
+    for session in "abcd":
+        engine.execute(verify(1, 2, drafts=0, session=session))
+    assert inner.dropped == [("a", 0), ("b", 0)]
+
+
 def test_a_moved_cache_goes_on_under_its_new_name():
     inner = Engine()
     engine = PrefixReusingEngine(inner)

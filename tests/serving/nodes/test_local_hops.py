@@ -14,6 +14,7 @@ from serving.messages import (
     DropCache,
     ForwardWork,
     GenerationRequest,
+    LoadReport,
     MessageReceived,
     PeerLost,
     PeerRestored,
@@ -22,6 +23,7 @@ from serving.messages import (
     Request,
     RequestArrived,
     SendMessage,
+    SequenceSlice,
     SessionCancelled,
     StartWork,
     TimerFired,
@@ -29,6 +31,7 @@ from serving.messages import (
 )
 from serving.nodes.device import Device
 from serving.policy.policy import Policy
+from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.placement import UShapedPlacement
 from serving.policy.slots.prefill import ChunkedPrefill, OverlappedPrefill, WholePrefill
@@ -65,6 +68,16 @@ def assert_no_state_left(w: World) -> None:
         assert not worker.queue
         assert not worker.kv_accounting.cached_lens
     assert not any(pair.caches for pair in w.chips.values())
+
+
+def test_the_hop_on_a_device_hears_how_loaded_the_next_nodes_are() -> None:
+    made = split_policy("u_shape", dispatch=HypSched())
+    device = Device("device-0", made, made.placement.hops(4, 4), {"cloud": ("cloud-0", "cloud-1")}, 0)
+    for node, queued_s in (("cloud-0", 99.0), ("cloud-1", 0.0)):
+        assert not device.handle(MessageReceived(LoadReport(node, queued_s, 1e-3, 1e-3, 1e6)), 0.0)
+    assert device.local_worker
+    chosen = device.local_worker.node_selector.choose("cloud", SequenceSlice("s", 0, 4, (1, 2, 3, 4)), 1)
+    assert chosen == device.node_selector.choose("cloud", SequenceSlice("s", 0, 4, (1, 2, 3, 4)), 1) == "cloud-1"
 
 
 def leaves(value: Any) -> Iterator[tuple[str, Any]]:

@@ -311,13 +311,16 @@ def test_an_idle_session_whose_caches_are_evicted_is_forgotten_and_sent_again() 
 
 
 @pytest.mark.parametrize("capacity_tokens", [48, 64, 80, 112])
-@pytest.mark.parametrize("choices", [{"draft": WindowDraft(4)}, {"draft": WindowDraft(4), **APART}, TREE])
+@pytest.mark.parametrize(
+    "choices", [{"draft": WindowDraft(4)}, {"draft": WindowDraft(4), **APART}, {"draft": GoodputDraft(6), **APART}, TREE]
+)
 def test_with_little_memory_sessions_take_turns(choices: dict[str, Any], capacity_tokens: int) -> None:
     w = world(colocated(**choices), devices=4, capacity_tokens=capacity_tokens, prompt=9, limit=16)
     w.simulator.run(600)
     assert right(w)
     assert_nothing_left(w)
-    for _, _, _, commands in w.log.entries:
+    for node, _, _, commands in w.log.entries:
+        assert not [c for c in commands if isinstance(c, SendMessage) and c.to == "cloud" and node == "cloud"]
         gone = {c.session for c in commands if isinstance(c, DropCache) and c.start_layer == 0}
         assert gone <= {c.session for c in commands if isinstance(c, DropCache) and c.start_layer is None}
 

@@ -51,6 +51,8 @@ def test_exact_match_follows_the_rule_of_the_prompt(rule, text, right):
         ("**Answer:** **(B)**", "library"),
         ("The correct option is **B**", "library"),
         ("My choice: B", "library"),
+        ("The correct answer is: B.", "library"),
+        ("The answer is:\n\nD. mall", "mall"),
         ("The choice is A mall", "mall"),
         ("B is correct.", "library"),
         ("B is the right one, not the bank", "library"),

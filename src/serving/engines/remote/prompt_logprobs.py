@@ -1,5 +1,6 @@
 """Verdicts from a prompt's log-probabilities (`echo` with `logprobs`), and tokens from text without token ids."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from sys import float_info
@@ -10,6 +11,8 @@ from serving.engines.remote.errors import RemoteError, short_repr, type_name
 
 REPLACEMENT_CHAR = "\ufffd"
 """Stands for bytes that form no complete character."""
+_PARTIAL_CHAR = re.compile(f"[{REPLACEMENT_CHAR}\ud800-\udfff]")
+"""That, or half of a pair of UTF-16, which JSON can hold."""
 _CONTEXT_TOKENS = 32
 """The last tokens of the prompt, tokenized together with the text."""
 
@@ -19,7 +22,7 @@ def encode(hf: Any, prompt: Sequence[int], text: str) -> tuple[int, ...]:
 
     Raises RemoteError if they do not decode to the same text.
     """
-    if REPLACEMENT_CHAR in text:
+    if _PARTIAL_CHAR.search(text):
         raise RemoteError(
             "the server's text holds half a character, and it gives no token ids; use one that does (llama.cpp, vLLM, "
             "SGLang)"
@@ -46,8 +49,10 @@ def token_texts(hf: Any, before: Sequence[int], token: int) -> tuple[str, str]:
 
 
 def strip_partial_char(text: str) -> str:
-    """Removes an incomplete character at the end."""
-    return text.rstrip(REPLACEMENT_CHAR)
+    """Removes incomplete characters at the end."""
+    while text and _PARTIAL_CHAR.match(text[-1]):
+        text = text[:-1]
+    return text
 
 
 def _tokenize(hf: Any, text: str) -> list[int]:

@@ -11,7 +11,7 @@ from serving.engines.remote.client import RemoteClient
 from serving.engines.remote.dialect import DIALECTS, RemoteSampling
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import RemoteGenerator
-from serving.engines.remote.prompt_logprobs import REPLACEMENT_CHAR, decode, encode, token_texts
+from serving.engines.remote.prompt_logprobs import REPLACEMENT_CHAR, decode, encode, strip_partial_char, token_texts
 from serving.engines.tokenizer import Tokenizer
 from serving.messages import Verdict
 from tests.serving.engines.remote.conftest import server
@@ -54,6 +54,13 @@ def test_a_text_is_generated_token_by_token_to_its_end(tokenizer: Tokenizer, kin
     assert fake.wrong == []
     if kind != "openai":
         assert tuple(written) == (*prompt, *ids(TEXT), end)
+
+
+@pytest.mark.parametrize("half", [REPLACEMENT_CHAR, "\ud83d", "\ude42"])
+def test_half_a_character_is_no_text(half: str) -> None:
+    assert strip_partial_char(f"box {half}{half}") == "box "
+    with pytest.raises(RemoteError, match="holds half a character"):
+        encode(byte_level(), ids("say:"), f"box {half} aus")
 
 
 def test_an_incomplete_character_is_requested_with_more_tokens(tokenizer: Tokenizer) -> None:
