@@ -212,6 +212,20 @@ def pack_replicas(out: Path, *, packing: ReplicaPacking, architectures: tuple[Ar
     (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
+def check_measure_prefill_interference(
+    *, prompt_tokens: int = 2048, chunk_sizes: tuple[int, ...] = (), **_: object
+) -> None:
+    """Raises ValueError for chunks that are no length, and for more of them than steps are compared."""
+    from serving.studies.prefill_interference import PrefillInterference
+
+    for chunk in chunk_sizes:
+        if chunk < 1 or chunk * PrefillInterference.num_steps < prompt_tokens:
+            raise ValueError(
+                f"chunk_sizes has {chunk}; {PrefillInterference.num_steps} steps are compared, so give at least "
+                f"{-(-prompt_tokens // PrefillInterference.num_steps)} for a prompt of {prompt_tokens} tokens"
+            )
+
+
 def measure_prefill_interference(
     out: Path,
     *,

@@ -53,10 +53,6 @@ def test_unfrozen_messages_make_the_same_log(name: str) -> None:
 
 def test_a_tree_that_the_cloud_proposes_is_charged_as_one_that_it_is_sent() -> None:
     tokens, parents = tuple(range(63)), (-1,) * 63
-    plain, proposing = (
-        Reply("s", 0, 3, Verdict(0, 7, None, tree), (), 1) for tree in (None, DraftTree(tokens, parents))
-    )
-    assert (
-        message_nbytes(proposing) - message_nbytes(plain)
-        == SequenceSlice("s", 0, 63, tokens, 63, parents=parents).nbytes
-    )
+    verdicts = Verdict(0, 7), Verdict(0, 7, None, DraftTree(tokens, parents))
+    plain, proposing = (message_nbytes(Reply("s", 0, 3, verdict, (), 1)) for verdict in verdicts)
+    assert proposing - plain == SequenceSlice("s", 0, 63, tokens, 63, parents=parents).nbytes

@@ -11,7 +11,7 @@ from serving.core.scores import UNTRAINED_SCORES, reading_hidden_states
 from serving.engines.models import Checkpoint, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import check_memory
-from serving.hardware.testbed import Testbed
+from serving.hardware.testbed import CLOUD, Testbed
 from serving.messages import Hop
 from serving.network.link import Link
 from serving.policy.by_condition import PlacedPolicy
@@ -295,6 +295,12 @@ class Setup:
     def chip_sets_per_cloud_node(self) -> int:
         """Sets of chips of a node of the cloud: the target's, and the draft model's where it has its own."""
         return 2 if self.policy.drafts_apart else 1
+
+    @property
+    def access_link(self) -> Link:
+        """The link of devices that have none of their own: the first tier's, or the run's network."""
+        first = self.hardware.tier(next(iter(self.hardware.tiers), CLOUD))
+        return (first and first.link) or self.network
 
     @property
     def num_devices(self) -> int:

@@ -13,7 +13,7 @@ from serving.hardware.estimator import Estimator
 from serving.hardware.fleet import Fleet, fits_memory
 from serving.hardware.latency import LatencyModel, LayerScale, layer_scale
 from serving.hardware.payload_size import hidden_nbytes
-from serving.hardware.testbed import CLOUD, Tier, cache_tokens
+from serving.hardware.testbed import Tier, cache_tokens
 from serving.hardware.timed_executor import ModelSplit
 from serving.messages import INF, Hop, Node
 from serving.network.channel import Channel
@@ -220,11 +220,11 @@ class Topology:
 
     def device_link(self, device: str) -> Link:
         """A device's access link, shared by its messages to all cloud nodes."""
-        return self.device_fleets[device].network or self._first_link
+        return self.device_fleets[device].network or self._access_link
 
     @cached_property
-    def _first_link(self) -> Link:
-        return self.tier_link(next(iter(self.setup.hardware.tiers), CLOUD))
+    def _access_link(self) -> Link:
+        return self.setup.access_link
 
     def tier_link(self, tier: str) -> Link:
         """The link between a tier and the one before it, or the devices."""

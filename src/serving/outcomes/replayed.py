@@ -46,11 +46,14 @@ class TraceOutcomes:
     def make_queries(self, requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int) -> list[Query]:
         """The requests with recorded prompts; the token limit is the lower of the request's and the record's.
 
-        Raises ValueError for prompts with text that are those of another data set than the recorded ones.
+        Raises ValueError for prompts with text that are those of another data set than the recorded ones, and for a
+        recorded prompt that is longer than the workload allows.
         """
         check_greedy(decoding)
         check_prompts_recorded(self.trace, [one.prompt for one in requests])
-        return [self._make_query(one, seed) for one in requests]
+        made = [self._make_query(one, seed) for one in requests]
+        check_lengths(requests, made)
+        return made
 
     def check(self, policy: Policy) -> None:
         """Raises ValueError for a drafter's trees that were not recorded, or grew by another rule."""
@@ -119,6 +122,17 @@ def planned_load(path: Recording) -> PlannedOutcomes:
     grown = (path.options.get("tree"), policy.get("draft"))
     trees = any("nodes" in draft for draft in grown if draft)
     return PlannedOutcomes("runtime/outcomes=trace", draws_trees=trees or not path.options, is_text=True)
+
+
+def check_lengths(requests: Sequence[WorkloadRequest], queries: Sequence[Query]) -> None:
+    """Raises ValueError for recorded prompts that are longer than the requests allow: they are served whole."""
+    longest = max((len(query.request.prompt) for query in queries), default=0)
+    limit = min((one.max_prompt_tokens for one in requests), default=0)
+    if longest > limit:
+        raise ValueError(
+            f"workload.max_prompt_tokens is {limit}, and the trace has prompts of up to {longest} tokens, which are "
+            f"served whole; set workload.max_prompt_tokens={longest}"
+        )
 
 
 def check_greedy(decoding: Decoding) -> None:

@@ -205,7 +205,7 @@ def _meta(
     metrics = setup.workload.dataset.metrics
     timed = setup.pair.cloud.timed_architecture
     factor = packing.factor(timed) if packing else reported_factor(timed)
-    links = [fleet.network or setup.network for fleet in fleets] if setup.uses_target else []
+    links = [fleet.network or setup.access_link for fleet in fleets] if setup.uses_target else []
     return {
         "policy": setup.policy.name,
         "policy_case": setup.policy.case if isinstance(setup.policy, PlacedPolicy) else "",

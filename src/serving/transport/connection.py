@@ -115,6 +115,8 @@ class SessionOwners:
             return True, []
         if message.reply_to not in nodes:
             raise invalid(f"request.reply_to: {message.reply_to!r} is not a node of the sending host.")
+        if ownership and message.reply_to != ownership.owner:
+            raise invalid(f"request.reply_to: {message.reply_to!r} did not open {session!r}; {ownership.owner!r} did.")
         return True, self._claim(session, message.reply_to, to)
 
     def record_trusted(self, to: str, message: Message) -> None:

@@ -198,11 +198,15 @@ async def _finish_writing() -> None:
 
 
 def _check_free(address: str) -> None:
-    """Raises RuntimeError if the address is taken: gRPC would write a line of its own to standard error."""
+    """Raises RuntimeError if the address is taken, or unknown: gRPC would write a line of its own to standard error."""
     host, _, port = address.rpartition(":")
     if address.startswith("unix:") or port == "0":
         return
-    for family, kind, protocol, _, place in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+    try:
+        places = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except socket.gaierror as problem:
+        raise RuntimeError(f"{address}: {problem.strerror}") from problem
+    for family, kind, protocol, _, place in places:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

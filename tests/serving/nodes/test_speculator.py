@@ -312,7 +312,8 @@ def test_an_idle_session_whose_caches_are_evicted_is_forgotten_and_sent_again() 
 
 @pytest.mark.parametrize("capacity_tokens", [48, 64, 80, 112])
 @pytest.mark.parametrize(
-    "choices", [{"draft": WindowDraft(4)}, {"draft": WindowDraft(4), **APART}, {"draft": GoodputDraft(6), **APART}, TREE]
+    "choices",
+    [{"draft": WindowDraft(4)}, {"draft": WindowDraft(4), **APART}, {"draft": GoodputDraft(6), **APART}, TREE],
 )
 def test_with_little_memory_sessions_take_turns(choices: dict[str, Any], capacity_tokens: int) -> None:
     w = world(colocated(**choices), devices=4, capacity_tokens=capacity_tokens, prompt=9, limit=16)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from serving.deployment.setup import Setup
+from serving.deployment.topology import Topology
 from serving.learned.thresholds import Thresholds
 from serving.metrics.recorder import SessionRecord
 from serving.runtimes.emulated import Emulated, simulate
@@ -16,6 +17,7 @@ from serving.runtimes.runtime import RunResult
 from tests.support.conf_files import bed, link, radio_named
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import Words, models, queries, setup
+from tests.support.simulated_tiers import tiered_setup, tiers
 
 
 @pytest.fixture(params=["edge_centric", "cloud_centric", "synera"])
@@ -118,6 +120,14 @@ def test_a_policy_that_never_uses_the_network_pays_no_radio(tmp_path: Path) -> N
         rows = energies(tmp_path, setup("edge_centric", network=link(network)))
         assert [row["radio_energy_j"] for row in rows] == [0.0] * 4
         assert all(row["device_energy_j"] for row in rows)
+
+
+def test_the_report_names_the_link_to_the_first_tier(tmp_path: Path) -> None:
+    first = link("kbps_50")
+    made = tiered_setup(tiers(1, 1, link=first))
+    energies(tmp_path, made)
+    assert json.loads((tmp_path / "meta.json").read_text())["links"] == [first.described]
+    assert Topology(made, LAYERS).device_link("device-0") == first != made.network
 
 
 def test_a_link_without_a_radio_leaves_that_energy_unknown_and_the_chips_known(tmp_path: Path) -> None:

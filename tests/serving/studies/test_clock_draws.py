@@ -15,7 +15,13 @@ from serving.policy.slots.placement import TieredPlacement
 from serving.progress import silent
 from serving.runtimes.emulated import Emulated
 from serving.runtimes.simulated import Simulated
-from serving.stages import draw_packing, draw_prefill_interference, measure_prefill_interference, pack_replicas
+from serving.stages import (
+    check_measure_prefill_interference,
+    draw_packing,
+    draw_prefill_interference,
+    measure_prefill_interference,
+    pack_replicas,
+)
 from serving.studies.clock_draws import check_draw_clock, draw_clock
 from tests.support.conf_files import architecture, chip
 from tests.support.fake_setup import setup
@@ -115,3 +121,10 @@ def test_a_table_is_computed_on_each_draw(tmp_path, table, draw, how):
     assert tables(tmp_path, draw, [0.0], "plain", draws=2, **how) == [plain, plain]
     drawn = tables(tmp_path, draw, [-0.9, 0.9], "drawn", draws=8, **how)
     assert len({json.dumps(one) for one in drawn}) > 1
+
+
+@pytest.mark.parametrize("chunk", [0, 31])
+def test_more_chunks_than_steps_are_refused(chunk):
+    check_measure_prefill_interference(prompt_tokens=2048, chunk_sizes=(32, 4096))
+    with pytest.raises(ValueError, match=f"chunk_sizes has {chunk}; 64 steps .* at least 32 for a prompt of 2048"):
+        check_measure_prefill_interference(prompt_tokens=2048, chunk_sizes=(32, chunk))

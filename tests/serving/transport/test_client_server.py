@@ -1,7 +1,9 @@
 """Two hosts over loopback: they exchange messages, disconnect, reconnect, and neither can overload the other."""
 
 import asyncio
+import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from serving.messages import INF, CacheMiss, LoadReport, Message, Release, Reply
 from serving.transport.client import TransportClient
 from serving.transport.frame import Hello
 from serving.transport.limits import ProtocolError
-from serving.transport.server import TransportServer
+from serving.transport.server import TransportServer, _check_free
 from tests.serving.transport.transport_peers import (
     FAST,
     FakeSink,
@@ -26,6 +28,15 @@ from tests.serving.transport.transport_peers import (
 )
 
 REPLY = Reply("s", 0, 2, Verdict(1, 5), ("cloud-0",), 0)
+
+
+def test_a_host_that_is_not_known_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(RuntimeError, match="no-such-host:7070: Name or service not known"):
+        _check_free("no-such-host:7070")
 
 
 def test_a_taken_address_is_refused_without_a_line_of_grpcs_own(capfd: pytest.CaptureFixture[str]) -> None:

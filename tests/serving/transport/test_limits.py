@@ -70,6 +70,17 @@ def test_a_session_is_free_after_all_its_nodes_received_its_release() -> None:
     admit(owners, "s", "b")
 
 
+def test_a_session_stays_with_the_node_of_its_host_that_opened_it() -> None:
+    owners, nodes = SessionOwners(max_sessions=2, max_disconnected=9), ("page-0", "page-1")
+    owners.admit(nodes, "cloud", request("s", "page-0"))
+    with pytest.raises(ProtocolError, match="'page-1' did not open 's'; 'page-0' did"):
+        owners.admit(nodes, "cloud", request("s", "page-1"))
+    owners.admit(nodes, "cloud", Release("s"))
+    owners.restarted(nodes)
+    assert owners.num_sessions == 0
+    owners.admit(nodes, "cloud", request("s", "page-1"))
+
+
 def test_a_device_may_release_a_session_that_a_trusted_node_forwarded() -> None:
     owners = SessionOwners(max_sessions=1, max_disconnected=9)
     for session in "st":
