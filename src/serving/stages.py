@@ -45,8 +45,11 @@ def unread_serve(*, setup: Setup, **_: object) -> tuple[object, ...]:
     return setup.unread_artifacts
 
 
-def check_record_outcomes(*, workload: Workload, **_: object) -> None:
-    """Raises ValueError for a data set that cannot be read, is too small, or has no text."""
+def check_record_outcomes(*, workload: Workload, max_draft_len: int = 8, max_prompts: int = 480, **_: object) -> None:
+    """Raises ValueError for a data set that cannot be read, is too small, or has no text, and limits below 1."""
+    for name, value in (("max_draft_len", max_draft_len), ("max_prompts", max_prompts)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; give 1 or more")
     workload.check_dataset(with_text=True)
 
 

@@ -205,6 +205,10 @@ class MemoryBudget:
             self._available_tokens = self.kv_accounting.reclaimable_tokens(self.busy_sessions)
         return self._available_tokens
 
+    def lacks_room_for(self, queued: QueuedRequest) -> bool:
+        """True if the rest of a request takes more than there is without caches of waiting sessions."""
+        return self.extra_tokens(queued) > self.available_tokens
+
     def extra_tokens(self, queued: QueuedRequest) -> float:
         """What the rest of a request allocates beyond its session's blocks."""
         return (

@@ -67,14 +67,14 @@ class Setup:
         return replace(self, hardware=hardware, policy=policy)
 
     def _check_memory(self, tokens: int) -> None:
-        if self.policy.drafts_on_device:
-            for fleet in self.hardware.device_fleets:
-                caches = self.workload.max_concurrency + self.policy.kv_cache.device_idle_sessions
-                check_memory(fleet, self.pair.device.timed_architecture, caches, tokens)
+        drafter = self.pair.device.timed_architecture if self.policy.drafts_on_device else None
+        for fleet in self.hardware.device_fleets if drafter else ():
+            caches = self.workload.max_concurrency + self.policy.kv_cache.device_idle_sessions
+            check_memory(fleet, self.pair.device.timed_architecture, caches, tokens)
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
                 for model, beside in self.models_on_chips(self.hop_architecture(hop)):
-                    check_memory(tier.largest_memory_fleet, model, 1, tokens, beside)
+                    check_memory(tier.largest_memory_fleet, model, 1, self.allocated_tokens, beside)
         if here := sum(hop.span.end_layer - hop.span.start_layer for hop in self.hops if hop.node == DEVICE_TIER):
             for fleet in self.hardware.device_fleets:
                 check_memory(
@@ -82,6 +82,7 @@ class Setup:
                     self.pair.cloud.timed_architecture.part(here, embedding=True, lm_head=True),
                     self.workload.max_concurrency,
                     tokens,
+                    None if self.pair.device.adapter else drafter,  # an adapter's model shares these layers
                 )
 
     def _check_timing(self) -> None:
@@ -90,6 +91,10 @@ class Setup:
             for fleet in self.hardware.device_fleets:
                 if fleet.timing != "profile":
                     fleet.latency(self.pair.device.timed_architecture)
+        if any(hop.node == DEVICE_TIER for hop in self.hops):
+            for fleet in self.hardware.device_fleets:
+                if fleet.timing != "profile":
+                    fleet.latency(self.pair.cloud.timed_architecture)
         for hop in self.hops:
             tier = self.hardware.tier(hop.node)
             for fleet in tier.fleets if tier else ():
@@ -229,6 +234,11 @@ class Setup:
             )
 
     @property
+    def allocated_tokens(self) -> int:
+        """Tokens of the cloud's cache that one request may count, in whole blocks."""
+        return self.policy.kv_cache.allocated_tokens(self.workload.context_tokens + max_tree_nodes(self.policy.draft))
+
+    @property
     def reads_device_model(self) -> bool:
         """False if no model drafts, and the cloud's checkpoint gives the pair's tokenizer."""
         drafts = self.policy.draft.source == "model" or isinstance(self.policy, PlacedPolicy)
@@ -301,6 +311,19 @@ class Setup:
         """The link of devices that have none of their own: the first tier's, or the run's network."""
         first = self.hardware.tier(next(iter(self.hardware.tiers), CLOUD))
         return (first and first.link) or self.network
+
+    def check_undisturbed(self) -> None:
+        """Raises ValueError for links with outages and for nodes that fail, which load tests tell no node of."""
+        links = [fleet.network or self.access_link for fleet in self.hardware.device_fleets]
+        for place, broken in (
+            ("network.outages, or that of a fleet,", any(link.outages for link in links)),
+            ("outages of hardware.tiers", any(tier.outages for tier in self.hardware.tiers.values())),
+        ):
+            if broken:
+                raise ValueError(
+                    f"{place} are set, and a load test has none: it measures what is served while all is there; set "
+                    "outages=null, or serve the workload (runtime=emulated or simulated)"
+                )
 
     @property
     def num_devices(self) -> int:

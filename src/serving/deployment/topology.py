@@ -64,7 +64,7 @@ class Topology:
         """The indices of a tier's nodes with enough memory for their part of the model and a request. A split goes by
         the node with the most memory (Hyperion, Eq. 5); nodes with too little memory are left out.
         """
-        tokens, each = self.setup.workload.context_tokens, enumerate(self.tier(tier).node_fleets)
+        tokens, each = self.setup.allocated_tokens, enumerate(self.tier(tier).node_fleets)
         held = self._models_on_chips(tier)
         return [i for i, fleet in each if all(fits_memory(fleet, model, 1, tokens, beside) for model, beside in held)]
 

@@ -36,6 +36,8 @@ class PrefixReusingEngine:
         self._engine = engine
         self._texts: dict[tuple[str, int | None], TokenIds] = {}
         """(session, first layer; None: the drafter) -> the tokens in its cache, the session used last at the end."""
+        self._parts: set[tuple[str, int | None]] = set()
+        """Of these the texts that are parts of requests."""
 
     def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         if isinstance(work, ForwardWork) and work.span.embedding and work.span.lm_head and not work.requested_outputs:
@@ -61,6 +63,7 @@ class PrefixReusingEngine:
 
     def drop(self, session: str, first: int | None) -> None:
         """Keeps the target's cache of a known text, which a worker drops after each request; all others go."""
+        self._parts.discard((session, first))
         if first is None or (session, first) not in self._texts:
             self._texts.pop((session, first), None)
             self._engine.drop(session, first)
@@ -83,6 +86,7 @@ class PrefixReusingEngine:
         assert isinstance(outcomes, tuple)
         for seq, outcome in zip(work.slices, outcomes, strict=True):
             self._keep((seq.session, layer), self._cached_text(seq, outcome, layer))
+            self._note_part((seq.session, layer), outcome)
         self._free_caches()
         return outcomes, (forward_load(work),)
 
@@ -127,9 +131,16 @@ class PrefixReusingEngine:
         if text:
             self._texts[place] = text
 
+    def _note_part(self, place: tuple[str, int | None], outcome: SliceOutcome) -> None:
+        """A request that a scheduler has cut goes on behind what it has in its cache."""
+        if outcome.verdict is None:
+            self._parts.add(place)
+        else:
+            self._parts.discard(place)
+
     def _free_caches(self) -> None:
         """Drops the target's caches that were used longest ago, beyond the limits."""
-        kept = [place for place in self._texts if place[1] is not None]
+        kept = [place for place in self._texts if place[1] is not None and place not in self._parts]
         total = sum(len(self._texts[place]) for place in kept)
         for number, place in enumerate(kept[:-1]):
             if total <= _MAX_TOKENS and len(kept) - number <= _MAX_TEXTS:

@@ -425,11 +425,11 @@ class Worker:
         return (*m.path[:hop_index], node, *m.path[hop_index + 1 :])
 
     def _reply(self, queued: QueuedRequest, seq: SequenceSlice, verdict: Verdict, now: float) -> Commands:
-        m, ended = queued.request, verdict.next_token in queued.request.stop_tokens
-        committed_len = seq.start + seq.num_tokens - seq.num_drafts
+        m, committed_len = queued.request, seq.start + seq.num_tokens - seq.num_drafts
+        accepted = seq.tokens[len(seq.tokens) - seq.num_drafts :][: verdict.accepted]
+        ended = verdict.next_token in m.stop_tokens or any(token in m.stop_tokens for token in accepted)
         if m.stop_text and not ended:
-            written = *seq.tokens[len(seq.tokens) - seq.num_drafts :][: verdict.accepted], verdict.next_token
-            stop_text, end = advance(m.stop_text, written, self.token_text)
+            stop_text, end = advance(m.stop_text, (*accepted, verdict.next_token), self.token_text)
             m, ended = replace(m, stop_text=stop_text), end is not None
         remaining_budget = 0 if ended else m.budget - 1
         path_latency_s = m.upstream_s + now - queued.arrived_s

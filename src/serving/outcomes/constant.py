@@ -42,6 +42,8 @@ class ConstantAcceptance:
             )
         if self.prompt_tokens < 1:
             raise ValueError(f"outcomes.prompt_tokens is {self.prompt_tokens}; a prompt has at least 1 token")
+        if self.layers < 1:
+            raise ValueError(f"outcomes.layers is {self.layers}; a model has at least 1 layer")
 
     @property
     def described(self) -> str:

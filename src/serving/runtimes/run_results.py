@@ -309,9 +309,11 @@ def _decode_figures(fleet: Fleet, architecture: Architecture) -> dict[str, Any]:
 
 def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
     """The source of the latency coefficients of each side that the policy uses."""
-    found = {}
-    if setup.policy.drafts_on_device:
-        sources = dict.fromkeys(fleet.latency(setup.pair.device.timed_architecture).source for fleet in fleets)
+    found, here = {}, [setup.pair.device.timed_architecture] if setup.policy.drafts_on_device else []
+    if any(hop.node == DEVICE_TIER for hop in setup.hops):
+        here.append(setup.pair.cloud.timed_architecture)
+    if here:
+        sources = dict.fromkeys(fleet.latency(model).source for model in here for fleet in fleets)
         found["device"] = "; ".join(sources)
     if setup.uses_target:
         tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]

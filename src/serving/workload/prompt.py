@@ -77,6 +77,8 @@ def select_prompts(
     if reuse_prompts and skip < len(prompts):
         unique = select_prompts(prompts, min(n, len(prompts) - skip), seed, skip)
         return [unique[i % len(unique)] for i in range(n)]
+    if skip >= len(prompts):
+        raise ValueError(f"{section}.skip={skip} leaves none of the data set's {len(prompts)} prompts; lower it")
     if skip + n > len(prompts):
         wanted = f"{section}.num_prompts={n}" + (f" after {skip} that are skipped" if skip else "")
         raise ValueError(

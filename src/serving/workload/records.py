@@ -188,7 +188,8 @@ def _records(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             raise InvalidRecordError(
-                f"{path} line {number}: not CSV ({error}; a quote that is never closed?)"
+                f"{path} line {number}: not CSV, or a field of more than {csv.field_size_limit():,} characters "
+                f"({error}; a quote that is never closed?)"
             ) from None
         if record:
             yield number, record

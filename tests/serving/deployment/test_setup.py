@@ -1,15 +1,17 @@
 """What is refused before any work, with the arithmetic."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.core.decoding import Decoding
 from serving.policy.slots.kv_cache import PrefixCaching
-from serving.policy.slots.placement import CloudPlacement
+from serving.policy.slots.placement import CloudPlacement, UShapedPlacement
 from tests.support.conf_files import bed
 from tests.support.fake_setup import pair, setup
+from tests.support.simulated_tiers import division, tiers
 
 
 def test_a_setup_of_the_default_hardware_fits() -> None:
@@ -110,3 +112,30 @@ def test_the_devices_model_is_not_read_where_no_model_drafts(policy: str, read: 
     assert made.models.device.path == (made.pair.device.path if read else made.pair.cloud.path)
     assert made.models.device.timed_architecture == made.pair.device.timed_architecture
     assert made.unread_artifacts[:1] == (() if read else (made.pair.device.path,))
+
+
+def test_a_request_fits_into_the_clouds_memory_in_whole_blocks() -> None:
+    made = setup(override={"kv_cache": PrefixCaching(block_tokens=16)})
+    assert made.allocated_tokens == -(-made.workload.context_tokens // 16) * 16
+    with pytest.raises(ValueError, match=r"KV cache .*1 sessions x 1048576 tokens"):
+        setup(override={"kv_cache": PrefixCaching(block_tokens=1 << 20)})
+
+
+def test_a_chip_that_cannot_time_the_devices_part_of_the_target_is_refused() -> None:
+    with pytest.raises(ValueError, match="no coefficients for llama2_13b"):
+        setup("u_shape", hardware="wisp")
+
+
+def test_a_device_holds_its_part_of_the_target_and_a_drafter_of_its_own() -> None:
+    orin, split = bed("jetson_orin_nano").device, {"placement": UShapedPlacement(2)}
+    tight = replace(orin, chip=replace(orin.chip, memory_gb=2.6))
+    where = replace(bed("jetson_orin_nano"), device=tight)
+    shared = replace(pair().device, adapter=Path("adapter"))
+    assert setup("hat", hardware=where, pair=replace(pair(), device=shared), override=split).uses_target
+    with pytest.raises(ValueError, match=r"llama2_13b.* with tinyllama_1_1b does not fit"):
+        setup("hat", hardware=where, override=split)
+
+
+def test_a_partition_and_stages_of_a_pipeline_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="pipeline_stages is 4, and a partition divides the middle"):
+        UShapedPlacement(2, 4, partition=division(tiers(1, 1)))

@@ -37,7 +37,8 @@ class Engine:
             return DraftBatchOutcome(tuple(self._draft(one) for one in work.works)), ()
         if isinstance(work, DraftWork):
             return self._draft(work), (batch_load(4, [(work.start, len(work.input_tokens))], 1),)
-        return tuple(SliceOutcome(Verdict(min(1, seq.num_drafts), 5), None) for seq in work.slices), ()
+        verdicts = [Verdict(min(1, seq.num_drafts), 5) if seq.rule else None for seq in work.slices]
+        return tuple(SliceOutcome(verdict, None) for verdict in verdicts), ()
 
     def _draft(self, work: DraftWork) -> DraftOutcome:
         return DraftOutcome((9,), {}, ((9,),), False, work.start + len(work.input_tokens))
@@ -54,6 +55,11 @@ class Engine:
 
 def draft(*tokens: int, session: str = "s") -> DraftWork:
     return DraftWork(session, 0, tokens, DraftStopRule(1))
+
+
+def part(*tokens: int, session: str = "s") -> ForwardWork:
+    """A part of a prompt, which nothing verifies."""
+    return ForwardWork(WHOLE, (SequenceSlice(session, 0, len(tokens), tokens),), ("",))
 
 
 def verify(*tokens: int, drafts: int, session: str = "s") -> ForwardWork:
@@ -111,6 +117,20 @@ def test_so_many_texts_are_kept_however_short(monkeypatch):
     for session in "abcd":
         engine.execute(verify(1, 2, drafts=0, session=session))
     assert inner.dropped == [("a", 0), ("b", 0)]
+
+
+def test_the_part_of_a_request_that_goes_on_is_kept(monkeypatch):
+    monkeypatch.setattr(prefix_reuse, "_MAX_TEXTS", 1)
+    inner = Engine()
+    engine = PrefixReusingEngine(inner)
+    engine.execute(part(1, 2, session="a"))
+    for session in "bc":
+        engine.execute(verify(1, 2, drafts=0, session=session))
+    assert inner.dropped == [("b", 0)]
+    engine.drop("a", 0)
+    engine.execute(verify(1, 2, drafts=0, session="a"))
+    engine.execute(verify(1, 2, drafts=0, session="d"))
+    assert inner.dropped == [("b", 0), ("c", 0), ("a", 0)]
 
 
 def test_a_moved_cache_goes_on_under_its_new_name():

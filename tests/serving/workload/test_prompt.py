@@ -65,3 +65,8 @@ def test_skipped_prompts_are_not_selected():
     profiled = {prompt.id for prompt in select_prompts(prompts, 60, seed=3, skip=100)}
     assert len(profiled) == 60
     assert not served & profiled
+
+
+def test_a_skip_beyond_the_data_set_is_named():
+    with pytest.raises(ValueError, match=r"workload.skip=30 leaves none of the data set's 30 prompts; lower it"):
+        select_prompts(PROMPTS, 2, seed=0, skip=30, reuse_prompts=True)

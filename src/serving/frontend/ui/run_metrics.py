@@ -1,6 +1,7 @@
 """Computes the metrics of a run that the page shows, while it runs."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from serving.hardware.fleet import Fleet
@@ -14,7 +15,7 @@ class RunMeter:
     """Computes the metrics of a run from its record.
 
     Args:
-        device, cloud: the chips that compute.
+        device, cloud: the chips that compute; `cloud` of each node that `cloud_fleets` does not name.
         hardware_paced: True if work lasts as long as on the named chips; otherwise energy and cost are not known.
         remote_cloud: True if the cloud is another process, whose busy time is not known here.
     """
@@ -23,6 +24,7 @@ class RunMeter:
     cloud: Fleet
     hardware_paced: bool
     remote_cloud: bool
+    cloud_fleets: Mapping[str, Fleet] = field(default_factory=dict)
 
     def read(self, record: SessionRecord, now: float) -> dict[str, Any]:
         """Values by the keys of `definitions.PAGE`, with the token counts behind them; None: not known."""
@@ -47,7 +49,13 @@ class RunMeter:
 
     def _cloud_energy_j(self, record: SessionRecord) -> float | None:
         known = self.hardware_paced and not self.remote_cloud
-        return self.cloud.joules(record.cloud_busy_s) if known else None
+        return self._sum_over_nodes(record, Fleet.joules) if known else None
+
+    def _sum_over_nodes(self, record: SessionRecord, spent: Callable[[Fleet, float], float | None]) -> float | None:
+        """None if it is not known of a node that was busy."""
+        parts = [spent(self.cloud_fleets.get(node, self.cloud), busy_s) for node, busy_s in record.node_busy_s.items()]
+        known = [part for part in parts if part is not None]
+        return sum(known, 0.0) if len(known) == len(parts) else None
 
     def _device_energy_j(self, record: SessionRecord, now: float) -> float | None:
         if not self.hardware_paced:
@@ -57,7 +65,7 @@ class RunMeter:
 
     def _usd_per_million_tokens(self, record: SessionRecord) -> float | None:
         known = self.hardware_paced and not self.remote_cloud
-        usd = self.cloud.usd(record.cloud_busy_s) if known else None
+        usd = self._sum_over_nodes(record, Fleet.usd) if known else None
         return None if usd is None or not record.tokens else 1e6 * usd / len(record.tokens)
 
     @property

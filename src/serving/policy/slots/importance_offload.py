@@ -15,13 +15,15 @@ from serving.messages import INF
 from serving.policy.slots.offload import check_budget
 
 PROFILED = "profiled"
+_MAX_EXPONENT = 700.0
+"""Beyond it `exp` has no number."""
 
 
 def p_confidence(c: float, c_th: float, k: float) -> float:
     """P_conf of Synera, section 4.2: 1 up to `c_th`, then falling. `c_th` = 1 gives 1 (printed: division by 0)."""
     if c <= c_th or c_th >= 1.0:
         return 1.0
-    return 1.0 / (1.0 + exp(k * ((c - c_th) / (1.0 - c_th) - 0.5)))
+    return _falling(k * ((c - c_th) / (1.0 - c_th) - 0.5))
 
 
 def p_importance(i: float, i_th: float, theta: float) -> float:
@@ -31,7 +33,12 @@ def p_importance(i: float, i_th: float, theta: float) -> float:
         return 0.0
     if i > i_th:
         return 1.0
-    return 1.0 / (1.0 + exp(theta * ((i - half) / half - 0.5)))
+    return _falling(theta * ((i - half) / half - 0.5))
+
+
+def _falling(x: float) -> float:
+    """The logistic function of -x; a steep one is a threshold."""
+    return 1.0 / (1.0 + exp(min(x, _MAX_EXPONENT)))
 
 
 def solve_threshold(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:

@@ -97,6 +97,11 @@ class UShapedPlacement:
     partition: ModelPartition | None = None
 
     def __post_init__(self) -> None:
+        if self.partition and self.pipeline_stages != 1:
+            raise ValueError(
+                f"policy.placement: pipeline_stages is {self.pipeline_stages}, and a partition divides the middle over "
+                "the tiers of the testbed; set pipeline_stages=1, or partition=null"
+            )
         for name in ("shallow_layers", "pipeline_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy.placement.{name} is {getattr(self, name)}; it must be at least 1")

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from serving.core.kv_accounting import MemoryBudget
@@ -40,8 +41,8 @@ class StaticBatch:
 
     def __post_init__(self) -> None:
         _at_least_one("max_num_seqs", self.max_num_seqs)
-        if self.window_s < 0:
-            raise ValueError(f"policy.scheduler.window_s is {self.window_s}; it cannot be negative")
+        if not 0 <= self.window_s < inf:
+            raise ValueError(f"policy.scheduler.window_s is {self.window_s}; give seconds, 0 or more")
 
     def pick(
         self,
@@ -139,7 +140,9 @@ class VerificationAware:
 
     A prefill has no cached prefix, or is a part of a prompt; it runs whole. A verification is a partial prefill: the
     tokens that the cloud has not cached, then the drafts. One of more than `chunk_tokens` tokens runs so many an
-    iteration, beside the other verifications. The printed loop ends after a prefill; this one continues.
+    iteration, beside the other verifications. The printed loop ends after a prefill; this one continues. A prefill
+    that needs the memory of a waiting verification's cache runs after the verifications: if they took turns in
+    evicting each other, neither would end.
     """
 
     max_num_seqs: int = 64
@@ -153,13 +156,13 @@ class VerificationAware:
         self,
         queue: Sequence[QueuedRequest],
         now: float,  # noqa: ARG002
-        memory_budget: MemoryBudget,  # noqa: ARG002
+        memory_budget: MemoryBudget,
         estimator: Estimator,  # noqa: ARG002
     ) -> ScheduledBatch | float:
-        prefills = [i for i in queue if i.is_prefill]
-        if prefills:
+        prefills, verifications = [i for i in queue if i.is_prefill], [i for i in queue if not i.is_prefill]
+        if prefills and not (verifications and memory_budget.lacks_room_for(prefills[0])):
             return [(i, i.remaining_tokens) for i in prefills[: self.max_num_seqs]]
-        return [(i, i.chunk_size(self.chunk_tokens)) for i in queue[: self.max_num_seqs]]
+        return [(i, i.chunk_size(self.chunk_tokens)) for i in verifications[: self.max_num_seqs]]
 
 
 MAX_DECODE_TOKENS = 16

@@ -1,5 +1,6 @@
 """Offloading of the systems that Synera is compared with: uncertain tokens (Hybrid), uncertain samples (EdgeFM)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import ClassVar, Literal
@@ -53,9 +54,12 @@ class EdgeFMOffload:
     def __post_init__(self) -> None:
         check_budget(self.budget)
         if isinstance(self.thresholds, Thresholds):
-            openings = self.thresholds.first_chunk_perplexities
-            threshold = 0.0 if self.budget == 1.0 else nearest_rank(openings, 1.0 - self.budget) if openings else INF
-            object.__setattr__(self, "threshold", threshold)
+            object.__setattr__(self, "threshold", self._threshold(self.thresholds.first_chunk_perplexities))
+
+    def _threshold(self, openings: Sequence[float]) -> float:
+        if self.budget == 1.0:
+            return 0.0
+        return nearest_rank(openings, 1.0 - self.budget) if openings and self.budget else INF
 
     def tokens_to_offload(self, session: Session) -> int:
         if session.num_generated:

@@ -210,10 +210,11 @@ def simulate_load(
 ) -> LoadRun:
     """Simulates `num_devices` devices until each answer of the window is known to be in time or late.
 
-    Raises ValueError for a workload without SLO classes, one that is no closed loop, and devices that are answered
-    faster than any load is prepared for.
+    Raises ValueError for a workload without SLO classes, one that is no closed loop, outages, and devices that are
+    answered faster than any load is prepared for.
     """
     check_has_slo(setup)
+    setup.check_undisturbed()
     setup = replace(setup, seed=seed, workload=replace(setup.workload, devices=num_devices))
     slowest_s = max(setup.workload.max_new_tokens / one.tokens_per_s for one in setup.workload.slo)
     turn_s = slowest_s + closed_loop(setup).think_s

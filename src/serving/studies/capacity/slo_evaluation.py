@@ -38,6 +38,8 @@ class AnswerTiming:
     first_token_s: float = INF
     last_token_s: float = INF
     ended_s: float = INF
+    failed: bool = False
+    """True if it ended before it was complete."""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class LoadObserver:
             answer.last_token_s = now
             answer.num_tokens += n
         if emit.ending:
-            answer.ended_s = now
+            answer.ended_s, answer.failed = now, emit.ending != "complete"
 
 
 SpeedFrom = Literal["asked", "first_token"]
@@ -151,7 +153,7 @@ class SloEvaluator:
         return self._speed_from == "asked" and now > answer.arrived_s + self._max_new_tokens[answer.session] / rate
 
     def _missed(self, answer: AnswerTiming) -> bool:
-        """True if the answer was slower than its class promises, began late or has not ended."""
+        """True if the answer was slower than its class promises, began late or is not complete."""
         return self._speed(answer) < self._slo_class(answer).tokens_per_s or self._began_late(answer)
 
     def _began_late(self, answer: AnswerTiming) -> bool:
@@ -160,8 +162,8 @@ class SloEvaluator:
         return ttft_s is not None and answer.first_token_s > answer.arrived_s + ttft_s
 
     def _speed(self, answer: AnswerTiming) -> float:
-        """Tokens per second; 0 if the answer has not ended."""
-        if answer.ended_s == INF:
+        """Tokens per second; 0 if the answer is not complete."""
+        if answer.failed or answer.ended_s == INF:
             return 0.0
         asked = self._speed_from == "asked"
         since_s, n = (answer.arrived_s, answer.num_tokens) if asked else (answer.first_token_s, answer.num_tokens - 1)

@@ -139,7 +139,11 @@ class TurnTakers:
 def measure(
     setup: Setup, outcomes: OutcomeSource, load: SteadyLoad, seed: int, tokens_per_s: float = 0.0
 ) -> SteadyState:
-    """The steady state of the setup's policy and devices; `tokens_per_s` is promised to every request, 0: nothing."""
+    """The steady state of the setup's policy and devices; `tokens_per_s` is promised to every request, 0: nothing.
+
+    Raises ValueError for a testbed with outages.
+    """
+    setup.check_undisturbed()
     queries = make_queries(setup, outcomes, load, seed, tokens_per_s)
     engines = outcomes.open(queries, setup.policy, seed)
     topology = Topology(setup, engines.cloud_layers, tokenizer=engines.tokenizer)

@@ -5,6 +5,7 @@ import pytest
 from serving.frontend.ui.run_metrics import RunMeter
 from serving.metrics.recorder import SessionRecord
 from tests.serving.frontend.ui.tiny_page import meter
+from tests.support.conf_files import fleet
 from tests.support.fake_setup import setup
 
 
@@ -16,6 +17,7 @@ def record() -> SessionRecord:
         [11, 12, 12, 14],
     )
     found.device_busy_s, found.cloud_busy_s, found.uplink_nbytes, found.downlink_nbytes = 0.5, 0.2, 100, 40
+    found.node_busy_s = {"near-0": 0.15, "cloud-0": 0.05}
     return found
 
 
@@ -25,11 +27,20 @@ def test_metrics_are_computed_as_described() -> None:
     counts = ("tokens", "cloud_tokens", "device_tokens", "offline_tokens", "cost/w_generated")
     assert [found[key] for key in counts] == [4, 2, 2, 1, 0.5]
     assert found["resources/device_energy_j"] == bed.device_fleets[0].joules(0.5, 3.0)
-    assert found["resources/cloud_energy_j"] == bed.head_fleet.joules(0.2)
+    assert found["resources/cloud_energy_j"] == pytest.approx(bed.head_fleet.joules(0.2))
     price = bed.head_fleet.chip.price
     assert price is not None
     assert found["cost/usd_per_million_tokens"] == pytest.approx(1e6 * price.usd_per_hour * 0.2 / 3600 / 4)
     assert found["resources/cloud_busy_s"] == 0.2
+
+
+def test_each_nodes_share_is_of_its_own_chip() -> None:
+    bed, near = setup().hardware, fleet("jetson_orin_nx_16gb")
+    own = RunMeter(bed.device_fleets[0], bed.head_fleet, True, False, {"near-0": near, "cloud-0": bed.head_fleet})
+    found = own.read(record(), 14.0)
+    assert found["resources/cloud_energy_j"] == near.joules(0.15) + bed.head_fleet.joules(0.05)
+    usd = [near.usd(0.15), bed.head_fleet.usd(0.05)]
+    assert found["cost/usd_per_million_tokens"] == pytest.approx(1e6 * sum(each or 0 for each in usd) / 4)
 
 
 def test_unknown_metrics_are_none_and_described_as_unknown() -> None:

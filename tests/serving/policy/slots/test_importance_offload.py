@@ -287,3 +287,8 @@ def test_an_offload_decision_is_repeatable() -> None:
         for j in range(50):
             s = drafted(0.8, 0.5, f"s{j}")
             assert offload.tokens_to_offload(s) == offload.tokens_to_offload(s)
+
+
+def test_a_steep_curve_is_a_threshold() -> None:
+    assert [p_confidence(c, 0.3, 1e6) for c in (0.2, 0.64, 0.66, 1.0)] == pytest.approx([1, 1, 0, 0])
+    assert [p_importance(i, 0.4, -1e6) for i in (0.1, 0.29, 0.31, 0.5)] == pytest.approx([0, 0, 1, 1])

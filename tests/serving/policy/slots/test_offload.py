@@ -200,3 +200,9 @@ def test_offloading_works_without_profiled_chunks() -> None:
 def test_an_initial_draft_has_at_least_one_token() -> None:
     with pytest.raises(ValueError, match=r"policy.draft.k is 0; an opening has at least 1 token"):
         InitialDraft(0)
+
+
+def test_edgefm_offloads_nothing_for_a_budget_of_0() -> None:
+    offload = EdgeFMOffload(0.0, spread())
+    assert offload.threshold == INF
+    assert offload.tokens_to_offload(drafted(1e-9)) == 0

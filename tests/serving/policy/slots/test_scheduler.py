@@ -155,7 +155,8 @@ def test_hidden_states_are_narrowed_like_tokens() -> None:
     ("build", "message"),
     [
         (lambda: StaticBatch(0, 0.1), "policy.scheduler.max_num_seqs is 0; it must be at least 1"),
-        (lambda: StaticBatch(1, -0.1), "policy.scheduler.window_s is -0.1; it cannot be negative"),
+        (lambda: StaticBatch(1, -0.1), "policy.scheduler.window_s is -0.1; give seconds, 0 or more"),
+        (lambda: StaticBatch(1, INF), "policy.scheduler.window_s is inf; give seconds, 0 or more"),
         (lambda: Fifo(0), "policy.scheduler.max_num_seqs is 0"),
         (lambda: UpwardRank(0), "policy.scheduler.max_num_seqs is 0"),
         (lambda: ContinuousBatch(max_num_seqs=0), "policy.scheduler.max_num_seqs is 0"),
@@ -167,3 +168,12 @@ def test_hidden_states_are_narrowed_like_tokens() -> None:
 def test_scheduler_sizes_below_1_are_refused(build: type, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(("capacity", "first"), [(INF, "a"), (64, "a"), (32, "b")])
+def test_prefills_that_need_a_waiting_verifications_memory_run_after_it(capacity: float, first: str) -> None:
+    memory = MemoryBudget(KVAccounting(capacity, keep_caches=True), ("a", "b"))
+    waiting = items({"a": (40, 4), "b": (5, 4, 20)})
+    batch = VerificationAware().pick(waiting, 1.0, memory, ZERO_ESTIMATOR)
+    assert isinstance(batch, list)
+    assert [queued.slice.session for queued, _ in batch] == [first]

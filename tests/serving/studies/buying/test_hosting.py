@@ -9,6 +9,7 @@ from serving.policy.slots.lookahead import HATLookahead
 from serving.studies.buying.hosting import api_refusal
 from tests.serving.studies.buying.apis import API, routing
 from tests.serving.studies.capacity.steady_setup import setup
+from tests.support.fake_setup import setup as made_up
 from tests.support.policies import policy
 
 
@@ -22,13 +23,16 @@ def test_decoding_and_routing_need_no_verifier(chosen: Policy) -> None:
     [
         (policy("sled"), "has drafts verified"),
         (policy("synera"), "has drafts verified"),
-        (policy("u_shape"), "splits the model"),
         (policy("edge_centric"), "asks no cloud"),
         (replace(routing(), lookahead=HATLookahead()), "drafts while it waits"),
     ],
 )
-def test_verifiers_and_split_models_are_no_api_s(chosen: Policy, why: str) -> None:
+def test_verifiers_are_no_apis(chosen: Policy, why: str) -> None:
     assert why in api_refusal(setup(chosen=chosen), API)
+
+
+def test_a_split_model_is_no_apis() -> None:
+    assert "splits the model" in api_refusal(made_up("u_shape"), API)
 
 
 def test_an_api_serves_its_own_model() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving.deployment.topology import Topology
-from serving.messages import RequestArrived
+from serving.messages import EmitTokens, RequestArrived
 from serving.outcomes.constant import StatedPredictor
 from serving.outcomes.fit import fit_acceptance
 from serving.outcomes.fitted import AnswerLengths
@@ -19,11 +19,12 @@ from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.capacity import load_test
 from serving.studies.capacity.load_test import LoadTest, LoadTestResult, _window_metrics, run_load_test
 from serving.studies.capacity.offered_load import ClosedLoopClients, OutOfQueriesError, make_load
-from serving.studies.capacity.slo_evaluation import LoadObserver, WindowCounts
+from serving.studies.capacity.slo_evaluation import AnswerTiming, LoadObserver, SloEvaluator, WindowCounts
 from serving.workload.arrivals import Poisson
 from serving.workload.slo import SloClass
 from tests.serving.outcomes.made_up_trace import trace
 from tests.serving.studies.capacity.steady_setup import ALWAYS, SOMETIMES, setup, wisp_like
+from tests.support.conf_files import link
 from tests.support.policies import policy
 
 SHORT = LoadTest(warmup_s=4, window_s=8, stagger_s=2, answers=4)
@@ -195,3 +196,23 @@ def test_a_load_of_heads_without_a_draft_model_says_nothing_of_wasted_drafts() -
     figures = _window_metrics(observer, 10.0, 2)
     assert (figures["acceptance_rate"], figures["drafts_per_verification"]) == (0.5, 4)
     assert not [name for name in figures if name.startswith("wasted")]
+
+
+def test_a_load_test_refuses_outages_and_nodes_that_fail() -> None:
+    flaky = replace(setup(), network=link("flaky"))
+    with pytest.raises(ValueError, match=r"network.outages, .* a load test has none.*outages=null"):
+        run_load_test(flaky, ALWAYS, SHORT, 1, 0)
+
+
+def test_an_answer_that_failed_is_late_however_fast_it_was() -> None:
+    found = {}
+    for ending in ("complete", "failed"):
+        observer = LoadObserver(0.0, 10.0)
+        observer.answers["r"] = AnswerTiming("r", 0.0)
+        observer._tokens_emitted(EmitTokens("r", (1, 2, 3), ("cloud",) * 3, ending), 0.1)  # type: ignore[arg-type]
+        load = SimpleNamespace(queries=[SimpleNamespace(
+            request=SimpleNamespace(session="r", max_new_tokens=128), slo=SloClass(name="c", tokens_per_s=5.0)
+        )])  # fmt: skip
+        found[ending] = SloEvaluator(load, "asked").counts(observer)  # type: ignore[arg-type]
+    assert found["complete"] == ({"c": 1}, {"c": 0}, {"c": pytest.approx(30)})
+    assert found["failed"] == ({"c": 1}, {"c": 1}, {})
