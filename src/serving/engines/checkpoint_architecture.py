@@ -47,6 +47,15 @@ def checkpoint_architecture(path: Path) -> Architecture:
     return replace(found, published_parameters=num_parameters(path) or found.parameters())
 
 
+def max_positions(path: Path) -> int | None:
+    """How many positions the checkpoint in `path` was trained for; None if its config.json does not say."""
+    try:
+        config: dict[str, Any] = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        return int(config["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def num_parameters(path: Path) -> int | None:
     """The numbers in a checkpoint's safetensors files, each tensor as often as it is stored; None without files.
 

@@ -11,6 +11,7 @@ from serving.core.importance import importance_scores
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
+from serving.engines.checkpoint_architecture import max_positions
 from serving.engines.models import ModelConfig
 from serving.engines.tokenizer import Tokenizer
 from serving.hardware.architecture import Architecture
@@ -255,6 +256,19 @@ def _cut_note(setup: Setup, queries: Sequence[Query]) -> str:
     )
 
 
+def _positions_note(side: str, model: ModelConfig, queries: Sequence[Query]) -> str:
+    """How many requests may grow beyond what a model was trained for; empty if none may."""
+    most = max_positions(model.path) if isinstance(model.path, Path) else None
+    lengths = [len(query.request.prompt) + query.request.max_new_tokens for query in queries]
+    beyond = sum(length > most for length in lengths) if most else 0
+    if not beyond:
+        return ""
+    return (
+        f"{beyond} of {len(queries)} requests have up to {max(lengths)} tokens, and the {side}'s model was trained for "
+        f"{most}: what it writes beyond them is of no such model"
+    )
+
+
 def _notes(setup: Setup, queries: Sequence[Query]) -> list[str]:
     pair, used = setup.pair, _used_models(setup)
     names = " and ".join(dict.fromkeys(model.timed_architecture.name for model in used.values()))
@@ -269,6 +283,7 @@ def _notes(setup: Setup, queries: Sequence[Query]) -> list[str]:
         pair.cloud.server_note,
         pair.cloud.tensor_parallel_note,
         _cut_note(setup, queries),
+        *(_positions_note(side, model, queries) for side, model in used.items()),
     ]
     profiled = [getattr(slot, "thresholds", None) for slot in vars(setup.policy).values()]
     found += dict.fromkeys(each.note for each in profiled if isinstance(each, Thresholds))

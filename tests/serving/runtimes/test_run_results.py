@@ -190,3 +190,14 @@ def test_prompts_that_lost_tokens_to_the_limit_are_said(tmp_path: Path, cut: tup
     (said,) = (note for note in notes if "longer than" in note)
     assert said.startswith("2 of 5 prompts are longer than workload.max_prompt_tokens=")
     assert said.endswith(f"and lost {tokens}")
+
+
+@pytest.mark.parametrize(("positions", "noted"), [(20, True), (4096, False), (None, False)])
+def test_requests_beyond_a_models_positions_are_noted(tmp_path: Path, positions: int | None, noted: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": positions}))
+    made, asked = setup("cloud_centric"), queries(3)
+    object.__setattr__(made.pair.cloud, "path", tmp_path)
+    records = simulate(made, models(), asked)
+    write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
+    notes = json.loads((tmp_path / "meta.json").read_text())["notes"]
+    assert any("the cloud's model was trained for 20" in note for note in notes) == noted
