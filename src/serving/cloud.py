@@ -142,7 +142,7 @@ async def _listen(host: NodeHost, address: str, option: str) -> str:
         return await host.listen(address)
     except RuntimeError as problem:
         raise ValueError(
-            f"cannot listen on {address} ({problem}); is another cloud running there? Choose another service.{option}"
+            f"cannot listen: {problem}; is another cloud running there? Choose another service.{option}"
         ) from problem
 
 

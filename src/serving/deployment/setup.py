@@ -4,10 +4,12 @@ context: prompt and answer together.
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from serving.core.decoding import Decoding
 from serving.core.importance import importance_scores
 from serving.core.scores import UNTRAINED_SCORES, reading_hidden_states
+from serving.engines.checkpoint_architecture import max_positions
 from serving.engines.models import Checkpoint, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import check_memory
@@ -52,9 +54,8 @@ class Setup:
         self._check_scores()
         self._check_backend()
         self._check_timing()
-        tokens = self.workload.context_tokens + max_tree_nodes(self.policy.draft)
-        self._check_cache(tokens)
-        self._check_memory(tokens)
+        self._check_cache()
+        self._check_memory()
 
     def on_clock(self, hardware: Testbed) -> "Setup":
         """The same deployment on chips of other speeds. Tiers are divided anew, since Hyperion profiles them; a policy
@@ -66,11 +67,13 @@ class Setup:
             policy = replace(policy, placement=replace(policy.placement, partition=partition))
         return replace(self, hardware=hardware, policy=policy)
 
-    def _check_memory(self, tokens: int) -> None:
+    def _check_memory(self) -> None:
+        tokens = session_tokens(self, self.workload.context_tokens)
         drafter = self.pair.device.timed_architecture if self.policy.drafts_on_device else None
-        for fleet in self.hardware.device_fleets if drafter else ():
-            caches = self.workload.max_concurrency + self.policy.kv_cache.device_idle_sessions
-            check_memory(fleet, self.pair.device.timed_architecture, caches, tokens)
+        if drafter:
+            for fleet in self.hardware.device_fleets:
+                caches = self.workload.max_concurrency + self.policy.kv_cache.device_idle_sessions
+                check_memory(fleet, drafter, caches, tokens)
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
                 for model, beside in self.models_on_chips(self.hop_architecture(hop)):
@@ -87,14 +90,10 @@ class Setup:
 
     def _check_timing(self) -> None:
         """Raises ValueError for a chip without latency coefficients, except those that a profile will give."""
-        if self.policy.drafts_on_device:
+        for model in self.device_models:
             for fleet in self.hardware.device_fleets:
                 if fleet.timing != "profile":
-                    fleet.latency(self.pair.device.timed_architecture)
-        if any(hop.node == DEVICE_TIER for hop in self.hops):
-            for fleet in self.hardware.device_fleets:
-                if fleet.timing != "profile":
-                    fleet.latency(self.pair.cloud.timed_architecture)
+                    fleet.latency(model)
         for hop in self.hops:
             tier = self.hardware.tier(hop.node)
             for fleet in tier.fleets if tier else ():
@@ -223,9 +222,9 @@ class Setup:
                 "without showing them; choose another policy/draft, or set model.cloud.backend=torch"
             )
 
-    def _check_cache(self, tokens: int) -> None:
-        cache = self.policy.kv_cache
-        capacity, taken = cache.capacity_tokens, cache.allocated_tokens(tokens)
+    def _check_cache(self) -> None:
+        cache, taken = self.policy.kv_cache, self.allocated_tokens
+        capacity = cache.capacity_tokens
         if self.uses_target and capacity is not None and capacity < taken:
             raise ValueError(
                 f"policy.kv_cache.capacity_tokens is {capacity:.0f}, and one request may need {taken} "
@@ -236,7 +235,14 @@ class Setup:
     @property
     def allocated_tokens(self) -> int:
         """Tokens of the cloud's cache that one request may count, in whole blocks."""
-        return self.policy.kv_cache.allocated_tokens(self.workload.context_tokens + max_tree_nodes(self.policy.draft))
+        return self.policy.kv_cache.allocated_tokens(session_tokens(self, self.workload.context_tokens))
+
+    @property
+    def device_models(self) -> tuple[Architecture, ...]:
+        """What devices run: a draft model, and the target where a placement puts some of its layers there."""
+        pair, split = self.pair, any(hop.node == DEVICE_TIER for hop in self.hops)
+        run = ((pair.device, self.policy.drafts_on_device), (pair.cloud, split))
+        return tuple(model.timed_architecture for model, runs in run if runs)
 
     @property
     def reads_device_model(self) -> bool:
@@ -389,6 +395,8 @@ def _context_limits(setup: Setup) -> dict[str, int]:
 
 
 def _max_positions(checkpoint: Checkpoint) -> int:
+    if isinstance(checkpoint.path, Path) and (known := max_positions(checkpoint.path)):
+        return known
     from transformers import AutoConfig
 
     return int(AutoConfig.from_pretrained(checkpoint.name_or_path).max_position_embeddings)

@@ -20,8 +20,8 @@ from serving.messages import (
 )
 
 _MAX_TOKENS, _MAX_TEXTS = 16_384, 64
-"""Of the texts whose caches of the target are kept; llama.cpp keeps 255 at once. A draft's is needed until its session
-ends: the next token of a draft may be work of its own.
+"""At most, of the target's caches that are kept; llama.cpp has 255 sequences. A drafter's cache is needed until its
+session ends: the next token of a draft may be work of its own.
 """
 
 

@@ -1,5 +1,6 @@
 """A fleet of equal nodes: chip, power mode, link and latency; and whether a model fits their memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -159,6 +160,12 @@ class Fleet:
         if self.timing == "profile" and self.chip.profile:
             return load_fitted_latencies(self.chip.profile)
         return self.chip.fitted[self.timing]
+
+
+def total_or_unknown(spent: Sequence[float | None]) -> float | None:
+    """The sum of energies or prices; None if a part is not known."""
+    known = [part for part in spent if part is not None]
+    return sum(known, 0.0) if len(known) == len(spent) else None
 
 
 def check_memory(

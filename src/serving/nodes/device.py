@@ -30,7 +30,6 @@ from serving.messages import (
     MessageReceived,
     PeerLost,
     PeerRestored,
-    Release,
     Reply,
     Request,
     RequestArrived,
@@ -253,13 +252,12 @@ class Device:
         return self._on_message(message, now)
 
     def _on_message(self, message: Message, now: float) -> Commands:
-        if isinstance(message, Request | Release):
-            return self.local_worker.handle(MessageReceived(message), now) if self.local_worker else []
+        if isinstance(message, Reply | CacheMiss):
+            current = self.active.get(message.session)
+            return self._notify(current, MessageReceived(message), now) if current else []
         if isinstance(message, LoadReport):
             self.node_selector.load_reports[message.node] = message
-            return self.local_worker.handle(MessageReceived(message), now) if self.local_worker else []
-        current = self.active.get(message.session) if isinstance(message, Reply | CacheMiss) else None
-        return self._notify(current, MessageReceived(message), now) if current else []
+        return self.local_worker.handle(MessageReceived(message), now) if self.local_worker else []
 
     # Work on the chip.
 

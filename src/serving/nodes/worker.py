@@ -426,12 +426,14 @@ class Worker:
 
     def _reply(self, queued: QueuedRequest, seq: SequenceSlice, verdict: Verdict, now: float) -> Commands:
         m, committed_len = queued.request, seq.start + seq.num_tokens - seq.num_drafts
-        accepted = seq.tokens[len(seq.tokens) - seq.num_drafts :][: verdict.accepted]
-        ended = verdict.next_token in m.stop_tokens or any(token in m.stop_tokens for token in accepted)
-        if m.stop_text and not ended:
-            stop_text, end = advance(m.stop_text, (*accepted, verdict.next_token), self.token_text)
-            m, ended = replace(m, stop_text=stop_text), end is not None
-        remaining_budget = 0 if ended else m.budget - 1
+        remaining_budget = m.budget - 1
+        if remaining_budget:
+            written = (*seq.tokens[len(seq.tokens) - seq.num_drafts :][: verdict.accepted], verdict.next_token)
+            ended = any(token in m.stop_tokens for token in written)
+            if m.stop_text and not ended:
+                stop_text, end = advance(m.stop_text, written, self.token_text)
+                m, ended = replace(m, stop_text=stop_text), end is not None
+            remaining_budget = 0 if ended else remaining_budget
         path_latency_s = m.upstream_s + now - queued.arrived_s
         stats = self.monitor.path_stats(m) if self.monitor and m.reply_to != self.name else None
         reply = Reply(seq.session, m.attempt, committed_len, verdict, m.path, remaining_budget, path_latency_s, stats)

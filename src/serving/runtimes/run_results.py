@@ -15,7 +15,7 @@ from serving.engines.checkpoint_architecture import max_positions
 from serving.engines.models import ModelConfig
 from serving.engines.tokenizer import Tokenizer
 from serving.hardware.architecture import Architecture
-from serving.hardware.fleet import Fleet
+from serving.hardware.fleet import Fleet, total_or_unknown
 from serving.hardware.latency import batch_load
 from serving.hardware.replica_packing import ReplicaPacking, reported_factor
 from serving.learned.thresholds import Thresholds
@@ -26,7 +26,7 @@ from serving.metrics.radio_energy import have_time_lines, radio_energies_j
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, idle_times, stall_times
 from serving.policy.by_condition import PlacedPolicy
-from serving.policy.slots.placement import DEVICE_TIER, TieredPlacement
+from serving.policy.slots.placement import TieredPlacement
 from serving.runtimes.runtime import RunResult, Runtime
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1
@@ -165,16 +165,10 @@ def _by_device(topology: Topology, served: RunResult) -> dict[str, list[SessionR
 def _cloud_spending(busy: Sequence[tuple[Fleet, float]]) -> ResultRow:
     """Energy, chip time and price of a request in the cloud, whose nodes were busy for so many seconds."""
     return {
-        "cloud_energy_j": _total_or_unknown([fleet.joules(busy_s) for fleet, busy_s in busy]),
-        "cloud_usd": _total_or_unknown([fleet.usd(busy_s) for fleet, busy_s in busy]),
+        "cloud_energy_j": total_or_unknown([fleet.joules(busy_s) for fleet, busy_s in busy]),
+        "cloud_usd": total_or_unknown([fleet.usd(busy_s) for fleet, busy_s in busy]),
         "cloud_chip_s": sum([fleet.tensor_parallel * busy_s for fleet, busy_s in busy], 0.0),
     }
-
-
-def _total_or_unknown(spent: Sequence[float | None]) -> float | None:
-    """None if a part is not known."""
-    known = [part for part in spent if part is not None]
-    return sum(known) if len(known) == len(spent) else None
 
 
 def _timeline_rows(record: SessionRecord) -> Iterator[ResultRow]:
@@ -324,11 +318,9 @@ def _decode_figures(fleet: Fleet, architecture: Architecture) -> dict[str, Any]:
 
 def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
     """The source of the latency coefficients of each side that the policy uses."""
-    found, here = {}, [setup.pair.device.timed_architecture] if setup.policy.drafts_on_device else []
-    if any(hop.node == DEVICE_TIER for hop in setup.hops):
-        here.append(setup.pair.cloud.timed_architecture)
-    if here:
-        sources = dict.fromkeys(fleet.latency(model).source for model in here for fleet in fleets)
+    found = {}
+    if setup.device_models:
+        sources = dict.fromkeys(fleet.latency(model).source for model in setup.device_models for fleet in fleets)
         found["device"] = "; ".join(sources)
     if setup.uses_target:
         tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
@@ -340,9 +332,8 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
 
 def _computing_chips(setup: Setup, fleets: Sequence[Fleet]) -> list[str]:
     """The names of the chips that the policy uses, devices first."""
-    on_device = setup.policy.drafts_on_device or any(hop.node == DEVICE_TIER for hop in setup.hops)
     tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
-    every = [*(fleets if on_device else ()), *(fleet for tier in tiers for fleet in tier.fleets)]
+    every = [*(fleets if setup.device_models else ()), *(fleet for tier in tiers for fleet in tier.fleets)]
     return list(dict.fromkeys(fleet.chip.name for fleet in every))
 
 

@@ -151,7 +151,7 @@ MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 8, 600
 def describe(config: UiConfig) -> dict[str, Any]:
     setup, page = config.setup, config.service.page
     fleet, pair = setup.hardware.device_fleets[0], setup.pair
-    meter = RunMeter(fleet, setup.hardware.head_fleet, page.pace == "hardware", page.remote_cloud)
+    meter = RunMeter(fleet, setup.hardware.head_fleet, {}, page.pace == "hardware", page.remote_cloud)
     return {
         "models": {
             "device": {"name": pair.device.display_name, "stands_for": pair.device.timed_architecture.name},

@@ -1,10 +1,10 @@
 """Computes the metrics of a run that the page shows, while it runs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from serving.hardware.fleet import Fleet
+from serving.hardware.fleet import Fleet, total_or_unknown
 from serving.metrics import definitions
 from serving.metrics.definitions import CLOUD_ORIGINS
 from serving.metrics.recorder import SessionRecord
@@ -15,16 +15,17 @@ class RunMeter:
     """Computes the metrics of a run from its record.
 
     Args:
-        device, cloud: the chips that compute; `cloud` of each node that `cloud_fleets` does not name.
+        device, cloud: the chips that compute, of the cloud those that run the target's head.
+        cloud_fleets: the chips of each node of the cloud.
         hardware_paced: True if work lasts as long as on the named chips; otherwise energy and cost are not known.
         remote_cloud: True if the cloud is another process, whose busy time is not known here.
     """
 
     device: Fleet
     cloud: Fleet
+    cloud_fleets: Mapping[str, Fleet]
     hardware_paced: bool
     remote_cloud: bool
-    cloud_fleets: Mapping[str, Fleet] = field(default_factory=dict)
 
     def read(self, record: SessionRecord, now: float) -> dict[str, Any]:
         """Values by the keys of `definitions.PAGE`, with the token counts behind them; None: not known."""
@@ -53,9 +54,7 @@ class RunMeter:
 
     def _sum_over_nodes(self, record: SessionRecord, spent: Callable[[Fleet, float], float | None]) -> float | None:
         """None if it is not known of a node that was busy."""
-        parts = [spent(self.cloud_fleets.get(node, self.cloud), busy_s) for node, busy_s in record.node_busy_s.items()]
-        known = [part for part in parts if part is not None]
-        return sum(known, 0.0) if len(known) == len(parts) else None
+        return total_or_unknown([spent(self.cloud_fleets[node], busy_s) for node, busy_s in record.node_busy_s.items()])
 
     def _device_energy_j(self, record: SessionRecord, now: float) -> float | None:
         if not self.hardware_paced:

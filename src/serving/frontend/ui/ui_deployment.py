@@ -125,9 +125,9 @@ class UiDeployment:
         meter = RunMeter(
             topology.device_fleets[device],
             self.config.setup.hardware.head_fleet,
+            topology.cloud_fleets,
             self._hardware_paced,
             remote,
-            topology.cloud_fleets,
         )
         session = f"{device}.{self._boot_id}.run-{next(self._run_numbers)}"
         reachable = (lambda: self.cloud_reachable) if remote else (lambda: not self.observer.has_lost_peer(device))

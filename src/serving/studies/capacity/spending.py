@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from serving.deployment.topology import Topology
+from serving.hardware.fleet import total_or_unknown
 from serving.metrics.radio_energy import have_time_lines, radio_energies_j
 from serving.metrics.recorder import SessionRecord
 
@@ -87,8 +88,8 @@ def radio_j_by_session(records: Sequence[SessionRecord], topology: Topology) -> 
 
 def over_tokens(joules: Sequence[float | None], tokens: int) -> float | None:
     """Their sum over the tokens; None if one is not known."""
-    known = [each for each in joules if each is not None]
-    return sum(known) / tokens if len(known) == len(joules) else None
+    total = total_or_unknown(joules)
+    return None if total is None else total / tokens
 
 
 def _cloud_chip_s(record: SessionRecord, topology: Topology) -> float:

@@ -36,7 +36,7 @@ def test_metrics_are_computed_as_described() -> None:
 
 def test_each_nodes_share_is_of_its_own_chip() -> None:
     bed, near = setup().hardware, fleet("jetson_orin_nx_16gb")
-    own = RunMeter(bed.device_fleets[0], bed.head_fleet, True, False, {"near-0": near, "cloud-0": bed.head_fleet})
+    own = RunMeter(bed.device_fleets[0], bed.head_fleet, {"near-0": near, "cloud-0": bed.head_fleet}, True, False)
     found = own.read(record(), 14.0)
     assert found["resources/cloud_energy_j"] == near.joules(0.15) + bed.head_fleet.joules(0.05)
     usd = [near.usd(0.15), bed.head_fleet.usd(0.05)]

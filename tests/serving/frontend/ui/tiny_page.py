@@ -151,7 +151,8 @@ def meter(
     remote_cloud: bool = False,
 ) -> RunMeter:
     bed = setup().hardware
-    return RunMeter(bed.device_fleets[0], bed.head_fleet, hardware_paced, remote_cloud)
+    nodes = dict.fromkeys(("near-0", "cloud-0"), bed.head_fleet)
+    return RunMeter(bed.device_fleets[0], bed.head_fleet, nodes, hardware_paced, remote_cloud)
 
 
 def card(policy: Policy) -> PolicyCard:
