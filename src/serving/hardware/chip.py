@@ -10,6 +10,9 @@ from serving.hardware.heat import SustainedSpeed
 from serving.hardware.price import Price
 from serving.hardware.roofline import RooflineLatency
 
+HELD_OUT_ERROR = "off on held-out decodes"
+"""What the source of a software's figures says of a check on rows that the fit had not seen."""
+
 
 @dataclass(frozen=True)
 class PowerMode:
@@ -78,6 +81,12 @@ class SoftwareEfficiency:
 
     def source(self, figure: str) -> str | None:
         return self.sources.get(figure) or self.sources.get("all")
+
+    @property
+    def is_checked(self) -> bool:
+        """True if the figures were fitted to rows of the chip, and checked on rows that a fit had not seen."""
+        source = self.sources.get("all", "")
+        return source.startswith("measured") and HELD_OUT_ERROR in source
 
     def read_gbps(self, mode: PowerMode, precision: Precision) -> float:
         """GB/s at which weights of this precision are read. The mode has a bandwidth."""

@@ -17,8 +17,8 @@ from serving.hardware.testbed import Testbed, Tier
 class ClockErrors:
     """Held-out errors of the clock, each log(measured / predicted), a median for each source, processor and software.
 
-    decode, prefill    of software that was measured on the processor
-    decode_unmeasured, prefill_unmeasured    of processors that the fit had not seen
+    decode, prefill    of software on a processor of which the fit had seen other rows
+    decode_unmeasured, prefill_unmeasured    of processors of which the fit had seen no row
     """
 
     decode: tuple[float, ...]
@@ -40,11 +40,13 @@ class ClockErrors:
         except (OSError, TypeError, AttributeError, ValueError) as problem:
             raise ValueError(f"{path} has no errors of the clock: {problem}.") from problem
 
-    def factors(self, draw: int, chip: str, software: str, *, measured: bool) -> TimeFactors:
-        """The factors of one chip and software in one draw: the same in every run that has the chip."""
+    def factors(self, draw: int, chip: str, software: str, *, checked: bool) -> TimeFactors:
+        """The factors of one chip and software in one draw: the same in every run that has the chip. Figures that were
+        not `checked` may be as far off as those of a processor without rows.
+        """
         stream = key(0, f"clock {chip} {software}")
-        decode = self.decode if measured else self.decode_unmeasured
-        prefill = self.prefill if measured else self.prefill_unmeasured
+        decode = self.decode if checked else self.decode_unmeasured
+        prefill = self.prefill if checked else self.prefill_unmeasured
         return TimeFactors(
             read=exp(decode[int(uniform(stream, draw, "decode") * len(decode))]),
             compute=exp(prefill[int(uniform(stream, draw, "prefill") * len(prefill))]),
@@ -58,8 +60,8 @@ def drawn_fleet(fleet: Fleet, errors: ClockErrors, draw: int) -> Fleet:
     if not fleet.chip.software:
         return fleet
     software = fleet.chip.software_name(fleet.software)
-    source = fleet.chip.software[software].sources.get("all", "")
-    factors = errors.factors(draw, fleet.chip.name, software, measured=source.startswith("measured"))
+    checked = fleet.chip.software[software].is_checked
+    factors = errors.factors(draw, fleet.chip.name, software, checked=checked)
     return replace(fleet, time_factors=factors)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from serving.hardware.chip import Chip
+from serving.hardware.chip import HELD_OUT_ERROR, Chip
 from training.fitting.figures import save_figure
 from training.latency.former_clock import FormerClock
 from training.latency.kernel_fit import COMBINATIONS, kernel_errors
@@ -299,7 +299,7 @@ def evidence(speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut], group: 
     batches, sources = sorted({row.batch for row in rows}), len({row.source for row in rows})
     span = f"batch {batches[0]}" if len(batches) == 1 else f"batches {batches[0]} to {batches[-1]}"
     own = [one for one in _within_groups(found) if one.speed.group == group and one.kind == "decode"]
-    error = f", {100 * float(np.median([abs(one.error) for one in own])):.0f} % off on held-out decodes" if own else ""
+    error = f", {100 * float(np.median([abs(one.error) for one in own])):.0f} % {HELD_OUT_ERROR}" if own else ""
     return f"{len(rows)} rows of {sources} source{'s' * (sources > 1)}, {span}{error}"
 
 

@@ -37,6 +37,18 @@ def test_a_chip_that_was_not_measured_is_off_by_more():
     assert ratio == pytest.approx(exp(0.5))
 
 
+def test_figures_that_no_held_out_row_checked_are_off_by_more():
+    orin = chip("jetson_agx_orin_32gb")
+    fitted = {name for name, own in orin.software.items() if own.sources["all"].startswith("measured")}
+    assert "transformers" in fitted  # three rows of one model and source
+    drawn = {
+        name: drawn_testbed(testbed.Testbed(MEASURED, Fleet(orin, software=name)), ERRORS, 0).device.time_factors.read
+        for name in fitted
+    }
+    assert {name for name, factor in drawn.items() if factor == exp(1.0)} == {"transformers"}
+    assert {factor for name, factor in drawn.items() if name != "transformers"} == {exp(0.5)}
+
+
 def test_fitted_coefficients_are_measurements_and_stay():
     coefficients = chip("a100_80gb").fitted
     fitted = Fleet(chip("a100_80gb"), timing=next(iter(coefficients)))
