@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.command.closed_pipe import ends_at_closed_pipe
 from pipeline.config.arguments import (
     choices_available,
     choices_given,
@@ -23,6 +24,9 @@ from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_error
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from pipeline.artifacts.stage import Stage
+    from pipeline.running import Job
+
 _HELP_FLAGS = frozenset({"--help", "-h"})
 _CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 
@@ -32,23 +36,37 @@ def main(name: str, description: str | None, default_choices: Sequence[str] = ()
     does not choose.
     """
     if _HELP_FLAGS & set(sys.argv[1:]):
-        print(usage(name, description or ""))
+        with ends_at_closed_pipe():
+            print(usage(name, description or ""))
         return
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         run(name, sys.argv[1:], default_choices)
     except UserError as problem:
-        sys.exit(print_error(problem))
+        with ends_at_closed_pipe():
+            sys.exit(print_error(problem))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
 def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> None:
     """Builds the artifacts of the service and calls its function. Raises UserError for mistakes of a user."""
-    from pipeline import api
-    from pipeline.config import policy_variants
     from pipeline.config.build import load
     from pipeline.config.plan import build_arguments
+
+    with ends_at_closed_pipe():
+        job, service = _build_inputs(name, argv, default_choices)
+    target = load(service.target, name)
+    try:
+        target(**build_arguments(service, lambda needed: job.store.path(service.inputs[needed])))
+    except ValueError as problem:
+        raise ConfigError(f"{name}: {problem}") from problem
+
+
+def _build_inputs(name: str, argv: Sequence[str], default_choices: Sequence[str]) -> "tuple[Job, Stage]":
+    """The job and the service's stage, all of the artifacts that it reads built."""
+    from pipeline import api
+    from pipeline.config import policy_variants
     from pipeline.running import create_job
 
     words = normalise([*argv, *(word for word in default_choices if not choices_given(argv, word.partition("=")[0]))])
@@ -62,11 +80,7 @@ def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> 
             job = create_job(cfg)
             service = job.plan(name).stages[name]
     job.run([*service.read_inputs.values()])
-    target = load(service.target, name)
-    try:
-        target(**build_arguments(service, lambda needed: job.store.path(service.inputs[needed])))
-    except ValueError as problem:
-        raise ConfigError(f"{name}: {problem}") from problem
+    return job, service
 
 
 def _without_page_policies(overrides: Sequence[str], folder: Path | None) -> "DictConfig | None":

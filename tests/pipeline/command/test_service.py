@@ -1,5 +1,6 @@
 """The services' command lines: what they explain, and what they refuse before anything is built."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,18 @@ def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, 
         assert f"\n{line}" in out
     assert "_target_" not in out
     assert "# Groups whose files" not in out
+
+
+@pytest.mark.parametrize(("stream", "words"), [("stdout", ("--help",)), ("stderr", ("+policy=nonsense",))])
+def test_a_service_ends_quietly_where_its_output_goes_into_a_closed_pipe(
+    said: Say, monkeypatch: pytest.MonkeyPatch, stream: str, words: tuple[str, ...]
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, stream, closed)
+        code, out, err = said("cloud", *words)
+    assert (code, out, err) == (141, "", "")
 
 
 @pytest.mark.parametrize(
