@@ -1,5 +1,8 @@
 # make            what there is to do
-PYTHON ?= python3
+# The first that is new enough; where none is, `python3`, which the rule of $(VENV)/bin/python refuses.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+            $$python -c "$(IS_NEW)" 2> /dev/null && break; python=python3; done; echo $$python)
+IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 # pip compiles one file after another, which is half of its time; `COMPILE` uses all cores.
@@ -55,8 +58,13 @@ ui: $(VENV)/.installed   ## open the MLflow UI on this machine: PORT=5000
 clean:          ## remove caches; artifacts stay (python -m pipeline cache clean)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# What cannot be made is removed: the next `make` would take half an environment for a whole one.
+$(VENV)/bin/python:
+	@$(PYTHON) -c "$(IS_NEW)" || { echo "error: Python 3.11 or newer is needed, and $(PYTHON) is" \
+	  "$$($(PYTHON) --version 2>&1). Say where one is: make PYTHON=/usr/bin/python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e .
 	@$(COMPILE)
 	@touch $@

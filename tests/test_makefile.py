@@ -1,0 +1,50 @@
+"""`make run` on a machine whose Python is too old, or makes no environments."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="this machine has no make")
+
+OLD = """\
+case "$1" in --version) echo "Python 3.10.13";; *) exit 1;; esac
+"""
+WITHOUT_PIP = """\
+[ "$1" = -m ] || exit 0
+mkdir -p "$3/bin" && touch "$3/bin/python" && chmod +x "$3/bin/python"
+echo "The virtual environment was not created successfully because ensurepip is not available." >&2
+exit 1
+"""
+
+
+def make_environment(folder: Path, script: str) -> tuple[int, str]:
+    """The exit status and output of `make` for a new environment, by a Python that is this shell script."""
+    python = folder / "python3"
+    python.write_text(f"#!/bin/sh\n{script}")
+    python.chmod(0o755)
+    words = ("make", "-s", f"PYTHON={python}", f"VENV={folder}/env", f"{folder}/env/.installed")
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return told.returncode, told.stdout + told.stderr
+
+
+def test_an_old_python_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    code, told = make_environment(tmp_path, OLD)
+    assert code == 2
+    assert f"error: Python 3.11 or newer is needed, and {tmp_path}/python3 is Python 3.10.13." in told
+    assert "make PYTHON=" in told
+    assert not (tmp_path / "env").exists()
+
+
+def test_half_an_environment_is_removed(tmp_path: Path) -> None:
+    code, told = make_environment(tmp_path, WITHOUT_PIP)
+    assert (code, "ensurepip is not available" in told) == (2, True)
+    assert not (tmp_path / "env").exists()
+
+
+def test_make_and_pyproject_ask_for_the_same_python() -> None:
+    makefile, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "pyproject.toml"))
+    assert "sys.version_info < (3, 11)" in makefile
+    assert 'requires-python = ">=3.11"' in project
