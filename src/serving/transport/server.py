@@ -91,6 +91,8 @@ class TransportServer:
             connection.outbox.close(self._goodbye_frame)
         if self._server:
             await self._server.stop(grace_s)
+        for connection in list(self._connections.connections):  # gRPC may end their handlers after its `stop`
+            self._remove_connection(connection)
         for connection in list(self._lingering):
             self._discard_tensors(connection)
 

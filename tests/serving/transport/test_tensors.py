@@ -161,6 +161,29 @@ def test_a_host_fills_only_its_own_share_of_the_store() -> None:
     run_scenario(scenario)
 
 
+def test_a_stopped_server_holds_no_tensors_though_a_stream_has_not_ended() -> None:
+    async def nothing(_: float) -> None: ...
+
+    async def scenario() -> None:
+        cloud, store = FakeSink(), TensorStore()
+        limits = replace(FAST, linger_s=60.0)
+        async with listening(cloud, tensor_store=store, limits=limits) as (server, address):
+            frame = encode_message(
+                "device-0", "cloud-0", hidden(TensorRef("a/0", 1), 1), [tensors.pack(torch.ones(1, 8))]
+            )
+            async with raw(address, Hello(("device-0",), sends_tensors=True).encoded, frame):
+                await cloud.received()
+                assert len(store) == 1
+                stop, server._server.stop = server._server.stop, nothing
+                await server.stop(0.2)
+                server._server.stop = stop
+                assert len(store) == 0
+        assert [await cloud.news(), await cloud.news()] == [("restored", ("device-0",)), ("lost", ("device-0",))]
+        assert cloud.quiet
+
+    run_scenario(scenario)
+
+
 def test_the_smallest_tensors_count_with_what_holds_them() -> None:
     """A distribution of one token has 4 bytes, and takes some 1,400."""
     store = TensorStore()
