@@ -15,7 +15,7 @@ ARGS   ?= +policy=synera hardware=jetson_orin
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 help:           ## this list
-	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: compiled   ## set up and run the main job: ARGS="+policy=synera hardware=jetson_orin"
 	$(BIN)/python -m pipeline $(ARGS)

@@ -13,7 +13,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 LAYERS = {
-    "native": ("modules", "loader", "classes", "build", "__main__"),
+    "native": ("machine", "modules", "loader", "classes", "build", "__main__"),
     "serving": (
         "messages", "progress", "core", "workload", "learned", "network", "hardware", "transport", "engines", "policy",
         "drivers", "nodes", "deployment", "metrics", "log", "outcomes", "runtimes", "studies", "frontend", "stages",

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from native.machine import usable_cores
+
 DISTRIBUTION = "tandem-llm"
 PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy", "pyarrow")
 CPUINFO = Path("/proc/cpuinfo")
@@ -33,7 +35,7 @@ def machine(accelerator: str = "cpu") -> Mapping[str, str | int | float]:
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_gib": round(memory_nbytes / 2**30, 1),
         "system": platform.platform(terse=True),
         **_gpu(accelerator),

@@ -5,7 +5,6 @@ An estimate is printed and changes no run. Sizes are read from the stage's plain
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from native.machine import usable_cores
 from pipeline.artifacts import fingerprint
 from pipeline.artifacts.changes import nearest
 from pipeline.artifacts.manifest import Manifest
@@ -208,7 +208,7 @@ def expected_flops_per_s(root: Path) -> float:
     Before the first build: `CORE_FLOPS_PER_S` of each core, because measuring loads numpy, which a plan does not need.
     """
     known, _ = _read_speed(root / SPEED_FILE)
-    return known or CORE_FLOPS_PER_S * len(os.sched_getaffinity(0))
+    return known or CORE_FLOPS_PER_S * usable_cores()
 
 
 def measure_speed(root: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from native.machine import usable_cores
 from pipeline.config.build import ConfigSchema, construct
 from pipeline.errors import ConfigError
 
@@ -64,12 +65,12 @@ class JoblibWorkers:
     def count(self, job_nbytes: float) -> int:
         """Processes at once."""
         if self.n_jobs is not None:
-            return self.n_jobs if self.n_jobs > 0 else _cores()
-        return max(1, min(_cores(), int(free_nbytes() // max(job_nbytes, _MIN_WORKER_NBYTES))))
+            return self.n_jobs if self.n_jobs > 0 else usable_cores()
+        return max(1, min(usable_cores(), int(free_nbytes() // max(job_nbytes, _MIN_WORKER_NBYTES))))
 
     def describe(self, job_nbytes: float) -> str:
         memory = f"up to {max(job_nbytes, _MIN_WORKER_NBYTES) / 1e9:.1f} GB for each"
-        return f"{self.count(job_nbytes)} at once ({_cores()} cores; {free_nbytes() / 1e9:.1f} GB free, {memory})"
+        return f"{self.count(job_nbytes)} at once ({usable_cores()} cores; {free_nbytes() / 1e9:.1f} GB free, {memory})"
 
     def batch_size(self, num_jobs: int) -> int:  # noqa: ARG002
         """One: the processes stay, with what they imported."""
@@ -301,15 +302,10 @@ def import_engine(module: str, extra: str) -> Any:
         raise ConfigError(f"this launcher needs {module}: pip install -e '.[{extra}]'.") from problem
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def free_nbytes() -> float:
     """Memory that new processes can have; where the system does not tell, enough for one a core."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        return _cores() * 4e9
+        return usable_cores() * 4e9

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from native.machine import usable_cores
 from serving.deployment.queries import UNAVAILABLE_ENGINE
 from serving.engines.checkpoint_architecture import num_parameters
 from serving.engines.models import Checkpoint, ModelConfig
@@ -211,7 +212,7 @@ def num_threads(checkpoint: Checkpoint) -> int:
 def _available_threads() -> int:
     """The cores of this process, or OMP_NUM_THREADS where it is set, as in a sweep's workers."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    return int(limit) if limit.isdigit() and int(limit) else len(os.sched_getaffinity(0))
+    return int(limit) if limit.isdigit() and int(limit) else usable_cores()
 
 
 def load_drafter(device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str) -> "TorchModel":

@@ -1,6 +1,5 @@
 """Facts about this machine that measured times depend on, and the cost of one decoded token."""
 
-import os
 import platform
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from native.machine import usable_cores
 from training.fitting.trainer import has_fast_bf16
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def machine_info() -> dict[str, str | int | bool]:
     """Processor, cores that this process may use, whether bf16 is fast, and versions."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "avx512_bf16": has_fast_bf16(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,7 +1,6 @@
 """The machine's part of a training: devices, threads, precision. The learned task does not depend on it."""
 
 import logging
-import os
 import signal
 import warnings
 from collections.abc import Iterator, Sequence, Sized
@@ -9,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from native.machine import usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +75,7 @@ class Trainer:
         import torch
 
         before = torch.get_num_threads()
-        torch.set_num_threads(self.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(self.threads or usable_cores())
         try:
             yield torch.get_num_threads()
         finally:

@@ -227,7 +227,7 @@ def test_a_sweep_folder_without_its_note_and_a_masked_secret_are_refused(run: Ru
 
 
 def test_as_many_processes_as_cores_unless_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.parallel.workers._cores", lambda: 8)
+    monkeypatch.setattr("pipeline.parallel.workers.usable_cores", lambda: 8)
     monkeypatch.setattr("pipeline.parallel.workers.free_nbytes", lambda: 10e9)
     workers = JoblibWorkers()
     assert [workers.count(nbytes) for nbytes in (0.0, 2e9, 4e9, 50e9)] == [8, 5, 2, 1]

@@ -5,7 +5,6 @@ The jobs behind a table, a capacity search or a load test each; run in several p
 
 import json
 import multiprocessing as mp
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from native.machine import usable_cores
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
 from serving.policy.policy import Policy
@@ -64,7 +64,7 @@ def run_jobs(
 def _run_missing(
     jobs: Sequence[T], missing: Sequence[int], run: Callable[[T], JsonObject], processes: int | None
 ) -> Iterator[tuple[int, JsonObject]]:
-    workers = min(len(missing), processes or len(os.sched_getaffinity(0)))
+    workers = min(len(missing), processes or usable_cores())
     if workers <= 1:
         yield from ((i, run(jobs[i])) for i in missing)
         return
