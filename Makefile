@@ -1,8 +1,8 @@
 # make            what there is to do
-# The first that is new enough; where none is, `python3`, which the rule of $(VENV)/bin/python refuses.
+# The first that this project runs on; where none does, `python3`, which the rule of $(VENV)/bin/python refuses.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
-            $$python -c "$(IS_NEW)" 2> /dev/null && break; python=python3; done; echo $$python)
-IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
+            $$python -c "$(FITS)" 2> /dev/null && break; python=python3; done; echo $$python)
+FITS   := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 # pip compiles one file after another, which is half of its time; `COMPILE` uses all cores.
@@ -60,7 +60,7 @@ clean:          ## remove caches; artifacts stay (python -m pipeline cache clean
 
 # What cannot be made is removed: the next `make` would take half an environment for a whole one.
 $(VENV)/bin/python:
-	@$(PYTHON) -c "$(IS_NEW)" || { echo "error: Python 3.11 or newer is needed, and $(PYTHON) is" \
+	@$(PYTHON) -c "$(FITS)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed, and $(PYTHON) is" \
 	  "$$($(PYTHON) --version 2>&1). Say where one is: make PYTHON=/usr/bin/python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 

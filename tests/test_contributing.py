@@ -83,8 +83,8 @@ def test_the_workflow_calls_what_submissions_pass_on_pythons_that_are_allowed() 
     allowed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
     job = read_yaml(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]
     pythons = job["strategy"]["matrix"]["python"]
-    assert [version for version in pythons if version not in SpecifierSet(allowed)] == []
-    assert f">={pythons[0]}" == allowed
+    minors = [f"3.{minor}" for minor in range(8, 20)]
+    assert pythons == [version for version in minors if version in SpecifierSet(allowed)]
     assert job["steps"][-1] == {"run": ".ci/run"}
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
