@@ -337,7 +337,12 @@ LESS = {
         "workload.arrivals.rate_per_s=4",
         "+variant/hyperion/orchestrator=hyperion,heft",
     ),
-    "real/hat": (*QUESTIONS, "workload.dataset.evaluation=open", "+variant/real/hidden_drafter=u_shape,hat,hat_eta_04"),
+    "real/hat": (
+        *QUESTIONS,
+        "workload.dataset.evaluation=open",
+        "workload.profiling.skip=6",
+        "+variant/real/hidden_drafter=u_shape,hat,hat_eta_04",
+    ),
     "real/citer": (
         *ROUTED[1:],
         *QUESTIONS,
