@@ -207,6 +207,7 @@ LESS = {
     "beyond/tandem_tiers": ("workload.devices=4", "seed=0"),
     "beyond/where_smollm2": (*PLACES, "workload=tiny", "runtime.stages.record_outcomes.workload.num_prompts=8"),
     "beyond/tandem_capacity": ("policy=cloud_centric,tandem", "stages.capacity._resources_.processes=1", *QUICK),
+    "beyond/colocated": ("training.seed=0", "workload.devices=2"),
     "beyond/colocated_more": ("training.seed=0", "+variant/beyond/method=cloud_speculative,device_drafts,wisp"),
     "beyond/borders": (
         *PLACES,
