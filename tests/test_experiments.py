@@ -412,8 +412,8 @@ AT_EACH_CHANGE = {
 }
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""
 SAID = {
-    "beyond/where": ("Who wins where", "AGX Orin, 2 devices"),
-    "beyond/where_smollm2": ("Who wins where", "AGX Orin, 2 devices"),
+    "beyond/where": ("Who wins where", "\nOrin, 2"),
+    "beyond/where_smollm2": ("Who wins where", "\nOrin, 2"),
     "beyond/borders": ("beside closed forms", "a device that drafts, a cloud that decodes"),
     "choose": ("keeps the requirements", "held-out requests", "quality", "run it: python -m pipeline +policy=chosen"),
     "leaderboard": ("Synera's testbed, 4 devices", "without hyperion", "leaderboard.md"),
