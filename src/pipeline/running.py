@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from pipeline.artifacts import environment
+from native.machine import cpu_flags
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, StageObserver, display_for
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
@@ -174,7 +174,7 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
 
 def _print_notes(job: Job) -> None:
     """Of what is allowed, and probably not meant."""
-    for note in preflight.unusual_values(job.config) + preflight.slow_dtypes(job.config, environment.cpu_flags):
+    for note in preflight.unusual_values(job.config) + preflight.slow_dtypes(job.config, cpu_flags):
         job.observer.note(f"note: {note}")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from native import machine
 from pipeline.artifacts import environment
 from pipeline.artifacts.environment import DISTRIBUTION
 from pipeline.config.build import load
@@ -27,7 +28,6 @@ EXTRAS: Mapping[str, str] = {
     "browser": "the page's tests in Chromium",
 }
 """Optional dependencies and what needs them."""
-MEMINFO = Path("/proc/meminfo")
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "bf16")
 """Those that change the speed of matrix products, as /proc/cpuinfo names them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -63,18 +63,12 @@ def describe() -> str:
 def _machine() -> Iterator[Finding]:
     facts = environment.machine()
     yield Finding("processor", f"{facts['processor']}, {facts['cores']} cores for this process")
-    flags = environment.cpu_flags()
+    flags = machine.cpu_flags()
     yield Finding("CPU features", ", ".join(name for name in CPU_FEATURES if name in flags) or "none that matter")
-    yield Finding("memory", f"{facts['memory_gib']} GiB, {_available_gib():.1f} GiB available")
+    yield Finding("memory", f"{facts['memory_gib']} GiB, {machine.free_nbytes() / 2**30:.1f} GiB available")
     yield Finding("disk", f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB free in {Path.cwd()}")
     gpus = _gpus()
     yield Finding("GPU", ", ".join(gpus) or "none: accelerator=cuda and trainer=gpu are refused", bool(gpus))
-
-
-def _available_gib() -> float:
-    """What programs may still take: the kernel gives up its cache of files for them."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", environment.read_text(MEMINFO), re.MULTILINE)
-    return int(found[1]) / 2**20 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30
 
 
 def _gpus() -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from native.machine import usable_cores
+from native.machine import free_nbytes, usable_cores
 from pipeline.config.build import ConfigSchema, construct
 from pipeline.errors import ConfigError
 
@@ -300,12 +300,3 @@ def import_engine(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as problem:
         raise ConfigError(f"this launcher needs {module}: pip install -e '.[{extra}]'.") from problem
-
-
-def free_nbytes() -> float:
-    """Memory that new processes can have; where the system does not tell, enough for one a core."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return usable_cores() * 4e9

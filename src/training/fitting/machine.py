@@ -2,12 +2,11 @@
 
 import platform
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from native.machine import usable_cores
+from native.machine import processor, usable_cores
 from training.fitting.trainer import has_fast_bf16
 
 if TYPE_CHECKING:
@@ -17,19 +16,12 @@ if TYPE_CHECKING:
 def machine_info() -> dict[str, str | int | bool]:
     """Processor, cores that this process may use, whether bf16 is fast, and versions."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": usable_cores(),
         "avx512_bf16": has_fast_bf16(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 CONTEXT_TOKENS, REPEATS = 64, 100

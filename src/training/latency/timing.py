@@ -1,15 +1,14 @@
 """Times an engine's work on the wall clock: the timer, the timings of one configuration, and the device."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
 import numpy as np
 
+from native import machine
 from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
 from serving.messages import DraftWork
@@ -135,21 +134,14 @@ class Accelerator:
             gc.collect()
             torch.cuda.empty_cache()  # memory that torch caches counts as taken
             return int(torch.cuda.mem_get_info(self.device)[0])
-        return _available_nbytes()
+        return machine.free_nbytes()
 
     def memory_nbytes(self) -> int:
         import torch
 
         if self.is_gpu:
             return int(torch.cuda.get_device_properties(self.device).total_memory)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _available_nbytes() -> int:
-    path = Path("/proc/meminfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    return next(found, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return machine.memory_nbytes()
 
 
 FIRST_ROUND_SHARE = 0.3

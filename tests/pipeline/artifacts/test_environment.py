@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import environment
 from pipeline.artifacts.environment import revision
 
 
@@ -39,11 +38,3 @@ def test_a_wheel_inside_a_users_repository_has_no_commit(repository: Path) -> No
 
 def test_a_file_outside_git_has_no_commit(tmp_path: Path) -> None:
     assert revision(tmp_path / "environment.py") is None
-
-
-def test_a_list_of_features_that_cannot_be_read_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "CPUINFO", tmp_path)
-    assert environment.cpu_flags.__wrapped__() == frozenset()
-    (tmp_path / "cpuinfo").write_text("flags\t\t: fpu avx2\n")
-    monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
-    assert environment.cpu_flags.__wrapped__() == {"fpu", "avx2"}
