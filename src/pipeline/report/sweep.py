@@ -239,7 +239,7 @@ def finish_sweep(
     if search:
         print_parts(search.parts(), file)
         made.append(folder / SEARCH_FILE)
-    shown = exhibit.write(rows, folder) if exhibit else None
+    shown = _write_exhibit(exhibit, rows, folder) if exhibit else None
     if shown:
         print_parts(shown.parts, file)
         made += shown.files
@@ -247,6 +247,13 @@ def finish_sweep(
     with tolerate_mlflow_errors(tracking, lambda text: print(text, file=file, flush=True)):
         _log_to_mlflow(folder, rows, made, shown, search, tracking, file, interrupted)
     return rows
+
+
+def _write_exhibit(exhibit: "SweepExhibit", rows: "list[ComparisonRow]", folder: Path) -> "ExhibitOutput":
+    from pipeline.report.results import draws
+
+    jobs = [row.result for row in rows]
+    return draws.write_shares(exhibit, jobs, folder) if draws.are_draws(jobs) else exhibit.write(rows, folder)
 
 
 def _log_to_mlflow(

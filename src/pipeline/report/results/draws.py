@@ -6,7 +6,7 @@ An exhibit of one run, whose table is arithmetic on the clock, leaves table_draw
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ from pipeline.report.choices import split_override
 from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.claims import claim_status
 from pipeline.report.exhibit.jobs import choices_of, row_key
+from pipeline.report.exhibit.render import ExhibitOutput
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn
 from pipeline.report.exhibit.stage import read_rows
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
+from pipeline.report.mlflow_store import key_text
 from pipeline.report.records import Records
 from pipeline.report.results.kept import KeptResultError, finished_jobs, unchanged_files
-from pipeline.report.results.verdicts import claim_key
+from pipeline.report.results.verdicts import DRAWS_NEEDED, claim_key
 from pipeline.report.summary import summarise
+from pipeline.report.table import LabelledTexts, ReportPart, csv_text
 
 DRAWS_FILE, TABLE_FILE = "draws.json", "table_draws.json"
 SUFFIX = ".draws"
@@ -77,10 +80,10 @@ def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path
     """
     jobs = finished_jobs(folder)
     series = _table_series(jobs[0]) if jobs[0].number is None else _series_by_row(prepared, jobs)
-    shares = dict(_shares(prepared.exhibit, series))
+    shares = {claim_key(claim): share for claim, share in _shares(prepared.exhibit, series)}
     if not shares:
         raise KeptResultError(f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}.")
-    num_draws = max(len(values) for metrics in series.values() for values in metrics.values())
+    num_draws = _num_draws(series)
     chosen = dict(map(split_override, jobs[0].overrides)).get("draws", "clock")
     files = unchanged_files(folder, jobs, f"+experiment={experiment} +draws={chosen}")
     path = into / f"{experiment}{SUFFIX}"
@@ -90,6 +93,65 @@ def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path
     kept = KeptDraws(experiment, num_draws, len(jobs), files, shares)
     fingerprint.write_atomic(path, json.dumps(asdict(kept), indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def are_draws(jobs: Sequence[JobResult]) -> bool:
+    """True if a job left draws of the clock in place of a served result."""
+    return any(one.artifact and (Path(one.artifact) / DRAWS_FILE).exists() for one in jobs)
+
+
+def write_shares(prepared: SweepExhibit, jobs: Sequence[JobResult], folder: Path) -> ExhibitOutput:
+    """The share of the draws in which each claim holds, of the jobs that have draws; also in draws.csv in `folder`.
+    A sweep of draws has nothing else to show: its jobs served nothing.
+    """
+    series = _series_by_row(prepared, [one for one in jobs if are_draws([one])])
+    found = list(_shares(prepared.exhibit, series))
+    path = folder / "draws.csv"
+    fingerprint.write_atomic(path, csv_text([{**claim, "share of draws": share} for claim, share in found]))
+    names = (key_text("/".join(filter(None, ("draws", claim["group"], claim["statement"])))) for claim, _ in found)
+    metrics = dict(zip(names, (share for _, share in found), strict=True))
+    return ExhibitOutput(list(_share_parts(prepared.exhibit, found, _num_draws(series))), [path], metrics)
+
+
+def _share_parts(
+    exhibit: Exhibit, found: Sequence[tuple[Mapping[str, Any], float]], num_draws: int
+) -> Iterator[ReportPart]:
+    """A line for each claim: the share of the draws in which it holds, least to greatest of its groups."""
+    yield f"{exhibit.title}: {num_draws} draws of the clock"
+    lines: dict[str, dict[str, float]] = {}
+    for claim, share in found:
+        lines.setdefault(_asked(claim, found), {})[claim["group"]] = 100 * share
+    yield LabelledTexts(tuple((_range(shares.values()), asked + _by_group(shares)) for asked, shares in lines.items()))
+    yield LabelledTexts((
+        *(() if lines else (("claims", "none is about rows of this sweep"),)),
+        ("draws", "of all chips' errors at once, the same in every job; rows are means over their seeds"),
+        ("verdict", f"a claim that rests on the clock needs {100 * DRAWS_NEEDED:.0f} % of the draws; `python -m "
+                    "pipeline results draws FOLDER` keeps those of an experiment"),
+    ))  # fmt: skip
+
+
+def _asked(claim: Mapping[str, Any], found: Sequence[tuple[Mapping[str, Any], float]]) -> str:
+    """The statement; with its rows and metric where the exhibit asks it of several."""
+    alike = [one for one, _ in found if (one["statement"], one["group"]) == (claim["statement"], claim["group"])]
+    against = f" against {claim['baseline']}" if claim["baseline"] is not None else ""
+    return str(claim["statement"]) + (f" ({claim['row']}{against}, {claim['metric']})" if len(alike) > 1 else "")
+
+
+def _range(shares: Collection[float]) -> str:
+    least, most = (f"{share:.1f}" for share in (min(shares), max(shares)))
+    return f"{least} %" if least == most else f"{least} to {most} %"
+
+
+def _by_group(shares: Mapping[str, float]) -> str:
+    if len(shares) == 1:
+        return "".join(f" ({group})" for group in shares if group)
+    if len(set(shares.values())) == 1:
+        return f", in {len(shares)} groups"
+    return ": " + ", ".join(f"{group} {share:.1f}" for group, share in shares.items())
+
+
+def _num_draws(series: Mapping[tuple[str, str], Series]) -> int:
+    return max((len(values) for metrics in series.values() for values in metrics.values()), default=0)
 
 
 def summarise_draws(out: Path, *, drawn: Path) -> None:
@@ -154,8 +216,8 @@ def _mean_series(members: Sequence[Series]) -> Series:
     }
 
 
-def _shares(exhibit: Exhibit, series: Mapping[tuple[str, str], Series]) -> Iterator[tuple[str, float]]:
-    """The share of each claim on rows and a metric that the draws have."""
+def _shares(exhibit: Exhibit, series: Mapping[tuple[str, str], Series]) -> Iterator[tuple[dict[str, Any], float]]:
+    """Each claim on rows and a metric that the draws have, and its share."""
     groups = list(dict.fromkeys(group for group, _ in series))
     for claim in exhibit.claims:
         for group in groups:
@@ -163,7 +225,7 @@ def _shares(exhibit: Exhibit, series: Mapping[tuple[str, str], Series]) -> Itera
                 differences = _differences(exhibit, claim, group, series)
                 if differences:
                     held = [claim_status(claim, value, value) == "holds" for value in differences]
-                    yield claim_key(_node(claim, group)), round(sum(held) / len(held), 4)
+                    yield _node(claim, group), round(sum(held) / len(held), 4)
 
 
 def _node(claim: Claim, group: str) -> dict[str, Any]:

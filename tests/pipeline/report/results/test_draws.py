@@ -1,6 +1,9 @@
 """How often claims hold when the clock is drawn."""
 
+import csv
+import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,9 +11,19 @@ from pipeline.config import sources
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, RelativeTo, RowTemplate
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
-from pipeline.report.results.draws import DRAWS_FILE, current_shares, keep_draws, read_draws, summarise_tables
-from pipeline.report.results.kept import KeptResultError, drawn_exhibit
+from pipeline.report.mlflow_store import Tracking
+from pipeline.report.results.draws import (
+    DRAWS_FILE,
+    current_shares,
+    keep_draws,
+    read_draws,
+    summarise_tables,
+    write_shares,
+)
+from pipeline.report.results.kept import KeptResultError, drawn_exhibit, finished_jobs
 from pipeline.report.results.verdicts import claim_key
+from pipeline.report.sweep import finish_sweep
+from pipeline.report.table import plain_lines
 
 EXHIBIT = Exhibit(
     "t",
@@ -105,6 +118,49 @@ def test_jobs_without_draws_say_how_to_get_them(tmp_path):
 def test_rows_that_decide_no_claim_are_refused(tmp_path):
     with pytest.raises(KeptResultError, match="no claim of synera/x is decided"):
         keep_draws(SweepExhibit(EXHIBIT), "synera/x", sweep(tmp_path, {("a", 0): [1.0, 2.0]}), tmp_path)
+
+
+def test_a_sweep_of_draws_shows_the_shares_in_place_of_an_exhibit_without_values(tmp_path):
+    folder, printed = sweep(tmp_path, {("a", 0): [1.0, 3.0], ("b", 0): [2.0, 2.0]}), io.StringIO()
+    finish_sweep(folder, Tracking(uri="none"), printed, SweepExhibit(EXHIBIT))
+    lines = printed.getvalue().splitlines()
+    assert "t: 2 draws of the clock" in lines
+    assert "50.0 %  a is faster" in lines
+    assert "50.0 %  a takes half" in lines
+    assert not any(" | " in line or "not evaluated" in line for line in lines)
+    assert not (folder / "exhibit.json").exists()
+    with (folder / "draws.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(one["statement"], one["share of draws"]) for one in found] == [
+        ("a is faster", "0.5"),
+        ("a takes half", "0.5"),
+    ]
+
+
+def test_shares_are_told_by_group_where_groups_differ(tmp_path):
+    asked = (
+        Claim("faster", "a", "TBT, ms", "below", baseline="b"),
+        Claim("positive", "a", "TBT, ms", "above", value=0.0),
+        Claim("twice", "a", "TBT, ms", "above", value=1500.0, group="1"),
+        Claim("twice", "b", "TBT, ms", "above", value=1500.0, group="1"),
+    )
+    exhibit = replace(EXHIBIT, rows=RowTemplate("{policy}", group="{seed}"), claims=asked)
+    values = {("a", 1): [1.0, 3.0], ("b", 1): [2.0, 2.0], ("a", 2): [1.0, 1.0], ("b", 2): [2.0, 2.0]}
+    jobs = finished_jobs(sweep(tmp_path, values))
+    shown = write_shares(SweepExhibit(exhibit), jobs, tmp_path)
+    assert plain_lines(shown.parts)[4:8] == [
+        "50.0 to 100.0 %  faster: 1 50.0, 2 100.0",
+        "100.0 %          positive, in 2 groups",
+        "50.0 %           twice (a, TBT, ms) (1)",
+        "100.0 %          twice (b, TBT, ms) (1)",
+    ]
+    assert shown.metrics["draws/1/faster"] == 0.5
+
+
+def test_a_sweep_of_draws_whose_rows_decide_no_claim_says_so(tmp_path):
+    folder = sweep(tmp_path, {("a", 0): [1.0, 2.0]})
+    shown = write_shares(SweepExhibit(EXHIBIT), finished_jobs(folder), folder)
+    assert any(line.startswith("claims") and "none is about rows" in line for line in plain_lines(shown.parts))
 
 
 def run(folder, tables):
