@@ -37,14 +37,16 @@ def draw_clock(
     draws: int = 200,
     num_prompts: int = 60,
     batches: bool = False,
+    time_lines: bool = False,
 ) -> None:
     """Simulates the first `num_prompts` prompts on each draw, and writes its records to the folder of its number; with
-    `batches` also those of each batch, for claims on how long batches take.
+    `batches` also those of each batch, for claims on how long batches take, and with `time_lines` what each device did
+    when, for claims on how long devices wait.
 
     The same draw has the same chips in all jobs, so that jobs pair. Raises ValueError for a bad file of `errors`.
     """
     assert isinstance(runtime, Simulated)
-    known, brief = ClockErrors.read(errors), replace(runtime, detail=False)
+    known, brief = ClockErrors.read(errors), replace(runtime, detail=time_lines)
     workload = replace(setup.workload, num_prompts=min(num_prompts, setup.workload.num_prompts))
     setup = replace(setup, workload=workload)
     for draw in range(draws):

@@ -67,6 +67,12 @@ def test_batches_are_drawn_where_a_claim_is_about_them(tmp_path):
     assert max(found["estimator/batch_s"]) > min(found["estimator/batch_s"]) > 0
 
 
+def test_what_devices_wait_for_is_drawn_where_a_claim_is_about_it(tmp_path):
+    found = draws(tmp_path, [-0.5, 0.0, 0.5], draws=4, time_lines=True)
+    assert len(found["stalls/cloud_share"]) == 4
+    assert max(found["stalls/cloud_share"]) > min(found["stalls/cloud_share"]) > 0
+
+
 def test_tiers_are_divided_by_the_drawn_clock_and_their_use_is_kept(tmp_path):
     """Hyperion's claims on blocks and busy nodes: the split is of the speeds that nodes have in the draw."""
     nodes = tiers(1, 1)
