@@ -170,6 +170,7 @@ def left_out_notes(left_out: Mapping[tuple[str, str], str]) -> Iterator[tuple[st
 def page_text(parts: Sequence[ReportPart], command: str) -> str:
     """The board as a page of docs/."""
     return (
-        "# Leaderboard\n\nEvery policy in every setting that it can serve, on the same requests. Written by "
+        "# Leaderboard\n\nEvery listed policy in every setting that it can serve, on the same requests; a setting may "
+        "name the policies that it compares (`only`). Written by "
         f"`{command}`; not by hand.\n\n{markdown(parts[1:])}"
     )
