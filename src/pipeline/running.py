@@ -13,8 +13,9 @@ from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, 
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config import preflight
-from pipeline.config.build import ConfigSchema, construct, load
+from pipeline.config.build import TARGET, ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, group_choices, written_overrides
+from pipeline.config.own_classes import error_text
 from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_problem
 
@@ -99,8 +100,13 @@ def call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], 
     own = {name: value for name, value in (("work", work), ("progress", progress)) if name in wanted}
     try:
         target(out, **own, **build_arguments(stage, inputs.__getitem__))
-    except ValueError as problem:
-        raise ConfigError(f"{stage.name}: {problem}") from problem
+    except UserError:
+        raise
+    except Exception as problem:
+        of_user = error_text(problem, {TARGET: stage.target, **stage.args}, stage.name)
+        if of_user or isinstance(problem, ValueError):
+            raise ConfigError(of_user or f"{stage.name}: {problem}") from problem
+        raise
 
 
 @runtime_checkable

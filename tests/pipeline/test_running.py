@@ -55,7 +55,7 @@ def test_an_artifact_of_sealed_prompts_is_counted_when_it_is_made(tmp_path: Path
 def test_an_artifact_of_sealed_prompts_is_counted_although_a_later_stage_fails(tmp_path: Path) -> None:
     served = {"_target_": "tests.support.stage_functions.measure_after", "x": 1.0, "base": {"_stage_": "asked"}}
     one = job(tmp_path, stages={"asked": SEALED, "serve": {**served, "_kind_": "serve"}})
-    with pytest.raises(AssertionError):
+    with pytest.raises(ConfigError, match="serve: tests.support.stage_functions.measure_after .*AssertionError"):
         one.run([one.plan().serve])
     assert (tmp_path / "sealed_uses.txt").read_text().startswith("gsm8k ")
 
@@ -149,3 +149,29 @@ def test_a_checkpoint_given_by_its_path_is_timed_as_itself_unless_it_is_told_oth
     assert timed_as()["name"] == "tinyllama_1_1b"
     assert timed_as(*own)["_target_"].endswith("checkpoint_architecture")
     assert timed_as(*own, "model.device.timed_architecture=llama_68m")["name"] == "llama_68m"
+
+
+@pytest.mark.parametrize("kind", ["AttributeError", "KeyError", "ValueError"])
+def test_an_error_of_a_users_class_in_a_run_names_the_class_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / f"own_choice_{kind}.py").write_text(
+        f"class Choice:\n    def decide(self):\n        raise {kind}('scoresx')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = {"_target_": f"own_choice_{kind}.Choice"}
+    stages = {"serve": {"_target_": "tests.support.stage_functions.decide", "_kind_": "serve", "choice": choice}}
+    with pytest.raises(
+        ConfigError, match=rf"serve\.choice: own_choice_{kind}\.Choice \(.*own_choice_{kind}.py line 3\)"
+    ):
+        built(job(tmp_path / "outputs", stages=stages))
+
+
+def test_a_fault_of_the_project_in_a_run_stays_one(tmp_path: Path) -> None:
+    """Here of a function that is given a folder without draws."""
+    (tmp_path / "drawn" / "0").mkdir(parents=True)
+    (tmp_path / "drawn" / "0" / "no_rows.json").write_text("")
+    target = "pipeline.report.results.draws.summarise_tables"
+    stages = {"serve": {"_target_": target, "_kind_": "serve", "drawn": str(tmp_path / "drawn")}}
+    with pytest.raises(FileNotFoundError, match="rows.json"):
+        built(job(tmp_path / "outputs", stages=stages))

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Protocol
 
 from serving.workload.datasets.gsm8k import GSM8K
 
@@ -61,3 +62,12 @@ def write_text(out: Path, *, text: str = "") -> None:
 
 def read_questions(out: Path, *, dataset: GSM8K) -> None:
     (out / "questions").write_text(dataset.evaluation)
+
+
+class Choice(Protocol):
+    def decide(self) -> None: ...
+
+
+def decide(out: Path, *, choice: Choice) -> None:
+    """Asks an object of a user's class."""
+    choice.decide()

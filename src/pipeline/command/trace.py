@@ -17,7 +17,7 @@ python -m pipeline trace import FILE [outputs=FOLDER] [name=NAME]      check it 
 def main(argv: Sequence[str]) -> int:
     """Runs one of the commands. Raises UserError."""
     commands: Mapping[str, tuple[Callable[..., None], int, tuple[str, ...]]] = {
-        "export": (_export, 2, ("license", "origin")), "show": (_show, 1, ()),
+        "export": (_export, 2, ("license", "licence", "origin")), "show": (_show, 1, ()),
         "import": (_import, 1, ("outputs", "name")),
     }  # fmt: skip
     command, count, options = commands[argv[0]] if argv and argv[0] in commands else (None, 0, ())
@@ -31,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _export(folder: Path, file: Path, license: str = "", origin: str = "") -> None:  # noqa: A002
-    about = _call("export_trace", folder, file, _call("TraceOrigin", license=license, origin=origin))
+def _export(folder: Path, file: Path, license: str = "", licence: str = "", origin: str = "") -> None:  # noqa: A002
+    about = _call("export_trace", folder, file, _call("TraceOrigin", license=license or licence, origin=origin))
     print(f"{_described(about)}\nwritten: {file}, {file.stat().st_size / 1e6:.1f} MB")
 
 

@@ -104,7 +104,7 @@ def choices_available(argv: Sequence[str], group: str) -> dict[str, str]:
     for folder in config_folders(argv):
         place = folder / group
         for file in sorted(place.rglob("[!_]*.yaml") if group == "experiment" else place.glob("[!_]*.yaml")):
-            lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @"))
+            lines = (line for line in file.read_text("utf-8", "replace").splitlines() if not line.startswith("# @"))
             found.setdefault(str(file.relative_to(place).with_suffix("")), next(lines, "").lstrip("# "))
     found.pop("unset", None)
     return found

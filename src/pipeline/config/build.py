@@ -233,6 +233,10 @@ def load(path: str, where: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as problem:
+        if isinstance(problem, ModuleNotFoundError) and not f"{module}.".startswith(f"{problem.name}."):
+            raise ConfigError(
+                f"{where}: importing {module} needs {problem.name}, which is not installed here."
+            ) from problem
         raise ConfigError(
             f"{where}: there is no {path} ({problem}). {TARGET} is module.name; Python looks for it in the working "
             f"directory {Path.cwd()} and in the folders of PYTHONPATH ({os.environ.get('PYTHONPATH') or 'not set'}), "
@@ -330,6 +334,8 @@ def _coerce_scalar(node: Any, annotation: Any, where: str) -> Any:
         if type(node) is annotation:
             return _coerce_plain(node, where)
         raise ConfigError(f"{where}: got {node!r}; {_type_name(annotation)} is wanted.")
+    if get_origin(annotation) in (tuple, list, Sequence):
+        raise ConfigError(f"{where}: got {node!r}; a list is wanted, as in [{node}].")
     raise ConfigError(
         f"{where}: got {node!r}; a group of options with {TARGET} is wanted ({_type_name(annotation)}); "
         "a file of conf is chosen with a slash, as in policy/draft=window."

@@ -25,6 +25,7 @@ from omegaconf._utils import get_yaml_loader  # what decides how OmegaConf reads
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
+from pipeline.config import sources
 from pipeline.config.arguments import conf_dir
 
 _SERIAL_LAUNCHER = "hydra_plugins.tandem_launcher.launcher.SerialLauncher"
@@ -57,9 +58,9 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return {Path(path) for path, *_ in cls._files if Path(path).is_relative_to(folder)}
 
     def _parse(self, path: str) -> "_ParsedFile":
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        return _ParsedFile(yaml.load(text, Loader=_loader()) or {}, self._get_header_dict(text[:512]))
+        with sources.named_errors(Path(path)):
+            text = Path(path).read_text(encoding="utf-8")
+            return _ParsedFile(yaml.load(text, Loader=_loader()) or {}, self._get_header_dict(text[:512]))
 
 
 @dataclass

@@ -6,6 +6,7 @@ A result that is kept names them, so that a file that has changed since is found
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipeline.config.arguments import conf_dir
+from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config.compose import ConfigLibrary
@@ -72,8 +74,24 @@ def changed_files(known: Mapping[str, str], folder: Path | None = None) -> Itera
 
 
 def read_file(path: Path) -> Mapping[str, Any]:
-    """What a file of conf/ says; its package stands under `@package`."""
-    return _parsed(path.read_text(encoding="utf-8"))
+    """What a file of conf/ says; its package stands under `@package`. Raises ConfigError for what is no YAML."""
+    with named_errors(path):
+        return _parsed(path.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Turns the errors of reading a file of YAML into a ConfigError that names the file and the line."""
+    try:
+        yield
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{path} is no text in UTF-8 (byte {problem.start}); save it as UTF-8.") from problem
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        raise ConfigError(
+            f"{place}: this cannot be read as YAML: {getattr(problem, 'problem', None) or problem}."
+        ) from problem
 
 
 @lru_cache(maxsize=4096)

@@ -38,7 +38,7 @@ from serving.messages import (
     WorkFailed,
     WorkFinished,
 )
-from serving.network.channel import LinkDirection, LinkTable
+from serving.network.channel import LinkDirection, LinkTable, past_arrival
 
 log = logging.getLogger(__name__)
 
@@ -237,6 +237,8 @@ class RealTimeDriver:
     def _send(self, name: str, to: str, message: Message, nbytes: int, now: float) -> None:
         link = self._links.find(name, to)
         arrives_s = link.arrival_s(nbytes, now) if link else now
+        if not arrives_s >= now:  # NaN, too
+            raise past_arrival(link, arrives_s, now)
         for observer in self._observers:
             observer.message_sent(name, to, message, nbytes, now, arrives_s)
         if arrives_s == INF:

@@ -36,7 +36,7 @@ from serving.messages import (
     WorkFailed,
     WorkFinished,
 )
-from serving.network.channel import LinkDirection, LinkTable
+from serving.network.channel import LinkDirection, LinkTable, past_arrival
 
 log = logging.getLogger(__name__)
 
@@ -288,6 +288,8 @@ class Simulator:
         route = place.routes.get(to) or self._enter_route(place, to)
         link = route.link
         arrives_s = link.arrival_s(nbytes, now) if link else now
+        if not arrives_s >= now:  # NaN, too
+            raise past_arrival(link, arrives_s, now)
         for message_sent in self._message_sent:
             message_sent(place.name, to, message, nbytes, now, arrives_s)
         if arrives_s < INF:

@@ -72,11 +72,20 @@ class ArtifactFormat:
         except Exception as problem:  # SafetensorError is no ValueError
             raise self._unreadable(file, problem) from None
 
-    def _unreadable(self, file: Path, problem: Exception) -> ValueError:
-        return ValueError(
+    def _unreadable(self, file: Path, problem: Exception) -> UnreadableError:
+        return UnreadableError(
+            repr(problem),
             f"{self.kind} {file} cannot be read ({problem!r}); build it again: remove {file.parent} and repeat the "
-            f"command that made it (stage={self.stage})"
+            f"command that made it (stage={self.stage})",
         )
+
+
+class UnreadableError(ValueError):
+    """An artifact's file that cannot be read; `reason` is what is wrong with it, without the file and the remedy."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 def digest(weights: Mapping[str, Floats]) -> str:

@@ -43,7 +43,7 @@ from serving.messages import (
 from serving.nodes.hop_path import HopPath
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import Draft, NoDraft, TextDraft
-from serving.policy.slots.offload import OptionalOffload
+from serving.policy.slots.offload import OptionalOffload, budget_range, valid_budget
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
 _MAX_REPLY_TIMEOUT_S = 60.0
@@ -99,6 +99,8 @@ class Requester:
         """Nodes of later hops that were lost since the request was sent."""
         self.draft: Draft = policy.draft
         self.offload, self.verify = policy.offload, policy.verify
+        self.tokens_to_offload: Callable[[Session], object] = policy.offload.tokens_to_offload
+        self.least_budget, self.most_budget = budget_range(policy.offload)
         self.layer_exit, self.full_draft_probs = policy.early_exit.layer_exit, policy.payload.full_distributions
         self.device_keeps_cache = policy.kv_cache.device_keeps_cache
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
@@ -361,7 +363,10 @@ class Requester:
         """Tokens that the target may write now; 0: keep the draft. Without a draft, always at least one."""
         if not self.session.draft and self.has_drafter:
             return 1
-        return self.offload.tokens_to_offload(self.session)
+        budget = self.tokens_to_offload(self.session)
+        if isinstance(budget, int) and self.least_budget <= budget <= self.most_budget:
+            return budget
+        return valid_budget(self.offload, budget)
 
     def _use_waiting_time(self, now: float) -> Commands:
         """While a verdict is awaited: prefill the draft model, then draft ahead."""

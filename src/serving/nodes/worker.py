@@ -268,9 +268,14 @@ class Worker:
         ready = [each for each in ready if each.span is span or each.span == span]
         picked = self.scheduler.pick(ready, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
         if not isinstance(picked, list):
+            if not isinstance(picked, float | int) or not picked > now:
+                raise ValueError(
+                    f"{self.name}: {self.scheduler} returned {picked!r} at {now:.6f} s. Scheduler.pick returns "
+                    "requests, or a later time until which to wait."
+                )
             return out + self._set_timer(picked)
         if not picked:
-            raise RuntimeError(
+            raise ValueError(
                 f"{self.name}: {self.scheduler} picked an empty batch while {len(ready)} requests wait and the chip is "
                 "idle. Scheduler.pick returns at least one request, or the time until which to wait."
             )

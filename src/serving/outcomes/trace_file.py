@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from serving.learned.artifact import UnreadableError
 from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR, OutcomeTrace, load_trace, table_arrays
 
 KIND, VERSION = "tandem-trace", 2
@@ -60,6 +61,8 @@ def export_trace(folder: Path, file: Path, origin: TraceOrigin) -> dict[str, Any
     """
     import numpy as np
 
+    if file.exists():
+        raise ValueError(f"{file} exists; remove it, or export under another name")
     if not (folder / HEADER_FILE).is_file():
         raise ValueError(f"there is no trace in {folder}, which has no {HEADER_FILE}; name the folder of an artifact "
                          "that stage=record_outcomes made")  # fmt: skip
@@ -134,7 +137,8 @@ def import_trace(file: Path, folder: Path) -> dict[str, Any]:
         _check_summary(about, _summary(load_trace(partial)))
     except Exception as problem:
         shutil.rmtree(partial)
-        raise ValueError(f"{file} is no readable trace ({problem}); ask for it again") from problem
+        reason = problem.reason if isinstance(problem, UnreadableError) else problem
+        raise ValueError(f"{file} is no readable trace ({reason}); ask for it again") from problem
     partial.rename(folder)
     return about
 

@@ -16,7 +16,7 @@ from serving.policy.slots.early_exit import EarlyExit, NoEarlyExit
 from serving.policy.slots.kv_cache import BLOCK_TOKENS, KvCache
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import Lookahead, TreeLookahead
-from serving.policy.slots.offload import FullOffload, Offload
+from serving.policy.slots.offload import FullOffload, Offload, check_scope
 from serving.policy.slots.payload import HiddenStatePayload, Payload
 from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, ColocatedPlacement, Placement
 from serving.policy.slots.prefill import Prefill, WholePrefill
@@ -112,6 +112,7 @@ class Policy:
     """True: a device that serves several sessions drafts for all that wait in one forward. False: one by one."""
 
     def __post_init__(self) -> None:
+        check_scope(self.offload)
         for broken, why in self._rules():
             if broken:
                 raise SlotConflictError(

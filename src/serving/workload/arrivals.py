@@ -34,6 +34,28 @@ class Arrivals(Protocol):
     def times(self, n: int, devices: int, seed: int) -> list[Arrival]: ...
 
 
+def is_built_in(arrivals: Arrivals) -> bool:
+    return type(arrivals).__module__ == __name__
+
+
+def checked_times(arrivals: Arrivals, n: int, devices: int, seed: int) -> list[Arrival]:
+    """The arrivals of `n` requests. Raises ValueError for another number of them, for devices that are not there, and
+    for times that are no times: a class may be a user's.
+    """
+    found = arrivals.times(n, devices, seed)
+    name = f"{type(arrivals).__module__}.{type(arrivals).__qualname__}.times"
+    if not isinstance(found, list) or len(found) != n or not all(isinstance(one, Arrival) for one in found):
+        got = f"a list of {len(found)}" if isinstance(found, list) else type(found).__name__
+        raise ValueError(f"{name} returned {got} for {n} requests; a list of as many Arrival objects is wanted")
+    for index, one in enumerate(found):
+        if not 0 <= one.device < devices:
+            raise ValueError(f"{name}: request {index} is of device {one.device}; there are {devices}, from 0")
+        for field, value in (("at_s", one.at_s), ("think_s", one.think_s)):
+            if value is not None and not 0 <= value < inf:
+                raise ValueError(f"{name}: request {index} has {field}={value}; 0 or more seconds are wanted")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClosedLoop:
     """Every device sends its next request `think_s` after its last answer; requests go to the devices in turn."""

@@ -74,6 +74,8 @@ def select_prompts(
     With `reuse_prompts` prompts repeat once all were used; without it, raises ValueError if there are too few, which
     names the options of `section`.
     """
+    if not prompts:
+        raise ValueError(f"{section}: the data set has no prompts; look at the file that {section}.path names")
     if reuse_prompts and skip < len(prompts):
         unique = select_prompts(prompts, min(n, len(prompts) - skip), seed, skip)
         return [unique[i % len(unique)] for i in range(n)]

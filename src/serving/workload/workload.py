@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from serving.workload import slo
-from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
+from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop, checked_times, is_built_in
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
 from serving.workload.prompt import Prompt, check_prompts, select_prompts
@@ -110,8 +110,8 @@ class Workload:
         """Reads the user's files, so that errors show before any work; artifacts may not exist yet."""
         if isinstance(getattr(self.dataset, "path", None), Path):
             self.requests(1)
-        elif isinstance(getattr(self.arrivals, "path", None), Path):
-            self.arrivals.times(self.num_prompts, self.devices or 1, self.seed)
+        elif isinstance(getattr(self.arrivals, "path", None), Path) or not is_built_in(self.arrivals):
+            checked_times(self.arrivals, self.num_prompts, self.devices or 1, self.seed)
 
     def requests(self, num_devices: int | None = None) -> list[WorkloadRequest]:
         """All requests in random order; `num_devices` applies if `devices` is None.
@@ -122,7 +122,7 @@ class Workload:
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
         prompts = self._select(self._prompts())
-        arrivals = self.arrivals.times(len(prompts), count, self.seed)
+        arrivals = checked_times(self.arrivals, len(prompts), count, self.seed)
         classes = slo.assign_classes(self.slo, len(prompts), self.seed)
         num_before: Counter[int] = Counter()
         requests = []

@@ -29,8 +29,13 @@ def test_the_command_exports_shows_and_imports(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(UserError, match=r"trace: import .* was asked for; there are"):
         command.main(["import", str(file), "output=elsewhere"])
     with pytest.raises(UserError, match="license is empty"):
-        command.main(["export", str(recorded), str(file)])
+        command.main(["export", str(recorded), str(tmp_path / "other.trace")])
     with pytest.raises(UserError, match=r"^there is no trace in .*; name the folder of an artifact that stage=record"):
-        command.main(["export", str(tmp_path), str(file), "license=CC0-1.0", "origin=made up"])
+        command.main(["export", str(tmp_path), str(tmp_path / "other.trace"), "license=CC0-1.0", "origin=made up"])
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=r"seed=1.trace exists; remove it, or export under another name"):
+        command.main(["export", str(recorded), str(file), "licence=CC0-1.0", "origin=made up"])
+    assert file.read_bytes() == before
+    assert command.main(["export", str(recorded), str(tmp_path / "other.trace"), "licence=CC0-1.0", "origin=me"]) == 0
     with pytest.raises(UserError, match="trace: give was asked for; there are\npython -m pipeline trace export"):
         command.main(["give"])

@@ -129,3 +129,11 @@ def test_a_wheels_own_configuration_comes_before_a_conf_folder_beside_it(
     assert arguments.conf_dir() == users
     wheels.mkdir(parents=True)
     assert arguments.conf_dir() == wheels
+
+
+def test_a_file_that_is_no_text_does_not_hide_the_other_choices(tmp_path: Path) -> None:
+    (tmp_path / "network").mkdir()
+    (tmp_path / "network" / "latin.yaml").write_bytes(b"# na\xefve\n")
+    found = arguments.choices_available(["--config-dir", str(tmp_path)], "network")
+    assert found["latin"] == "na\ufffdve"
+    assert "wifi" in found

@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown name": ({"square": "big"}, r"^top.square: there is no 'big' in squares. There are: unit.$"),
     "an unknown name in a list": ({"squares": ["unit", "big"]}, r"^top.squares\[1\]: there is no 'big'"),
     "a list for one": ({"count": [1, 2]}, r"^top.count: got a list of 2; a whole number is wanted.$"),
-    "one for a list": ({"names": 3}, r"^top.names: got 3;"),
+    "one for a list": ({"names": 3}, r"^top.names: got 3; a list is wanted, as in \[3\].$"),
     "a wrong type in a list": ({"names": ["x", 3.5]}, r"^top.names\[1\]: got 3.5; text is wanted.$"),
     "too many for a pair": ({"pair": [1, "x", 2]}, r"^top.pair: got 3 values; 2 are wanted.$"),
     "a group for a number": ({"count": {"x": 1}}, r"^top.count: got a group of options \['x'\] without _target_"),
@@ -334,3 +334,12 @@ def test_a_target_that_cannot_be_imported_is_refused_with_where_it_was_looked_fo
     with pytest.raises(ConfigError, match=rf"No module named 'no_lab'.*{re.escape(f'{Path.cwd()} and')}") as refused:
         load("no_lab.offload.Every", "x")
     assert shown in str(refused.value)
+
+
+def test_a_users_module_that_lacks_a_package_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_slot_1.py").write_text("import no_such_package.deep\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^policy.offload: importing own_slot_1 needs no_such_package, which is not"):
+        load("own_slot_1.Every", "policy.offload")

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource as HydrasSource
 from omegaconf import Container, DictConfig, Node, OmegaConf
@@ -12,6 +11,8 @@ from omegaconf import Container, DictConfig, Node, OmegaConf
 from pipeline.config.arguments import conf_dir, normalise
 from pipeline.config.compose import prepare_hydra
 from pipeline.config.config_files import FileConfigSource
+from pipeline.config.sources import read_file
+from pipeline.errors import ConfigError
 
 TEXT = "# @package _global_\na: 1e-3\nb: 0x10\nc: 12:30\nd: on\ne: 2026-11-23\nf: ${a}\ng: [.5, null, ~]\n"
 
@@ -93,5 +94,21 @@ def test_a_changed_file_is_parsed_again(tmp_path: Path) -> None:
 
 def test_a_key_that_is_written_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("a: 1\na: 2\n")
-    with pytest.raises(yaml.constructor.ConstructorError, match="duplicate key a"):
+    with pytest.raises(ConfigError, match=r"x.yaml, line 2: this cannot be read as YAML: found duplicate key a"):
         FileConfigSource("main", str(tmp_path)).load_config("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a: b\n  c: d\n", r"mine.yaml, line 2: this cannot be read as YAML: mapping values are not allowed"),
+        (b"a: 1\n\tb: 2\n", r"mine.yaml, line 2: this cannot be read as YAML: found a tab"),
+        (b"name: \xff\n", r"mine.yaml is no text in UTF-8 \(byte 6\); save it as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_parsed_is_named_with_its_line(tmp_path: Path, text: bytes, message: str) -> None:
+    (tmp_path / "mine.yaml").write_bytes(text)
+    with pytest.raises(ConfigError, match=message):
+        FileConfigSource("test", f"file://{tmp_path}").load_config("mine.yaml")
+    with pytest.raises(ConfigError, match=message):
+        read_file(tmp_path / "mine.yaml")

@@ -204,6 +204,26 @@ def test_a_lost_message_is_never_received() -> None:
     assert node.heard == [(0.0, begin())]
 
 
+class Past:
+    """A link of a user's that returns what it likes."""
+
+    def __init__(self, arrives_s: float) -> None:
+        self.arrives_s = arrives_s
+
+    def arrival_s(self, nbytes: float, now: float) -> float:
+        return self.arrives_s
+
+
+@pytest.mark.parametrize("arrives_s", [-1.0, 0.01, float("nan")])
+def test_a_link_that_delivers_before_it_sends_is_named(arrives_s: float) -> None:
+    """Such as one that returns how long a message takes."""
+    simulator, _, _ = one({1: [SendMessage("a", Release("s"), 16)]})
+    simulator.connect("a", "a", Past(arrives_s))
+    simulator.post(1.0, "a", begin())
+    with pytest.raises(ValueError, match=rf"Past\.arrival_s returned {arrives_s} for .* sent at 1\.000000 s"):
+        simulator.run()
+
+
 def test_a_failed_run_restores_the_garbage_collector() -> None:
     before = gc.get_threshold()
     simulator, _, _ = one({1: [SendMessage("b", Release("s"), 0)]})

@@ -1,8 +1,9 @@
 """The requests of a device to its cloud, and its behaviour when the cloud is lost at any moment."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
 from serving.core.session import Session
@@ -319,6 +320,42 @@ def test_no_outcome_of_a_fill_is_thrown_away(keeps: bool) -> None:
     works = [c.work for c in w.log.commands(StartWork) if isinstance(c.work, DraftWork)]
     fed = sum(work.num_inputs for work in works if not work.stop_rule.max_tokens)
     assert fed <= 224 * keeps
+    assert w.endings() == {"s0.0": "complete"}
+
+
+@dataclass(frozen=True)
+class Returns:
+    """An offload of a user's."""
+
+    scope: str
+    budget: Any
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+
+    def tokens_to_offload(self, session: Session) -> Any:
+        return self.budget
+
+
+@pytest.mark.parametrize(
+    ("scope", "budget", "message"),
+    [
+        ("some", None, r"Returns\.tokens_to_offload returned None; a whole number is wanted"),
+        ("some", 0.7, r"returned 0\.7; a whole number"),
+        ("some", -3, "returned -3; a whole number"),
+        ("some", 2**40, "returned 1099511627776; a whole number"),
+        ("all", 0, "returned 0; its scope is 'all', by which every draft is sent"),
+        ("none", 1, "returned 1; its scope is 'none', by which none is sent"),
+    ],
+)
+def test_what_an_offload_may_not_return_is_named(scope: str, budget: Any, message: str) -> None:
+    """A text that the device wrote would count as the target's own, and None as a draft that is kept."""
+    w = world(policy("sled", draft=WindowDraft(4), offload=Returns(scope, budget)), devices=1, limit=12)
+    with pytest.raises(ValueError, match=message):
+        w.run()
+
+
+@pytest.mark.parametrize("budget", [True, np.int64(1)])
+def test_a_whole_number_of_another_type_is_one(budget: Any) -> None:
+    w = world(policy("sled", draft=WindowDraft(4), offload=Returns("all", budget)), devices=1, limit=12).run()
     assert w.endings() == {"s0.0": "complete"}
 
 

@@ -417,5 +417,24 @@ class EmptyBatches:
 def test_an_empty_batch_is_an_error_that_names_the_scheduler() -> None:
     w = worker(scheduler=EmptyBatches())
     w.handle(ask(), 0.0)
-    with pytest.raises(RuntimeError, match=r"cloud: EmptyBatches\(\) picked an empty batch while 1 requests wait"):
+    with pytest.raises(ValueError, match=r"cloud: EmptyBatches\(\) picked an empty batch while 1 requests wait"):
+        decide(w)
+
+
+@dataclass(frozen=True)
+class WaitsUntil:
+    """A scheduler that only waits."""
+
+    until_s: Any
+
+    def pick(self, *_: Any) -> Any:
+        return self.until_s
+
+
+@pytest.mark.parametrize("until_s", [0.0, -1.0, float("nan"), None])
+def test_a_scheduler_that_waits_until_a_time_that_is_no_later_is_an_error(until_s: Any) -> None:
+    """The worker would ask it again at the same moment for ever."""
+    w = worker(scheduler=WaitsUntil(until_s))
+    w.handle(ask(), 0.0)
+    with pytest.raises(ValueError, match=r"cloud: WaitsUntil\(until_s=.*\) returned .* at 0\.000000 s"):
         decide(w)

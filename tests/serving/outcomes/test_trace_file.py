@@ -373,3 +373,16 @@ def test_what_is_no_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.trace").write_text("text")
     with pytest.raises(ValueError, match=r"x.trace is no trace file .*; `trace export` writes one"):
         read_about(tmp_path / "x.trace")
+
+
+def test_a_refused_trace_is_told_without_a_folder_and_stage_of_another_machine(exported: Path, tmp_path: Path) -> None:
+    def cut(members: dict[str, bytes]) -> None:
+        data = members["trace.json"] = members["trace.json"][:-20]
+        about = json.loads(members[ABOUT_FILE])
+        about["members"]["trace.json"] = trace_file._described(data)
+        members[ABOUT_FILE] = json.dumps(about).encode()
+
+    with pytest.raises(ValueError, match=r"is no readable trace \(JSONDecodeError.*\); ask for it again") as refused:
+        import_trace(changed(exported, tmp_path / "cut.trace", cut), tmp_path / "imported")
+    assert "partial" not in str(refused.value)
+    assert "stage=" not in str(refused.value)

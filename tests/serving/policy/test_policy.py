@@ -14,7 +14,7 @@ from serving.policy.slots.importance_offload import SyneraOffload
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import SyneraLookahead
-from serving.policy.slots.offload import FullOffload, NeverOffload
+from serving.policy.slots.offload import AlwaysOffload, FullOffload, NeverOffload
 from serving.policy.slots.placement import ColocatedPlacement, DeviceOnlyPlacement
 from serving.policy.slots.prefill import ChunkedPrefill
 from serving.policy.slots.verify import Replace
@@ -227,3 +227,13 @@ def test_the_sequence_exit_is_after_its_fraction(
     s.tokens += range(written)
     assert choice.past_sequence_exit(s) is over
     assert not LayerwiseExit().past_sequence_exit(s)
+
+
+def test_a_scope_that_does_not_exist_is_refused():
+    """Every rule that asks for one would pass over it."""
+    with pytest.raises(ValueError, match=r"Sometimes\.scope is 'sometimes'; allowed are none, some, all, full"):
+        policy("sled", offload=Sometimes())
+
+
+class Sometimes(AlwaysOffload):
+    scope = "sometimes"  # type: ignore[assignment]

@@ -1,9 +1,11 @@
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from serving.workload.arrivals import AzureTrace, ClosedLoop, Episodes, Poisson
+from serving.workload.arrivals import Arrival, AzureTrace, ClosedLoop, Episodes, Poisson, checked_times
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -123,3 +125,39 @@ def test_an_episode_longer_than_its_period_delays_the_next():
 def test_episodes_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=rf"workload\.arrivals\.{next(iter(wrong))} must be"):
         Episodes(**wrong)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Arrivals of a user's."""
+
+    found: Any
+
+    def times(self, n: int, devices: int, seed: int) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, r"Own\.times returned NoneType for 2 requests"),
+        ((Arrival(0), Arrival(1)), "returned tuple for 2 requests"),
+        ([Arrival(0)], "returned a list of 1 for 2 requests"),
+        ([Arrival(0)] * 3, "returned a list of 3 for 2 requests"),
+        ([0.0, 1.0], "returned a list of 2 for 2 requests; a list of as many Arrival objects is wanted"),
+        ([Arrival(0), Arrival(2)], "request 1 is of device 2; there are 2, from 0"),
+        ([Arrival(-1), Arrival(0)], "request 0 is of device -1"),
+        ([Arrival(0, 1.0), Arrival(1, -5.0)], r"request 1 has at_s=-5\.0; 0 or more seconds"),
+        ([Arrival(0, float("nan")), Arrival(1)], "request 0 has at_s=nan"),
+        ([Arrival(0, float("inf")), Arrival(1)], "request 0 has at_s=inf"),
+        ([Arrival(0), Arrival(1, think_s=-1.0)], r"request 1 has think_s=-1\.0"),
+    ],
+)
+def test_arrivals_of_a_user_that_cannot_be_are_refused(found: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked_times(Own(found), 2, 2, 0)
+
+
+def test_arrivals_of_a_user_are_what_its_class_returns() -> None:
+    found = [Arrival(1, 0.0), Arrival(0, 2.5)]
+    assert checked_times(Own(found), 2, 2, 0) is found

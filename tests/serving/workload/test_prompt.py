@@ -70,3 +70,8 @@ def test_skipped_prompts_are_not_selected():
 def test_a_skip_beyond_the_data_set_is_named():
     with pytest.raises(ValueError, match=r"workload.skip=30 leaves none of the data set's 30 prompts; lower it"):
         select_prompts(PROMPTS, 2, seed=0, skip=30, reuse_prompts=True)
+
+
+def test_a_data_set_without_prompts_says_so():
+    with pytest.raises(ValueError, match=r"workload: the data set has no prompts; look at the file that workload.path"):
+        select_prompts([], 4, seed=0)

@@ -1,11 +1,12 @@
 """Slot `offload`: which drafts are sent to the target."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, SupportsIndex, get_args, runtime_checkable
 
 from serving.core.session import Session
 
 OffloadScope = Literal["none", "some", "all", "full"]
+_MOST_TOKENS = 2**31
 
 
 class Offload(Protocol):
@@ -31,6 +32,32 @@ class OptionalOffload(Protocol):
     def never_offloads(self, session: Session) -> bool:
         """True if it is known beforehand that nothing of this session is offloaded."""
         ...
+
+
+def check_scope(offload: Offload) -> None:
+    """Raises ValueError for a scope that does not exist."""
+    if offload.scope not in get_args(OffloadScope):
+        name = f"{type(offload).__module__}.{type(offload).__qualname__}"
+        raise ValueError(f"{name}.scope is {offload.scope!r}; allowed are {', '.join(get_args(OffloadScope))}")
+
+
+def budget_range(offload: Offload) -> tuple[int, int]:
+    """The least and the most that `tokens_to_offload` may return by the choice's own `scope`."""
+    return int(offload.scope in ("all", "full")), 0 if offload.scope == "none" else _MOST_TOKENS
+
+
+def valid_budget(offload: Offload, budget: object) -> int:
+    """A returned number of another type as an int. Raises ValueError for what is none, or breaks the choice's scope."""
+    least, most = budget_range(offload)
+    number = budget.__index__() if isinstance(budget, SupportsIndex) else None
+    if number is not None and least <= number <= most:
+        return number
+    wanted = "a whole number is wanted: 0 keeps the draft, 1 has it verified, more lets the target write on"
+    if number == 0 or (number is not None and number > 0 and not most):
+        wanted = f"its scope is {offload.scope!r}, by which {'every draft is' if least else 'none is'} sent; a choice "
+        wanted += "that sends some has the scope 'some'"
+    name = f"{type(offload).__module__}.{type(offload).__qualname__}"
+    raise ValueError(f"{name}.tokens_to_offload returned {budget!r}; {wanted}")
 
 
 @dataclass(frozen=True)
