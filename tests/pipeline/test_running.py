@@ -55,7 +55,7 @@ def test_an_artifact_of_sealed_prompts_is_counted_when_it_is_made(tmp_path: Path
 def test_an_artifact_of_sealed_prompts_is_counted_although_a_later_stage_fails(tmp_path: Path) -> None:
     served = {"_target_": "tests.support.stage_functions.measure_after", "x": 1.0, "base": {"_stage_": "asked"}}
     one = job(tmp_path, stages={"asked": SEALED, "serve": {**served, "_kind_": "serve"}})
-    with pytest.raises(ConfigError, match="serve: tests.support.stage_functions.measure_after .*AssertionError"):
+    with pytest.raises(ConfigError, match=r"serve: tests.support.stage_functions.measure_after .*AssertionError"):
         one.run([one.plan().serve])
     assert (tmp_path / "sealed_uses.txt").read_text().startswith("gsm8k ")
 
@@ -169,9 +169,9 @@ def test_an_error_of_a_users_class_in_a_run_names_the_class_and_its_line(
 
 def test_a_fault_of_the_project_in_a_run_stays_one(tmp_path: Path) -> None:
     """Here of a function that is given a folder without draws."""
-    (tmp_path / "drawn" / "0").mkdir(parents=True)
-    (tmp_path / "drawn" / "0" / "no_rows.json").write_text("")
-    target = "pipeline.report.results.draws.summarise_tables"
+    (tmp_path / "drawn").mkdir()
+    (tmp_path / "drawn" / "no_draw.txt").write_text("1")
+    target = "pipeline.report.results.draws.summarise_draws"
     stages = {"serve": {"_target_": target, "_kind_": "serve", "drawn": str(tmp_path / "drawn")}}
-    with pytest.raises(FileNotFoundError, match="rows.json"):
+    with pytest.raises(TypeError, match="intersection"):
         built(job(tmp_path / "outputs", stages=stages))

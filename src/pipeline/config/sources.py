@@ -89,9 +89,8 @@ def named_errors(path: Path) -> Iterator[None]:
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         place = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise ConfigError(
-            f"{place}: this cannot be read as YAML: {getattr(problem, 'problem', None) or problem}."
-        ) from problem
+        reason = getattr(problem, "problem", None) or problem
+        raise ConfigError(f"{place}: this cannot be read as YAML: {reason}.") from problem
 
 
 @lru_cache(maxsize=4096)
