@@ -7,7 +7,7 @@
 4. If the chip is idle and a request waits, something runs: `admit` evicts caches to make room.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from operator import attrgetter
@@ -85,6 +85,7 @@ class Worker:
     ) -> None:
         self.name, self.policy, self.watchers, self.token_text = name, policy, watchers, token_text
         self.session_lease_s, self.estimator, self.scheduler = session_lease_s, estimator, scheduler or policy.scheduler
+        self.pick_batch: Callable[..., object] = self.scheduler.pick
         self.ids = ids or count(1)
         self.monitor = NodeMonitor() if policy.monitors_link else None
         own = policy.kv_cache.capacity_tokens
@@ -266,7 +267,7 @@ class Worker:
             ready = [each for each in ready if each.slice.session in self.quarantined][:1] or ready
         span = max([each.span for each in ready], key=_start_layer)
         ready = [each for each in ready if each.span is span or each.span == span]
-        picked = self.scheduler.pick(ready, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
+        picked = self.pick_batch(ready, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
         if not isinstance(picked, list):
             if not isinstance(picked, float | int) or not picked > now:
                 raise ValueError(

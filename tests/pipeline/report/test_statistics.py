@@ -95,6 +95,8 @@ def test_chunks_of_permutations_do_not_change_the_p_value(monkeypatch):
     whole = p_value(ours, theirs)
     monkeypatch.setattr("pipeline.report.statistics._INDICES_AT_ONCE", 64)
     assert p_value(ours, theirs) == pytest.approx(whole, abs=0.02)
+    same = PairedSums(ours, ours, np.divide)  # of which every permutation is as extreme
+    assert paired_p_values([same], seed=0, permutations=100) == [1.0]
 
 
 def test_tests_beside_each_other_have_the_p_values_that_they_have_alone():

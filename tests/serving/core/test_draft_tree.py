@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.core.draft_tree import accept_greedily, depths, joined
+from serving.core.draft_tree import accept_greedily, depths, first_path, joined
 from serving.messages import Verdict
 
 
@@ -43,3 +43,9 @@ def test_of_two_children_the_one_that_the_target_writes_is_accepted():
     texts = {(): 7, (1,): 8, (1, 2): 9}
     verdict = accept_greedily((6, 7, 8, 7), (-1, -1, 1, -1), lambda path: texts[tuple(path)])
     assert verdict == Verdict(2, 9, (1, 2))
+
+
+def test_the_first_path_goes_through_each_nodes_first_child():
+    assert first_path((-1, 0, 0, 1), 4) == (0, 1, 3)
+    assert first_path((-1, -1, 1), 3) == (0,)
+    assert first_path(None, 3) == (0, 1, 2)

@@ -194,3 +194,11 @@ def test_path_stats_stay_until_newer_ones_come() -> None:
     monitor.record_message(100, 0.0, known, 1.0)
     monitor.record_message(100, None, None, 2.0)
     assert monitor.path_stats == known
+
+
+def test_a_device_counts_the_drafts_that_all_its_verdicts_reached() -> None:
+    """Of 2 of 4 accepted, three were reached; of 3 of 3, three."""
+    monitor = DeviceMonitor()
+    monitor.record_verdict(2, 4)
+    monitor.record_verdict(3, 3)
+    assert (monitor.drafts_accepted, monitor.drafts_reached) == (5, 6)

@@ -5,7 +5,8 @@ import pytest
 
 from serving.hardware.chip import roofline
 from serving.hardware.fitted_latencies import load_fitted_latencies
-from serving.hardware.latency import ForwardLoad, LinearLatency, batch_load
+from serving.hardware.latency import ForwardLoad, LinearLatency, batch_load, forward_load
+from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.outcomes.loads import summed
 from tests.support.conf_files import architecture, chip, fits
 
@@ -15,6 +16,11 @@ TABLE_12 = LinearLatency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source
 def test_the_load_of_a_batch_is_counted_as_in_wisp():
     batch = batch_load(64, [(0, 300), (1000, 5), (50, 1)], head_tokens=7)
     assert batch == ForwardLoad(64, 306, 300 * 300 + 1005 * 5 + 51, 1050, 7, extra_sessions=2)
+
+
+def test_a_hop_in_the_middle_runs_its_own_layers_and_no_head():
+    work = ForwardWork(Span(8, 20), (SequenceSlice("a", 7, 3, (1, 2, 3), 2, "greedy"),), ("last",))
+    assert forward_load(work) == ForwardLoad(12, 3, (7 + 3) * 3, 7, 0, extra_sessions=0)
 
 
 def test_predicted_seconds_follow_eq_19():

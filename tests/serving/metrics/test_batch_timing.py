@@ -29,6 +29,8 @@ def test_estimator_errors_are_computed_over_batches() -> None:
     assert found["batches"] == 3
     assert found["mape"] == pytest.approx((0 + 0.25 + 1 / 12) / 3)
     assert found["bias_s"] == pytest.approx(0.0)
+    slower = estimator_errors(batch_rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.70)], lambda _: TENTH))
+    assert slower["bias_s"] == pytest.approx((0.05 - 0.15) / 3)
     assert found["mae_s"] == pytest.approx(0.1 / 3)
     spread = sum((took - 0.95 / 3) ** 2 for took in (0.15, 0.20, 0.60))
     assert found["r2"] == pytest.approx(1 - 2 * 0.05**2 / spread)

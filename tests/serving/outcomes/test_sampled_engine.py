@@ -261,3 +261,11 @@ def test_a_session_in_a_cache_that_it_was_given_draws_its_own_acceptance() -> No
     for start in range(6, 40, 4):
         work = DraftWork("r00001", start, (0,) * 4, DraftStopRule(4))
         assert engines.device.execute(work) == others.device.execute(work)
+
+
+def test_whether_the_draft_before_was_right_is_what_was_drawn_of_it() -> None:
+    limits, draws = MatchProbabilities(0.5, 0.5, 0.5).thresholds, AcceptanceDraws(3, "s", 7)
+    right = [draws.num_accepted(7 + at, 1, limits) for at in range(60)]
+    assert {0, 1} == set(right)
+    assert [draws.previous_is_right(8 + at) for at in range(60)] == right
+    assert draws.previous_is_right(7) == 1

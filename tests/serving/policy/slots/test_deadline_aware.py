@@ -38,3 +38,9 @@ def test_late_requests_do_not_overtake_those_that_can_be_in_time() -> None:
 def test_an_overhead_share_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match=r"policy.scheduler.max_overhead_share is 0.0"):
         DeadlineAware(max_overhead_share=0.0)
+
+
+def test_requests_that_are_critical_are_ordered_by_deadline() -> None:
+    """Each has less than the guard of 20 ms left beside the constant and its own rows."""
+    later, sooner = item("later", 0.118, rows=5), item("sooner", 0.115, rows=5)
+    assert picked(scheduler, later, sooner)[0] == "sooner"

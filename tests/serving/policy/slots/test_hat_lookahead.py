@@ -186,3 +186,8 @@ def test_no_branch_is_longer_than_the_rest_of_the_answer() -> None:
     """Two drafts, the guessed token, and so many behind it as may still be written."""
     s = in_flight(limit=5)
     assert len(grown(s, *[0.9] * 9).tokens) == 5 - 2 - 1
+
+
+def test_it_asks_for_measurements_of_the_link() -> None:
+    """A policy whose prefill measures nothing has none otherwise."""
+    assert HATLookahead(num_candidates=3, max_steps=4).monitors_link
