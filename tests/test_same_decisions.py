@@ -96,6 +96,7 @@ TOGETHER = (
 TREE = ("policy/draft=tree", "policy/verify=tree", "policy.draft={nodes: 8, depth: 3, branching: 3}")
 SHARED = ("policy/kv_cache=shared", "policy.kv_cache.block_tokens=2")
 """Questions of the toy corpus begin alike for a few tokens."""
+MEDUSA = ("policy.artifacts.medusa.recipe.steps=60", "policy.artifacts.medusa.recipe.eval_steps=30")
 COMPOSED = {
     **{policy: (f"policy={policy}", *TIERED) for policy in POLICIES if divides(policy)},
     "synera+tiers": ("policy=synera", "policy/placement=hypsplit", "policy/dispatch=hypsched", *TIERED),
@@ -122,7 +123,7 @@ COMPOSED = {
     "hat+batches": ("policy=hat", "policy.batch_drafts=true", *TOGETHER),
     "sled+batches": ("policy=sled", "+policy.batch_drafts=true", *TOGETHER),
     "cloud_speculative+lookup": ("policy=cloud_speculative", "policy/draft=lookup"),
-    "cloud_speculative+medusa": ("policy=cloud_speculative", "policy/draft=medusa", "policy/verify=tree"),
+    "cloud_speculative+medusa": ("policy=cloud_speculative", "policy/draft=medusa", "policy/verify=tree", *MEDUSA),
     "cloud_speculative+apart": ("policy=cloud_speculative", "policy/placement=colocated_apart", *TOGETHER),
     "cloud_speculative+together": ("policy=cloud_speculative", *TOGETHER),
     "sled+tree": ("policy=sled", *TREE, "policy/kv_cache=reuse"),
@@ -169,17 +170,19 @@ TOY = ("model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "tra
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
 ROUTES = "policy.artifacts.routes_1"
-ROUTED = {
+BRIEFLY_TRAINED = {
     "citer": (f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.artifacts.router_1.mlp.epochs=2",
               "policy.offload.scorer.path=${stage:router_1}", "policy.offload.share=0.3"),
     "co_llm": (f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.offload.share=0.3"),
+    "hat": ("policy.artifacts.adapter.recipe.steps=60", "policy.artifacts.adapter.recipe.eval_steps=30"),
+    "u_medusa": MEDUSA,
     "gpipe": tuple(
         f"policy.artifacts.dispatcher.recipe.{name}={n}" for name, n in
         {"steps": 2, "episodes_per_step": 1, "rollouts_per_episode": 2, "eval_steps": 2, "validation_episodes": 1,
          "test_episodes": 2}.items()
     ),
 }  # fmt: skip
-"""Routers that were hardly trained, on one round, route more here; a dispatcher that was hardly trained."""
+"""Routers that were hardly trained, on one round, route more here."""
 PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tokens_per_s: 2, share: 0.5}]",)
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
@@ -287,7 +290,7 @@ def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
         return replace(greedy, decoding=replace(greedy.decoding, temperature=temperature))
     chosen = (COMPOSED | OTHER_TIERS | ALONE).get(policy, (f"policy={policy}",))
     words = (*TOY, "workload.num_prompts=6", "workload.devices=3", f"outputs={outputs}", *chosen)
-    sure = SURE if policy.startswith("synera") else ROUTED.get(policy.partition("+")[0], ())
+    sure = SURE if policy.startswith("synera") else BRIEFLY_TRAINED.get(policy.partition("+")[0], ())
     with api.composed(*words, *sure, *PROMISED) as cfg:
         job = create_job(cfg)
         plan = job.plan()
