@@ -146,13 +146,14 @@ def asked(hop: int, path: tuple[str, ...], sent_s: float | None, condition: Path
 
 def test_a_pipeline_adds_up_what_its_nodes_see() -> None:
     first, second = NodeMonitor(), NodeMonitor()
-    for rows, took_s in ((10, 0.5), (20, 0.4)):
+    for rows, took_s in ((10, 0.4), (20, 0.6)):
         first.record_batch(rows, took_s)
         second.record_batch(3 * rows, 2 * took_s)
     one = first.path_stats(asked(1, ("device", "cloud"), 0.0))
     both = second.path_stats(asked(2, ("device", "cloud", "cloud.1"), 0.0, one))
     assert (one.mean_batch_tokens, one.num_nodes) == (pytest.approx(12.0), 1)
     assert (both.mean_batch_tokens, both.num_nodes) == (one.mean_batch_tokens, 2)  # all of them run the same batches
+    assert min(one.per_token_s, second.batch_time.per_token_s) > 0
     for rows in (0, 7, 300):
         wanted = first.batch_time.predict(rows) + second.batch_time.predict(rows)
         assert both.base_s + both.per_token_s * rows == pytest.approx(wanted)

@@ -81,6 +81,15 @@ def test_memory_is_weights_and_the_fullest_caches(cast: Topology) -> None:
     assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory_share"] == pytest.approx(first)
 
 
+def test_a_cache_that_goes_on_holds_what_was_before(cast: Topology) -> None:
+    seen = UtilisationObserver()
+    ran(seen, "far-0", "a", 0, 100, 0, 1)
+    ran(seen, "far-0", "a", 100, 50, 1, 2)
+    part = LLAMA.part(16, embedding=False, lm_head=True)
+    wanted = (part.weights_nbytes("fp16") + 150 * part.kv_nbytes_per_token("fp16")) / (32 * GB)
+    assert seen.by_tier(cast, [record("a", 0, 2)])["far"]["memory_share"] == pytest.approx(wanted)
+
+
 def test_a_drafter_beside_the_target_counts_with_its_weights_and_caches() -> None:
     topology = Topology(setup("sled", tiers(), 1, override={"placement": ColocatedPlacement("far")}), 32)
     seen = UtilisationObserver()

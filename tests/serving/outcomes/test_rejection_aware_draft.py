@@ -7,10 +7,11 @@ import pytest
 
 from serving.core.decoding import Decoding
 from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
+from serving.core.session import Session
 from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup
 from serving.engines.torch.engine import TorchEngine
-from serving.messages import DraftOutcome, DraftStopRule, DraftWork
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork, GenerationRequest
 from serving.metrics.recorder import SessionRecord
 from serving.outcomes import fit
 from serving.outcomes.constant import ConstantAcceptance, StatedPredictor
@@ -142,3 +143,12 @@ def test_predictors_without_their_scores_are_refused() -> None:
         fit.fit_acceptance(trace(sessions=4), 0).open(queries, predicted(StatedPredictor()).policy, 0)
     with pytest.raises(ValueError, match=r"recall is 1\.2"):
         StatedPredictor(recall=1.2)
+
+
+@pytest.mark.parametrize(("k", "limit", "longest"), [(4, 20, 4), (8, 3, 3)])
+def test_a_draft_is_no_longer_than_the_window_and_the_answer(k: int, limit: int, longest: int) -> None:
+    session = Session(GenerationRequest("a", (1, 2), limit), 0)
+    for threshold, wanted in ((None, 0.6), (0.3, 0.3)):
+        stop = RejectionAwareDraft(k, ConfidenceScorer(0.6), threshold).next_stop(session)
+        assert stop is not None
+        assert (stop.max_tokens, stop.threshold) == (longest, wanted)
