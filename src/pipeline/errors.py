@@ -6,6 +6,9 @@ Exit statuses of commands are here too: a sweep's workers return those of its jo
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 BAD_INPUT = 2
 INTERNAL_ERROR = 1
@@ -20,6 +23,22 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """The configuration names something that does not exist, or combines settings that exclude each other."""
+
+
+@contextmanager
+def named_yaml_errors(path: Path) -> Iterator[None]:
+    """Turns the errors of reading a file of YAML into a ConfigError that names the file and the line."""
+    import yaml
+
+    try:
+        yield
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{path} is no text in UTF-8 (byte {problem.start}); save it as UTF-8.") from problem
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        reason = getattr(problem, "problem", None) or problem
+        raise ConfigError(f"{place}: this cannot be read as YAML: {reason}.") from problem
 
 
 def print_problem(problem: Exception) -> int:

@@ -13,7 +13,7 @@ from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, 
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config import preflight
-from pipeline.config.build import TARGET, ConfigSchema, construct, load
+from pipeline.config.build import ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, group_choices, written_overrides
 from pipeline.config.own_classes import error_text
 from pipeline.config.plan import Plan, build_arguments, make_plan
@@ -103,7 +103,7 @@ def call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], 
     except UserError:
         raise
     except Exception as problem:
-        of_user = error_text(problem, {TARGET: stage.target, **stage.args}, stage.name)
+        of_user = error_text(problem, stage.args, stage.name)
         if of_user or isinstance(problem, ValueError):
             raise ConfigError(of_user or f"{stage.name}: {problem}") from problem
         raise

@@ -55,7 +55,7 @@ def test_an_artifact_of_sealed_prompts_is_counted_when_it_is_made(tmp_path: Path
 def test_an_artifact_of_sealed_prompts_is_counted_although_a_later_stage_fails(tmp_path: Path) -> None:
     served = {"_target_": "tests.support.stage_functions.measure_after", "x": 1.0, "base": {"_stage_": "asked"}}
     one = job(tmp_path, stages={"asked": SEALED, "serve": {**served, "_kind_": "serve"}})
-    with pytest.raises(ConfigError, match=r"serve: tests.support.stage_functions.measure_after .*AssertionError"):
+    with pytest.raises(AssertionError):
         one.run([one.plan().serve])
     assert (tmp_path / "sealed_uses.txt").read_text().startswith("gsm8k ")
 

@@ -25,8 +25,8 @@ from omegaconf._utils import get_yaml_loader  # what decides how OmegaConf reads
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
-from pipeline.config import sources
 from pipeline.config.arguments import conf_dir
+from pipeline.errors import named_yaml_errors
 
 _SERIAL_LAUNCHER = "hydra_plugins.tandem_launcher.launcher.SerialLauncher"
 
@@ -58,7 +58,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return {Path(path) for path, *_ in cls._files if Path(path).is_relative_to(folder)}
 
     def _parse(self, path: str) -> "_ParsedFile":
-        with sources.named_errors(Path(path)):
+        with named_yaml_errors(Path(path)):
             text = Path(path).read_text(encoding="utf-8")
             return _ParsedFile(yaml.load(text, Loader=_loader()) or {}, self._get_header_dict(text[:512]))
 

@@ -6,7 +6,6 @@ A result that is kept names them, so that a file that has changed since is found
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipeline.config.arguments import conf_dir
-from pipeline.errors import ConfigError
+from pipeline.errors import named_yaml_errors
 
 if TYPE_CHECKING:
     from pipeline.config.compose import ConfigLibrary
@@ -75,22 +74,8 @@ def changed_files(known: Mapping[str, str], folder: Path | None = None) -> Itera
 
 def read_file(path: Path) -> Mapping[str, Any]:
     """What a file of conf/ says; its package stands under `@package`. Raises ConfigError for what is no YAML."""
-    with named_errors(path):
+    with named_yaml_errors(path):
         return _parsed(path.read_text(encoding="utf-8"))
-
-
-@contextmanager
-def named_errors(path: Path) -> Iterator[None]:
-    """Turns the errors of reading a file of YAML into a ConfigError that names the file and the line."""
-    try:
-        yield
-    except UnicodeDecodeError as problem:
-        raise ConfigError(f"{path} is no text in UTF-8 (byte {problem.start}); save it as UTF-8.") from problem
-    except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
-        place = f"{path}, line {mark.line + 1}" if mark else str(path)
-        reason = getattr(problem, "problem", None) or problem
-        raise ConfigError(f"{place}: this cannot be read as YAML: {reason}.") from problem
 
 
 @lru_cache(maxsize=4096)
