@@ -235,7 +235,7 @@ def load(path: str, where: str) -> Callable[..., Any]:
     except (ImportError, AttributeError, ValueError) as problem:
         if isinstance(problem, ModuleNotFoundError) and not f"{module}.".startswith(f"{problem.name}."):
             raise ConfigError(
-                f"{where}: importing {module} needs {problem.name}, which is not installed here."
+                f"{where}: importing {module} needs {problem.name}, which is not installed here; install it."
             ) from problem
         raise ConfigError(
             f"{where}: there is no {path} ({problem}). {TARGET} is module.name; Python looks for it in the working "

@@ -58,8 +58,9 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return {Path(path) for path, *_ in cls._files if Path(path).is_relative_to(folder)}
 
     def _parse(self, path: str) -> "_ParsedFile":
-        with named_yaml_errors(Path(path)):
-            text = Path(path).read_text(encoding="utf-8")
+        file = Path(path)
+        with named_yaml_errors(file):
+            text = file.read_text(encoding="utf-8")
             return _ParsedFile(yaml.load(text, Loader=_loader()) or {}, self._get_header_dict(text[:512]))
 
 

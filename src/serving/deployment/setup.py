@@ -168,10 +168,10 @@ class Setup:
     def _check_scores(self) -> None:
         known = (*UNTRAINED_SCORES, *self.policy.scorers)
         for slot in (self.policy.draft, self.policy.offload, self.policy.lookahead):
-            if isinstance(slot.requested_scores, str):  # of ("margin"), whose comma is missing
+            if isinstance(slot.requested_scores, str):  # ("margin") is a text: a tuple of one has a comma
                 raise ValueError(  # noqa: TRY004 - what a person wrote
-                    f"policy: requested_scores of {type(slot).__module__}.{type(slot).__qualname__} is the text "
-                    f"{slot.requested_scores!r}; a tuple is wanted: ({slot.requested_scores!r},)"
+                    f"policy: requested_scores of {type(slot).__name__} is the text {slot.requested_scores!r}; a tuple "
+                    f"is wanted: ({slot.requested_scores!r},)"
                 )
         for name in self.policy.requested_scores:
             if name not in known:

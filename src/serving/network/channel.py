@@ -108,10 +108,9 @@ class _LinkDirection(Protocol):
 
 def past_arrival(link: object, arrives_s: float, now_s: float) -> ValueError:
     """The error of a link that delivers a message before it was sent, or at no time at all."""
-    name = f"{type(link).__module__}.{type(link).__qualname__}"
     return ValueError(
-        f"{name}.arrival_s returned {arrives_s!r} for a message that was sent at {now_s:.6f} s; it returns the moment "
-        "of arrival on the same clock, not a duration"
+        f"{type(link).__name__}.arrival_s returned {arrives_s!r} for a message that was sent at {now_s:.6f} s; it "
+        "returns the moment of arrival on the same clock, not a duration"
     )
 
 

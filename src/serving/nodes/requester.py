@@ -99,6 +99,7 @@ class Requester:
         """Nodes of later hops that were lost since the request was sent."""
         self.draft: Draft = policy.draft
         self.offload, self.verify = policy.offload, policy.verify
+        # an object: the compiled core would refuse another type than int by itself, without a name
         self.tokens_to_offload: Callable[[Session], object] = policy.offload.tokens_to_offload
         self.least_budget, self.most_budget = budget_range(policy.offload)
         self.layer_exit, self.full_draft_probs = policy.early_exit.layer_exit, policy.payload.full_distributions

@@ -85,6 +85,7 @@ class Worker:
     ) -> None:
         self.name, self.policy, self.watchers, self.token_text = name, policy, watchers, token_text
         self.session_lease_s, self.estimator, self.scheduler = session_lease_s, estimator, scheduler or policy.scheduler
+        # an object: the compiled core would refuse another type by itself, without the scheduler's name
         self.pick_batch: Callable[..., object] = self.scheduler.pick
         self.ids = ids or count(1)
         self.monitor = NodeMonitor() if policy.monitors_link else None

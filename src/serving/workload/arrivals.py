@@ -34,16 +34,12 @@ class Arrivals(Protocol):
     def times(self, n: int, devices: int, seed: int) -> list[Arrival]: ...
 
 
-def is_built_in(arrivals: Arrivals) -> bool:
-    return type(arrivals).__module__ == __name__
-
-
 def checked_times(arrivals: Arrivals, n: int, devices: int, seed: int) -> list[Arrival]:
     """The arrivals of `n` requests. Raises ValueError for another number of them, for devices that are not there, and
     for times that are no times: a class may be a user's.
     """
     found = arrivals.times(n, devices, seed)
-    name = f"{type(arrivals).__module__}.{type(arrivals).__qualname__}.times"
+    name = f"{type(arrivals).__name__}.times"
     if not isinstance(found, list) or len(found) != n or not all(isinstance(one, Arrival) for one in found):
         got = f"a list of {len(found)}" if isinstance(found, list) else type(found).__name__
         raise ValueError(f"{name} returned {got} for {n} requests; a list of as many Arrival objects is wanted")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from serving.workload import slo
-from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop, checked_times, is_built_in
+from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop, Episodes, Poisson, checked_times
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
 from serving.workload.prompt import Prompt, check_prompts, select_prompts
@@ -110,7 +110,7 @@ class Workload:
         """Reads the user's files, so that errors show before any work; artifacts may not exist yet."""
         if isinstance(getattr(self.dataset, "path", None), Path):
             self.requests(1)
-        elif isinstance(getattr(self.arrivals, "path", None), Path) or not is_built_in(self.arrivals):
+        elif not isinstance(self.arrivals, ClosedLoop | Poisson | Episodes):  # these are right by construction
             checked_times(self.arrivals, self.num_prompts, self.devices or 1, self.seed)
 
     def requests(self, num_devices: int | None = None) -> list[WorkloadRequest]:

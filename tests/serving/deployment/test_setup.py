@@ -8,6 +8,7 @@ import pytest
 
 from serving.core.decoding import Decoding
 from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.offload import AlwaysOffload
 from serving.policy.slots.placement import CloudPlacement, UShapedPlacement
 from tests.support.conf_files import bed
 from tests.support.fake_setup import pair, setup
@@ -139,3 +140,14 @@ def test_a_device_holds_its_part_of_the_target_and_a_drafter_of_its_own() -> Non
 def test_a_partition_and_stages_of_a_pipeline_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="pipeline_stages is 4, and a partition divides the middle"):
         UShapedPlacement(2, 4, partition=division(tiers(1, 1)))
+
+
+class OneText(AlwaysOffload):
+    """A class of a user's whose tuple lacks its comma."""
+
+    requested_scores = "margin"  # type: ignore[assignment]
+
+
+def test_scores_that_are_named_by_a_text_are_refused_with_the_tuple_that_was_meant() -> None:
+    with pytest.raises(ValueError, match=r"of OneText is the text 'margin'; a tuple is wanted: \('margin',\)"):
+        setup("sled", override={"offload": OneText()})

@@ -37,8 +37,8 @@ class OptionalOffload(Protocol):
 def check_scope(offload: Offload) -> None:
     """Raises ValueError for a scope that does not exist."""
     if offload.scope not in get_args(OffloadScope):
-        name = f"{type(offload).__module__}.{type(offload).__qualname__}"
-        raise ValueError(f"{name}.scope is {offload.scope!r}; allowed are {', '.join(get_args(OffloadScope))}")
+        allowed = ", ".join(get_args(OffloadScope))
+        raise ValueError(f"{type(offload).__name__}.scope is {offload.scope!r}; allowed are {allowed}")
 
 
 def budget_range(offload: Offload) -> tuple[int, int]:
@@ -49,15 +49,14 @@ def budget_range(offload: Offload) -> tuple[int, int]:
 def valid_budget(offload: Offload, budget: object) -> int:
     """A returned number of another type as an int. Raises ValueError for what is none, or breaks the choice's scope."""
     least, most = budget_range(offload)
-    number = budget.__index__() if isinstance(budget, SupportsIndex) else None
-    if number is not None and least <= number <= most:
+    number = budget.__index__() if isinstance(budget, SupportsIndex) else -1
+    if least <= number <= most:
         return number
     wanted = "a whole number is wanted: 0 keeps the draft, 1 has it verified, more lets the target write on"
-    if number == 0 or (number is not None and number > 0 and not most):
-        wanted = f"its scope is {offload.scope!r}, by which {'every draft is' if least else 'none is'} sent; a choice "
-        wanted += "that sends some has the scope 'some'"
-    name = f"{type(offload).__module__}.{type(offload).__qualname__}"
-    raise ValueError(f"{name}.tokens_to_offload returned {budget!r}; {wanted}")
+    if 0 <= number <= _MOST_TOKENS:
+        sent = "every draft is" if least else "none is"
+        wanted = f"its scope is {offload.scope!r}, by which {sent} sent; a choice that sends some has the scope 'some'"
+    raise ValueError(f"{type(offload).__name__}.tokens_to_offload returned {budget!r}; {wanted}")
 
 
 @dataclass(frozen=True)
