@@ -4,6 +4,7 @@ Beside it, what else Hydra computes many times when it composes.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ import omegaconf._utils
 import omegaconf.base
 import yaml
 from hydra._internal import defaults_list
-from hydra._internal.core_plugins import file_config_source
+from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import OmegaConf, grammar_parser
+from omegaconf import AnyNode, OmegaConf, grammar_parser
 from omegaconf._utils import get_yaml_loader  # what decides how OmegaConf reads a scalar
+from omegaconf.base import Metadata
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
@@ -64,6 +66,20 @@ class FileConfigSource(file_config_source.FileConfigSource):
             return _ParsedFile(yaml.load(text, Loader=_loader()) or {}, self._get_header_dict(text[:512]))
 
 
+class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
+    """Files in a package; Hydra's own, which each composition reads, are kept. Its name is Hydra's, as above."""
+
+    _kept: ClassVar[dict[str, ConfigResult]] = {}
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if self.path != "hydra.conf":
+            return super().load_config(config_path)
+        if config_path not in self._kept:
+            self._kept[config_path] = super().load_config(config_path)
+        kept = self._kept[config_path]
+        return ConfigResult(self.provider, kept.path, deepcopy(kept.config), dict(kept.header))
+
+
 @dataclass
 class _ParsedFile:
     """What a file says. A run composes once and is given the only configuration; a sweep is given copies of another,
@@ -81,7 +97,7 @@ class _ParsedFile:
             return OmegaConf.create(self.node)
         if self._copied is None:
             self._copied = OmegaConf.create(self.node)
-        return deepcopy(self._copied)  # takes 0.6 times as long as another
+        return deepcopy(self._copied)  # takes less time than another
 
 
 def use_parsed_files() -> None:
@@ -90,10 +106,13 @@ def use_parsed_files() -> None:
     A sweep that names none has `SerialLauncher` in place of Hydra's own; other programs that load the plugin keep that.
     """
     Plugins.instance()  # registers Hydra's own source, which is replaced then, and launchers of installed plugins
-    SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource
+    for source in (FileConfigSource, ImportlibResourcesConfigSource):
+        SourcesRegistry.instance().types[source.scheme()] = source
     defaults_list._create_interpolation_map = _interpolation_map  # type: ignore[assignment]
     launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
     omegaconf.base.Box._re_parent = _re_parent  # type: ignore[method-assign]
+    omegaconf.base.Metadata.__deepcopy__ = _copied_metadata  # type: ignore[attr-defined]
+    AnyNode.__deepcopy__ = _copied_value  # type: ignore[method-assign]
     for module in (omegaconf.base, omegaconf._utils):
         module.parse = _parsed_text  # type: ignore[attr-defined]
     for file in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
@@ -118,12 +137,29 @@ def _re_parent(self: Any) -> None:
     """
     content = self.__dict__["_content"]
     for node in content.values() if isinstance(content, dict) else content if isinstance(content, list) else (content,):
-        if not isinstance(node, omegaconf.base.Node):
+        is_value = type(node) is AnyNode  # most are; to ask for a Node or a Box takes three times as long
+        if not is_value and not isinstance(node, omegaconf.base.Node):
             continue
         if node.__dict__["_parent"] is not self:
             node._set_parent(self)
-        if isinstance(node, omegaconf.base.Box):
+        if not is_value and isinstance(node, omegaconf.base.Box):
             node._re_parent()
+
+
+def _copied_metadata(self: Metadata, memo: dict[int, Any]) -> Metadata:
+    """As `deepcopy` would copy them, field by field: it asks of each class how that is done, for some 5,000 nodes."""
+    made = object.__new__(type(self))
+    made.__dict__.update(self.__dict__)
+    made.flags = dict(self.flags) if self.flags is not None else None
+    made.resolver_cache = deepcopy(self.resolver_cache, memo) if self.resolver_cache else defaultdict(dict)
+    return made
+
+
+def _copied_value(self: AnyNode, memo: dict[int, Any]) -> AnyNode:
+    """A copy that is not checked again as a new value is."""
+    made = object.__new__(AnyNode)
+    made.__dict__.update(self.__dict__, _metadata=_copied_metadata(self._metadata, memo), _flags_cache=None)
+    return made
 
 
 @lru_cache(4096)

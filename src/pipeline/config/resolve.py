@@ -5,6 +5,7 @@ All stages are gathered under `stages`, and every reference is replaced by its v
 
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -51,23 +52,17 @@ def _replaced(node: Any, old: Any, new: Any) -> Any:
 
 
 def _gather_stages(cfg: DictConfig) -> DictConfig:
-    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))  # type: ignore[assignment]
-    with open_dict(cfg):
+    gathered = deepcopy(cfg)
+    with open_dict(gathered):
         for group, key in STAGE_SECTIONS.items():
-            for name, node in _pop(cfg, group, key).items():
-                if name in cfg.stages:
+            section = gathered[group].pop(key, None) if group in gathered else None
+            for name, node in section.items_ex(resolve=False) if section else ():
+                if name in gathered.stages:
                     raise ConfigError(
                         f"{group}.{key}.{name}: another stage has this name already; give it another one."
                     )
-                cfg.stages[name] = node
-    return cfg
-
-
-def _pop(cfg: DictConfig, group: str, key: str) -> dict[Any, Any]:
-    node = cfg[group].pop(key, None) if group in cfg else None
-    plain = OmegaConf.to_container(node, resolve=False) if node is not None else {}
-    assert isinstance(plain, dict)
-    return plain
+                gathered.stages[name] = node
+    return gathered
 
 
 def register_resolvers() -> None:
