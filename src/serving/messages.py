@@ -160,6 +160,22 @@ class SequenceSlice:
         """The draft model's distributions, each once: siblings of a tree share one."""
         return tuple({ref.id: ref for ref in self.draft_probs}.values())
 
+    def with_prefix(self, tokens: TokenIds) -> "SequenceSlice":
+        """The same drafts behind the whole text, from its first token to the last draft: nothing of it is cached."""
+        return SequenceSlice(
+            session=self.session,
+            start=0,
+            num_tokens=len(tokens),
+            tokens=tokens,
+            num_drafts=self.num_drafts,
+            rule=self.rule,
+            sampling=self.sampling,
+            parents=self.parents,
+            hidden_states=self.hidden_states,
+            draft_probs=self.draft_probs,
+            hidden_offset=self.hidden_offset,
+        )
+
     def narrow(self, begin: int, end: int) -> "SequenceSlice":
         """The chunk of tokens begin .. end - 1.
 

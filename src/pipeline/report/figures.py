@@ -218,7 +218,7 @@ def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], colour: str, look
 def draw_timeline(records: Records, path: Path, look: FigureLook = SCREEN) -> Path:
     """The time line of a typical request: drafting, link, queue, verification, and when the user saw each token."""
     request = typical_request(records)
-    pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_start_order)
+    pieces = sorted(records.timeline_of(request.request), key=_start_order)
     until_s = _end_of_axis(pieces, request)
     lanes = [lane for lane in LANES if any(piece.lane == lane for piece in pieces)]
     figure = create_figure(9.5, 1.5 + 0.42 * (len(lanes) + 1))
@@ -236,7 +236,7 @@ def draw_timeline(records: Records, path: Path, look: FigureLook = SCREEN) -> Pa
 
 def typical_request(records: Records) -> RequestRecord:
     """The median end to end of the complete requests that used the cloud; else of all complete ones, else of all."""
-    used = {piece.request for piece in records.timeline if piece.lane in ("prefill", "verify", "decode")}
+    used = records.requests_on("prefill", "verify", "decode")
     complete = [request for request in records.requests if request.complete]
     chosen = [request for request in complete if request.request in used] or complete or list(records.requests)
     ranked = sorted(chosen, key=lambda request: (request.end_to_end_s or 0.0, request.request))

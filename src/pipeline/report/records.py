@@ -7,15 +7,18 @@ meta.json          about the run            -> RunMetadata
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.errors import UserError
 from serving.metrics.definitions import CLOUD_ORIGINS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 RecordT = TypeVar("RecordT")
 _NOT_RECORDED = {"recorded": False}
@@ -346,7 +349,38 @@ class Records:
 
     @cached_property
     def timeline(self) -> tuple[TimelineSpan, ...]:
-        return tuple(_read_parquet(self.artifact / "timeline.parquet", TimelineSpan))
+        return tuple(_rows(self._timeline_table, TimelineSpan))
+
+    @cached_property
+    def _timeline_table(self) -> "pa.Table":
+        return _read_table(self.artifact / "timeline.parquet", TimelineSpan)
+
+    @property
+    def has_time_lines(self) -> bool:
+        """False if the run kept none (`runtime.detail=false`)."""
+        return bool(self._timeline_table.num_rows)
+
+    def timeline_of(self, request: str) -> list[TimelineSpan]:
+        """The time line of one request, in the order of its recording; of many requests this takes less than all."""
+        import pyarrow.compute as pc
+
+        return _rows(self._timeline_table.filter(pc.equal(self._timeline_table["request"], request)), TimelineSpan)
+
+    def requests_on(self, *lanes: str) -> set[str]:
+        """The requests with a span on one of these lanes."""
+        return set(self._spans_on(lanes)["request"].unique().to_pylist())
+
+    def spans_on(self, lane: str) -> list[tuple[float, float]]:
+        """(start_s, end_s) of all requests' spans on a lane."""
+        found = self._spans_on([lane])
+        return list(zip(found["start_s"].to_pylist(), found["end_s"].to_pylist(), strict=True))
+
+    def _spans_on(self, lanes: Sequence[str]) -> "pa.Table":
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = self._timeline_table
+        return table.filter(pc.is_in(table["lane"], value_set=pa.array(lanes)))
 
     @cached_property
     def chunks(self) -> tuple[ChunkRecord, ...]:
@@ -374,13 +408,20 @@ def read_requests(artifact: Path) -> list[RequestRecord]:
 
 
 def _read_parquet(path: Path, kind: type[RecordT]) -> list[RecordT]:
+    return _rows(_read_table(path, kind), kind)
+
+
+def _read_table(path: Path, kind: type[Any]) -> "pa.Table":
     import pyarrow as pa
 
-    names = _columns(kind)
     try:
-        table = _open_parquet(path, kind).read(columns=names)
+        return _open_parquet(path, kind).read(columns=_columns(kind))
     except (OSError, pa.ArrowException) as error:
         raise _unreadable(path, str(error)) from error
+
+
+def _rows(table: "pa.Table", kind: type[RecordT]) -> list[RecordT]:
+    names = _columns(kind)
     columns = [_values(table[name].combine_chunks()) for name in names]
     return [kind(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
 

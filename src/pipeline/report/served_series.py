@@ -30,10 +30,9 @@ def served_series(records: Records, artifact: Path) -> dict[str, list[tuple[floa
     seen_s = np.array([time_s for one in requests for time_s in one.token_times_s], dtype=float)
     counts, _ = np.histogram(seen_s, edges_s)
     served = [(one.arrived_s, one.ended_s) for one in requests if one.ended_s is not None]
-    queued = [(span.start_s, span.end_s) for span in records.timeline if span.lane == "queue"]
     found = {"tokens_per_s": counts / width_s, "active_requests": _mean_overlap(served, edges_s) / width_s}
-    if records.timeline:
-        found["queued_requests"] = _mean_overlap(queued, edges_s) / width_s
+    if records.has_time_lines:
+        found["queued_requests"] = _mean_overlap(records.spans_on("queue"), edges_s) / width_s
     series = {name: list(zip(edges_s[1:].tolist(), values.tolist(), strict=True)) for name, values in found.items()}
     batches = list(_mean_batches(artifact, edges_s))
     return {**series, "batch_requests": batches} if batches else series

@@ -5,13 +5,15 @@ the last one. Requests of one device share the radio: each second awake belongs 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from serving.metrics.recorder import SessionRecord
 from serving.network.link import Link
+
+_WAYS = ("uplink", "downlink")
 
 
 class Transfer(NamedTuple):
@@ -48,10 +50,14 @@ def radio_energies_j(
     energies: dict[str, float | None] = {record.session: 0.0 for record in records}
     if link.radio is None or not with_time_lines:
         return energies | dict.fromkeys(used)
-    transfers = [transfer for record in used.values() for transfer in _transfers(record)]
-    awake = awake_times(transfers, link.radio.tail_s)
-    for session, record in used.items():
-        up, down = (_nbytes(record, lane, link.overhead_nbytes) for lane in ("uplink", "downlink"))
+    messages = {session: [record.timeline.spans(way) for way in _WAYS] for session, record in used.items()}
+    awake = awake_times(
+        [Transfer(sent_s, arrives_s, session) for session, ways in messages.items() for way in ways
+         for sent_s, arrives_s, _ in way],
+        link.radio.tail_s,
+    )  # fmt: skip
+    for session, ways in messages.items():
+        up, down = (sum(nbytes for _, _, nbytes in way) + link.overhead_nbytes * len(way) for way in ways)
         own = awake[session]
         energies[session] = link.radio.joules(up, down, own.air_s, own.tail_s, own.wakes)
     return energies
@@ -75,14 +81,3 @@ def awake_times(transfers: Sequence[Transfer], tail_s: float) -> dict[str, Awake
     if last:
         found[last].tail_s += tail_s
     return found
-
-
-def _transfers(record: SessionRecord) -> Iterator[Transfer]:
-    for lane, sent_s, arrives_s, _ in record.timeline:
-        if lane in ("uplink", "downlink"):
-            yield Transfer(sent_s, arrives_s, record.session)
-
-
-def _nbytes(record: SessionRecord, lane: str, overhead_nbytes: int) -> int:
-    """Bytes of a lane's messages, headers included."""
-    return sum(nbytes + overhead_nbytes for each, _, _, nbytes in record.timeline if each == lane)

@@ -34,10 +34,12 @@ from serving.messages import (
 
 TimelineInterval = tuple[str, float, float, int]
 """(lane, begin_s, end_s, tokens or bytes): one interval of a session's time line."""
-_LANES = ("draft", "device_layers", "cloud_draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
-_LANE_INDEX = {lane: index for index, lane in enumerate(_LANES)}
+LANES = ("draft", "device_layers", "cloud_draft", "prefill", "decode", "verify", "uplink", "downlink", "queue")
+_LANE_INDEX = {lane: index for index, lane in enumerate(LANES)}
 _INTERVAL = Struct("<bddq")
 """Lane, begin, end, amount."""
+INTERVAL_FIELDS = [("lane", "i1"), ("start_s", "<f8"), ("end_s", "<f8"), ("amount", "<i8")]
+"""The same for numpy; `lane` is an index of `LANES`."""
 
 
 class Timeline:
@@ -54,11 +56,21 @@ class Timeline:
         """Raises KeyError for an unknown lane."""
         self._packed += _INTERVAL.pack(_LANE_INDEX[lane], begin_s, end_s, amount)
 
+    def spans(self, *lanes: str) -> list[tuple[float, float, int]]:
+        """(begin_s, end_s, tokens or bytes) of the intervals on these lanes, in the order in which they were added."""
+        wanted = {_LANE_INDEX[lane] for lane in lanes}
+        return [each[1:] for each in _INTERVAL.iter_unpack(self._packed) if each[0] in wanted]
+
+    @property
+    def packed(self) -> bytes:
+        """All intervals, as `INTERVAL_FIELDS` describes them."""
+        return bytes(self._packed)
+
     def __len__(self) -> int:
         return len(self._packed) // _INTERVAL.size
 
     def __iter__(self) -> Iterator[TimelineInterval]:
-        return ((_LANES[lane], *interval) for lane, *interval in _INTERVAL.iter_unpack(self._packed))
+        return ((LANES[lane], *interval) for lane, *interval in _INTERVAL.iter_unpack(self._packed))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Timeline) and list(self) == list(other)

@@ -19,7 +19,7 @@ from serving.messages import (
     Work,
     drafts_of,
 )
-from serving.metrics.recorder import SessionRecord, TimelineInterval
+from serving.metrics.recorder import SessionRecord, Timeline
 
 
 @dataclass(slots=True)
@@ -159,25 +159,28 @@ class StallTimes(NamedTuple):
     cloud_residence_s: float
 
 
-def stall_times(timeline: Iterable[TimelineInterval], ended_s: float = INF) -> StallTimes:
+def stall_times(timeline: Timeline, ended_s: float = INF) -> StallTimes:
     """Stalls in a session's time line: a message is in transit or the cloud has the request, and the device does not
     compute.
 
     Where a message overlaps with work in the cloud, as with a chunked prompt, the stall is the cloud's. Time after
     `ended_s` does not count: only the session's release is sent then.
     """
-    until = [(lane, begin, min(end, ended_s)) for lane, begin, end, _ in timeline if begin < ended_s]
     own, cloud, link = (
-        _merged((a, b) for lane, a, b in until if lane in lanes) for lanes in (_DEVICE_LANES, _CLOUD_LANES, _LINK_LANES)
+        _merged(timeline.spans(*lanes), ended_s) for lanes in (_DEVICE_LANES, _CLOUD_LANES, _LINK_LANES)
     )
     waiting_cloud = _subtracted(cloud, own)
     waiting_link = _subtracted(_subtracted(link, own), cloud)
     return StallTimes(_total_s(waiting_link), _total_s(waiting_cloud), _total_s(cloud))
 
 
-def _merged(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
+def _merged(spans: Sequence[tuple[float, float, int]], ended_s: float) -> list[TimeSpan]:
+    """What the spans cover together until `ended_s`, sorted and disjoint."""
     found: list[TimeSpan] = []
-    for begin, end in sorted(spans):
+    for begin, end, _ in sorted(spans):
+        if begin >= ended_s:
+            break
+        end = min(end, ended_s)
         if found and begin <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:

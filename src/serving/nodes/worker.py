@@ -210,7 +210,7 @@ class Worker:
             return None
         tokens = tokens[: seq.start] + seq.tokens
         self.session_tokens[seq.session] = tokens, seq.num_drafts
-        return replace(seq, start=0, num_tokens=len(tokens), tokens=tokens, kept_tree_nodes=None)
+        return seq.with_prefix(tokens)
 
     def _check_fits(self, seq: SequenceSlice) -> None:
         """Raises RuntimeError for a sequence that no eviction makes room for: it would block the queue for ever."""

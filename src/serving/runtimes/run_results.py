@@ -1,7 +1,7 @@
 """Writes the results of a run: requests, time lines, draft chunks and batches as Parquet tables, and meta.json."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from serving.messages import INF, DraftDecision
 from serving.metrics import batch_timing
 from serving.metrics.batch_timing import BatchTiming
 from serving.metrics.radio_energy import have_time_lines, radio_energies_j
-from serving.metrics.recorder import SessionRecord
+from serving.metrics.recorder import INTERVAL_FIELDS, LANES, SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, idle_times, stall_times
 from serving.policy.by_condition import PlacedPolicy
 from serving.policy.slots.placement import TieredPlacement
@@ -64,9 +64,7 @@ def write_results(
         row |= _cloud_spending([(topology.cloud_fleets[node], busy_s) for node, busy_s in record.node_busy_s.items()])
         rows.append(row | (_UNKNOWN_ENERGY if served.local_timing else {}) | ({} if served.is_text else _NO_QUALITY))
     _write_parquet(out / "requests.parquet", rows)
-    _write_parquet(
-        out / "timeline.parquet", [row for q in queries for row in _timeline_rows(records[q.request.session])]
-    )
+    _write_time_lines(out / "timeline.parquet", [records[query.request.session] for query in queries])
     _write_parquet(
         out / "chunks.parquet", [_decision_row(c) for q in queries for c in records[q.request.session].draft_decisions]
     )
@@ -169,11 +167,6 @@ def _cloud_spending(busy: Sequence[tuple[Fleet, float]]) -> ResultRow:
         "cloud_usd": total_or_unknown([fleet.usd(busy_s) for fleet, busy_s in busy]),
         "cloud_chip_s": sum([fleet.tensor_parallel * busy_s for fleet, busy_s in busy], 0.0),
     }
-
-
-def _timeline_rows(record: SessionRecord) -> Iterator[ResultRow]:
-    for lane, begin_s, end_s, amount in record.timeline:
-        yield {"request": record.session, "lane": lane, "start_s": begin_s, "end_s": end_s, "amount": amount}
 
 
 def _decision_row(decision: DraftDecision) -> ResultRow:
@@ -360,13 +353,6 @@ _NULLABLE_COLUMNS = {
 }  # fmt: skip
 """Columns that may be null in every row, with their types."""
 _TABLE_COLUMNS = {
-    "timeline.parquet": {
-        "request": "string",
-        "lane": "string",
-        "start_s": "double",
-        "end_s": "double",
-        "amount": "int64",
-    },
     "chunks.parquet": {
         "request": "string",
         "position": "int64",
@@ -377,6 +363,20 @@ _TABLE_COLUMNS = {
         "importance": "double",
     },
 }
+
+
+def _write_time_lines(file: Path, records: Sequence[SessionRecord]) -> None:
+    """Column by column: a long run has millions of intervals."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    packed = np.frombuffer(b"".join([record.timeline.packed for record in records]), np.dtype(INTERVAL_FIELDS))
+    owners = np.repeat(np.arange(len(records)), [len(record.timeline) for record in records])
+    sessions = pa.array([record.session for record in records], pa.string())
+    columns = {"request": sessions.take(pa.array(owners)), "lane": pa.array(LANES).take(pa.array(packed["lane"]))}
+    columns |= {name: pa.array(packed[name]) for name, _ in INTERVAL_FIELDS[1:]}
+    pq.write_table(pa.table(columns), file)
 
 
 def _write_parquet(file: Path, rows: Sequence[ResultRow]) -> None:

@@ -26,6 +26,28 @@ def test_written_records_are_read_back(tmp_path):
     assert records.meta.raw["extra"] == 1
 
 
+def test_a_part_of_the_time_lines_is_that_part_of_all(tmp_path):
+    lanes = {"a": ("draft", "verify", "queue"), "b": ("queue", "draft"), "c": ("draft",)}
+    pieces = [
+        {"request": name, "lane": lane, "start_s": float(at), "end_s": at + 0.5, "amount": at}
+        for name, own in lanes.items() for at, lane in enumerate(own)
+    ]  # fmt: skip
+    found = Records.read(write(tmp_path, [request(name, ["device"], [0.5]) for name in lanes], pieces))
+    assert [found.timeline_of(name) for name in (*lanes, "d")] == [
+        [one for one in found.timeline if one.request == name] for name in (*lanes, "d")
+    ]
+    assert found.requests_on("verify", "decode") == {"a"}
+    assert found.requests_on("queue", "verify") == {"a", "b"}
+    assert found.spans_on("queue") == [(2.0, 2.5), (0.0, 0.5)]
+    assert found.has_time_lines
+
+
+def test_a_run_without_time_lines_has_parts_of_none(tmp_path):
+    found = Records.read(write(tmp_path, REQUESTS))
+    assert (found.timeline_of("a"), found.requests_on("queue"), found.spans_on("queue")) == ([], set(), [])
+    assert not found.has_time_lines
+
+
 def test_a_missing_column_is_named(tmp_path):
     path = write(tmp_path, REQUESTS) / "requests.parquet"
     pq.write_table(pq.read_table(path).drop(["ttft_s", "text"]), path)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from serving.messages import (
@@ -23,7 +24,7 @@ from serving.messages import (
     StartWork,
     WorkFinished,
 )
-from serving.metrics.recorder import Recorder, SessionRecord, Timeline
+from serving.metrics.recorder import INTERVAL_FIELDS, LANES, Recorder, SessionRecord, Timeline
 from serving.metrics.utilisation import stall_times
 from serving.policy.slots.draft import InitialDraft, WindowDraft
 from serving.policy.slots.lookahead import NoLookahead
@@ -200,7 +201,7 @@ def test_a_request_starts_with_the_devices_own_layers(name: str) -> None:
         layers = [piece for piece in record.timeline if piece[0] == "device_layers"]
         assert layers[0][1] == record.started_s
         assert sum(end - begin for _, begin, end, _ in layers) <= record.device_busy_s + 1e-9
-        assert stall_times([*layers]) == (0, 0, 0)
+        assert stall_times(Timeline(layers)) == (0, 0, 0)
 
 
 def test_a_request_cancelled_in_the_queue_never_started() -> None:
@@ -218,6 +219,19 @@ def test_a_timeline_says_its_intervals() -> None:
     assert list(Timeline(intervals)) == intervals
     assert (len(Timeline(intervals)), repr(Timeline(intervals))) == (2, f"Timeline({intervals})")
     assert Timeline(intervals) == Timeline(iter(intervals)) != Timeline(intervals[:1])
+
+
+def test_a_timeline_tells_apart_its_lanes() -> None:
+    line = Timeline([("draft", 0, 1, 4), ("uplink", 1, 2, 64), ("queue", 2, 2.5, 8), ("draft", 2, 3, 2)])
+    assert line.spans("draft") == [(0, 1, 4), (2, 3, 2)]
+    assert line.spans("queue", "uplink") == [(1, 2, 64), (2, 2.5, 8)]
+    assert line.spans("decode") == line.spans() == []
+
+
+def test_numpy_reads_a_packed_timeline() -> None:
+    intervals = [("draft", 0.5, 1.25, 4), ("queue", 1.25, 2.0, 2**40)]
+    read = np.frombuffer(Timeline(intervals).packed, np.dtype(INTERVAL_FIELDS))
+    assert [(LANES[lane], *interval) for lane, *interval in read.tolist()] == intervals
 
 
 def test_chunks_are_kept_in_order() -> None:

@@ -106,16 +106,15 @@ def _logged_spans(node: Mapping[str, Any]) -> Iterator[Span]:
 
 def _recorded_spans(records: Records, request: RequestRecord) -> Iterator[Span]:
     since_s = request.arrived_s
-    for piece in records.timeline:
-        if piece.request == request.request:
-            amount = f"{piece.amount} {'bytes' if piece.lane in ('uplink', 'downlink') else 'tokens'}"
-            yield Span(
-                LANES[piece.lane][0],
-                piece.lane.replace("_", " "),
-                piece.start_s - since_s,
-                piece.end_s - since_s,
-                amount,
-            )
+    for piece in records.timeline_of(request.request):
+        amount = f"{piece.amount} {'bytes' if piece.lane in ('uplink', 'downlink') else 'tokens'}"
+        yield Span(
+            LANES[piece.lane][0],
+            piece.lane.replace("_", " "),
+            piece.start_s - since_s,
+            piece.end_s - since_s,
+            amount,
+        )
 
 
 def svg(line: TimeLine) -> str:
