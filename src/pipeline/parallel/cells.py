@@ -17,7 +17,7 @@ from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config.compose import written_overrides
-from pipeline.errors import UserError
+from pipeline.errors import INTERRUPTED, UserError
 from pipeline.report import job_result, sealed_uses
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import mask_override
@@ -131,9 +131,16 @@ def import_modules(launch: Launch, tracked: bool) -> None:
 
 
 def run_cells(launch: Launch, cells: Sequence[Cell]) -> list[CellEnd]:
-    """Runs the jobs one after the other, as Hydra's own launchers do, but those that a lost worker completed."""
+    """Runs the jobs one after the other, as Hydra's own launchers do, but those that a lost worker completed; none
+    after one that was interrupted.
+    """
     launch.restore()
-    return [CellEnd(cell.number, 0, "") if is_complete(cell) else _run_cell(launch, cell) for cell in cells]
+    ends: list[CellEnd] = []
+    for cell in cells:
+        ends.append(CellEnd(cell.number, 0, "") if is_complete(cell) else _run_cell(launch, cell))
+        if ends[-1].status == INTERRUPTED:
+            break
+    return ends
 
 
 def _run_cell(launch: Launch, cell: Cell) -> CellEnd:

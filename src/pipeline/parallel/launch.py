@@ -74,8 +74,6 @@ class SweepLaunch:
         problems = self._build_shared(shared, plans, memory_nbytes)
         left = [_forcing_own(job, plans.get(job.number), shared) for job in left]
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
-        if INTERRUPTED in self.statuses.values():
-            raise KeyboardInterrupt
 
     def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
         """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares."""
@@ -115,6 +113,8 @@ class SweepLaunch:
             for end in self._lost_ends(batches[index], ends) if lost else ends:
                 self.statuses[end.number] = end.status
                 self._print(end)
+            if INTERRUPTED in self.statuses.values():  # in this process or in a worker: no other job begins
+                raise KeyboardInterrupt
             lines.progress(len(self.statuses), len(jobs))
 
     def _lost_ends(self, batch: Sequence[Cell], lost: LostTask) -> Iterator[CellEnd]:

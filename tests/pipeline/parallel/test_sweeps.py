@@ -176,27 +176,38 @@ def test_a_fault_in_a_stage_fails_the_jobs_that_need_it_and_no_others(run: Run) 
 
 
 def test_resume_goes_on_in_the_same_mlflow_run_and_the_same_command_has_its_own(run: Run, tracking: Tracking) -> None:
-    stage_functions.KILLED_AT.append(4)
+    stage_functions.KILLED_AT.append(2)
     outputs = Path(tracking.outputs)
-    code, out, _ = sweep(run, f"outputs={outputs}", "tracking.uri=null")
+    words = ("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", "which=2", "stages.cheap.x=1.0,2.0",
+             f"outputs={outputs}", "tracking.uri=null")  # fmt: skip
+    code, out, _ = run(*words)
     assert code == 130, out
     parent = read_note(outputs / "cheap")
     assert parent is not None
     code, out, _ = run("sweep", "status", str(outputs / "cheap"))
-    assert "4 jobs: 3 complete, 1 begun; its last command was stopped" in out
+    assert "2 jobs: 1 begun, 1 complete; its last command was stopped" in out
     calls = len(stage_functions.CALLS)
     code, out, err = run("sweep", "resume", str(outputs / "cheap"), "report=quiet")
     assert code == 0, out + err
-    assert out.count("complete since an earlier command") == 3
+    assert out.count("complete since an earlier command") == 1
     assert len(stage_functions.CALLS) - calls == 1
     client, experiment = tracking.connect()
     (only,) = client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")
     assert (only.info.run_id, only.info.status) == (parent.run_id, "FINISHED")
-    assert len(client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{only.info.run_id}'")) == 4
+    assert len(client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{only.info.run_id}'")) == 2
     code, out, _ = run("sweep", "status", str(outputs / "cheap"))
-    assert "4 jobs: 4 complete; its last command ended" in out
-    assert sweep(run, f"outputs={outputs}", "tracking.uri=null")[0] == 0
+    assert "2 jobs: 2 complete; its last command ended" in out
+    assert run(*words)[0] == 0
     assert len(client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")) == 2, "no run of its own"
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_no_job_begins_after_one_that_was_interrupted(run: Run, batch: int) -> None:
+    stage_functions.KILLED_AT.append(1)
+    words = ("which=2", "stages.cheap.x=1.0,2.0,3.0", "tracking.uri=none", f"+hydra.launcher.workers.batch={batch}")
+    code, out, _ = run("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", *words)
+    assert code == 130, out
+    assert len(stage_functions.CALLS) == 2, "the shared stage, and the job that was interrupted"
 
 
 def test_a_sweep_that_goes_on_with_fewer_jobs_counts_these_alone(run: Run, tmp_path: Path) -> None:
