@@ -166,10 +166,7 @@ SAMPLED = (
     "sled", "sled+tree", "sled+tree_lookup", "cloud_speculative", "delay_adaptive", "synera", "hat", "citer",
     "hyperion",
 )  # fmt: skip
-TOY = (
-    "model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "workload.max_new_tokens=24",
-    "trainer.threads=1", "tracking.uri=none",
-)  # fmt: skip
+TOY = ("model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
 ROUTES = "policy.artifacts.routes_1"

@@ -161,7 +161,7 @@ class SequenceSlice:
         return tuple({ref.id: ref for ref in self.draft_probs}.values())
 
     def with_prefix(self, tokens: TokenIds) -> "SequenceSlice":
-        """The same drafts behind the whole text, from its first token to the last draft: nothing of it is cached."""
+        """The same drafts at the end of `tokens`, the whole text: nothing is cached, no kept nodes of a tree either."""
         return SequenceSlice(
             session=self.session,
             start=0,

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
@@ -13,8 +13,10 @@ from serving.messages import (
     DraftTree,
     Reply,
     Request,
+    SamplingParams,
     SequenceSlice,
     Span,
+    TensorRef,
     Verdict,
     message_nbytes,
 )
@@ -34,6 +36,17 @@ print(world(policy("{name}"), devices=2).run().log.entries)
 def test_messages_are_immutable_in_tests() -> None:
     with pytest.raises(FrozenInstanceError, match="max_tokens"):
         DraftStopRule(4).max_tokens = 5  # type: ignore[misc]
+
+
+def test_a_slice_with_its_whole_text_keeps_all_that_belongs_to_its_drafts() -> None:
+    """Every field has another value than its default's, so that none can be forgotten."""
+    states, probs = TensorRef("hidden/1", 64), TensorRef("odds/1", 32)
+    sampling = SamplingParams(0.8, 5, 0.9, 3)
+    part = SequenceSlice("s", 5, 2, (6, 7), 1, "greedy", sampling, (-1,), (0,), states, (probs,), 4)
+    plain = SequenceSlice("", 0, 0, ())
+    assert all(getattr(part, one.name) != getattr(plain, one.name) for one in fields(SequenceSlice))
+    text = tuple(range(1, 8))
+    assert part.with_prefix(text) == replace(part, start=0, num_tokens=7, tokens=text, kept_tree_nodes=None)
 
 
 def test_messages_compare_and_hash_by_type_and_value() -> None:

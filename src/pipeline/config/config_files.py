@@ -67,7 +67,9 @@ class FileConfigSource(file_config_source.FileConfigSource):
 
 
 class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
-    """Files in a package; Hydra's own, which each composition reads, are kept. Its name is Hydra's, as above."""
+    """Files in a package. Hydra's own, which each composition reads, are parsed once a process. The class has the name
+    of Hydra's for the reason that `FileConfigSource` has.
+    """
 
     _kept: ClassVar[dict[str, ConfigResult]] = {}
 
@@ -97,7 +99,7 @@ class _ParsedFile:
             return OmegaConf.create(self.node)
         if self._copied is None:
             self._copied = OmegaConf.create(self.node)
-        return deepcopy(self._copied)  # takes less time than another
+        return deepcopy(self._copied)  # takes less time than to create another
 
 
 def use_parsed_files() -> None:

@@ -56,10 +56,12 @@ def _gather_stages(cfg: DictConfig) -> DictConfig:
     with open_dict(gathered):
         for group, key in STAGE_SECTIONS.items():
             section = gathered[group].pop(key, None) if group in gathered else None
+            if section is not None and not isinstance(section, DictConfig):
+                raise ConfigError(f"{group}.{key} is {section!r}; give its stages by name, as conf/ does.")
             for name, node in section.items_ex(resolve=False) if section else ():
                 if name in gathered.stages:
                     raise ConfigError(
-                        f"{group}.{key}.{name}: another stage has this name already; give it another one."
+                        f"{group}.{key}.{name!s}: another stage has this name already; give it another one."
                     )
                 gathered.stages[name] = node
     return gathered

@@ -113,8 +113,8 @@ class SweepLaunch:
             for end in self._lost_ends(batches[index], ends) if lost else ends:
                 self.statuses[end.number] = end.status
                 self._print(end)
-            if INTERRUPTED in self.statuses.values():  # in this process or in a worker: no other job begins
-                raise KeyboardInterrupt
+                if end.status == INTERRUPTED:  # no other job begins
+                    raise KeyboardInterrupt
             lines.progress(len(self.statuses), len(jobs))
 
     def _lost_ends(self, batch: Sequence[Cell], lost: LostTask) -> Iterator[CellEnd]:

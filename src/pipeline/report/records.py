@@ -361,7 +361,7 @@ class Records:
         return bool(self._timeline_table.num_rows)
 
     def timeline_of(self, request: str) -> list[TimelineSpan]:
-        """The time line of one request, in the order of its recording; of many requests this takes less than all."""
+        """The time line of one request, in the order of its recording. Other requests' rows become no objects."""
         import pyarrow.compute as pc
 
         return _rows(self._timeline_table.filter(pc.equal(self._timeline_table["request"], request)), TimelineSpan)

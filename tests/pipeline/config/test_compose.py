@@ -39,6 +39,11 @@ def test_stage_declarations_are_removed_from_the_configured_groups() -> None:
     assert data["model"] == {"path": {"_stage_": "model"}}
 
 
+def test_stages_that_have_no_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^policy.artifacts is 3; give its stages by name"):
+        resolve(config(policy={"name": "p", "artifacts": 3}))
+
+
 def test_two_stages_of_one_name_are_refused() -> None:
     twice = {"name": "p", "artifacts": {"serve": {"_target_": "y"}}}
     with pytest.raises(ConfigError, match=r"^policy.artifacts.serve: another stage has this name already"):

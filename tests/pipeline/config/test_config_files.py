@@ -1,16 +1,20 @@
 """Files of conf/ are parsed once a process and composed as Hydra's own source composes them."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource as HydrasSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource as HydrasPackageSource,
+)
 from omegaconf import Container, DictConfig, Node, OmegaConf
 
 from pipeline.config.arguments import conf_dir, normalise
 from pipeline.config.compose import prepare_hydra
-from pipeline.config.config_files import FileConfigSource
+from pipeline.config.config_files import FileConfigSource, ImportlibResourcesConfigSource
 from pipeline.config.sources import read_file
 from pipeline.errors import ConfigError
 
@@ -37,6 +41,34 @@ def test_a_change_of_what_was_loaded_does_not_reach_the_next_reader(tmp_path: Pa
         config = source.load_config("x").config
         assert config["a"] == 1e-3
         config["a"] = value
+
+
+def test_a_copied_configuration_shares_nothing_with_its_source() -> None:
+    prepare_hydra()
+    source = OmegaConf.create({"a": {"b": 1, "c": "${a.b}", "d": [2, None]}, "e": "???"})
+    OmegaConf.set_readonly(source.a, True)
+    copied = deepcopy(source)
+    assert (copied, OmegaConf.to_yaml(copied)) == (source, OmegaConf.to_yaml(source))
+    assert OmegaConf.is_readonly(copied.a)
+    OmegaConf.set_readonly(copied.a, False)
+    for node in (copied.a._get_node("b"), copied.a.d._get_node(0)):
+        node._set_flag("struct", True)
+    copied.a.b, copied.a.d[0] = 7, 8
+    assert copied.a.c == 7
+    assert (source.a.b, source.a.c, source.a.d[0], OmegaConf.is_readonly(source.a)) == (1, 1, 2, True)
+    assert not source.a._get_node("b")._metadata.flags
+    assert not source.a.d._get_node(0)._metadata.flags
+
+
+def test_hydras_own_files_are_read_as_by_hydra_and_each_reader_may_change_them() -> None:
+    ours, hydras = (kind("hydra", "pkg://hydra.conf") for kind in (ImportlibResourcesConfigSource, HydrasPackageSource))
+    expected = hydras.load_config("hydra/help/default")
+    for _ in range(2):
+        found = ours.load_config("hydra/help/default")
+        assert OmegaConf.to_yaml(found.config) == OmegaConf.to_yaml(expected.config)
+        assert found.header == expected.header
+        assert (found.path, found.provider) == (expected.path, expected.provider)
+        found.config["app_name"] = "another"
 
 
 def test_the_only_reader_of_a_file_is_given_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
