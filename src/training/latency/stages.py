@@ -11,6 +11,7 @@ from serving.hardware.chip import Chip
 from serving.hardware.fitted_latencies import load_fitted_latencies
 from serving.hardware.fleet import Fleet
 from serving.progress import Progress
+from serving.studies.clock_draws import draw_folder
 from training.latency import clock, tables
 from training.latency.artifact import read_profile, write_profile
 from training.latency.former_clock import FormerClock
@@ -184,15 +185,33 @@ def interference(
     """
     fits = load_fitted_latencies(profile).latencies if profile else {}
     timings = time_batches(pair, local, accelerator, progress)
-    _write(
-        out,
-        {
-            "measured here": measured_rows(local, timings, fits.get(pair.cloud.timed_architecture.name)),
-            f"{architecture.name} on {fleet.tensor_parallel} x {fleet.chip.name}": predicted_rows(
-                published, fleet.latency(architecture)
-            ),
-        },
-    )
+    measured = measured_rows(local, timings, fits.get(pair.cloud.timed_architecture.name))
+    _write(out, {"measured here": measured} | _interference_on(fleet, architecture, published))
+
+
+def draw_interference(
+    out: Path,
+    *,
+    progress: Progress,
+    published: InterferenceOptions,
+    fleet: Fleet,
+    architecture: Architecture,
+    errors: Path,
+    draws: int = 200,
+) -> None:
+    """The rows that `interference` predicts on `fleet`, on each draw of the clock. Raises ValueError for a bad file of
+    `errors`.
+    """
+    known = clock_draw.ClockErrors.read(errors)
+    for draw in range(draws):
+        drawn = clock_draw.drawn_fleet(fleet, known, draw)
+        _write(draw_folder(out, draw), _interference_on(drawn, architecture, published))
+        progress(draw + 1, draws, "draws")
+
+
+def _interference_on(fleet: Fleet, architecture: Architecture, options: InterferenceOptions) -> tables.TableGroups:
+    name = f"{architecture.name} on {fleet.tensor_parallel} x {fleet.chip.name}"
+    return {name: predicted_rows(options, fleet.latency(architecture))}
 
 
 def score_clock(

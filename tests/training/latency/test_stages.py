@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 
 from serving.engines.models import ModelConfig, ModelPair
+from serving.hardware.clock_draw import as_json
+from serving.progress import silent
 from tests.support.conf_files import architecture, chip, fleet
 from tests.training.latency.made_up_timings import TRUE, made_up
 from training.latency import stages
 from training.latency.artifact import components, read_profile, write_profile
 from training.latency.grid import ProfilingOptions
-from training.latency.interference import InterferenceOptions, label, measured_rows
+from training.latency.interference import InterferenceOptions, label, measured_rows, predicted_rows
 from training.latency.model_profile import ModelProfile
 from training.latency.timing import TimedRun, Timing
 
 QUICK = ProfilingOptions(bootstraps=100)
+PUBLISHED = InterferenceOptions(long_tokens=(500, 4000), cached_tokens=500)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +134,7 @@ def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fr
         progress=lambda *each: told.append(each),
         pair=pair,
         local=here,
-        published=InterferenceOptions(long_tokens=(500, 4000), cached_tokens=500),
+        published=PUBLISHED,
         fleet=cloud,
         architecture=architecture("llama2_70b"),
         profile=profile,
@@ -150,6 +153,26 @@ def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fr
     expected = TRUE.a_s * 21 + TRUE.b_compute_s * (16**2 + 45 * 5) + TRUE.b_read_s * 40 + TRUE.session_s + TRUE.c_s
     expected += TRUE.head_token_s * 10 + TRUE.head_c_s
     assert ours[label(16)]["predicted_s"] == pytest.approx(expected, rel=0.1)
+
+
+def drawn_interference(out, errors):
+    """The predicted rows in each of eight draws of the clock, on two A100s."""
+    kinds = ("decode", "prefill", "decode_unmeasured", "prefill_unmeasured")
+    (out / "errors.json").write_text(as_json(dict.fromkeys(kinds, errors)))
+    stages.draw_interference(
+        out, progress=silent, published=PUBLISHED, fleet=fleet("a100_80gb", tensor_parallel=2),
+        architecture=architecture("llama2_70b"), errors=out / "errors.json", draws=8,
+    )  # fmt: skip
+    return [rows(out / str(draw))["llama2_70b on 2 x a100_80gb"] for draw in range(8)]
+
+
+def test_the_rows_of_the_chip_model_are_predicted_on_each_draw_of_the_clock(fresh):
+    """Without errors they are the rows themselves; with errors they differ, and a batch of both is no faster."""
+    plain = predicted_rows(PUBLISHED, fleet("a100_80gb", tensor_parallel=2).latency(architecture("llama2_70b")))
+    assert drawn_interference(fresh("plain"), [0.0]) == [plain] * 8
+    drawn = [found[label(4000)] for found in drawn_interference(fresh("drawn"), [-0.9, 0.9])]
+    assert len({row["batched_s"] for row in drawn}) > 1
+    assert all(row["batched_s"] > row["solo_a_s"] > row["solo_b_s"] for row in drawn)
 
 
 def test_a_disturbed_run_counts_by_its_processor_time():

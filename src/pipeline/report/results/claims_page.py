@@ -63,8 +63,7 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 - **clock**: the share of 200 draws of the clock, from its held-out errors, in which the claim holds
   ([clock.md](clock.md)). A claim rests on the clock if a chip model times it and its metric changes with how long chips
   take. What tokens, texts and bytes alone decide does not; nor does what was measured on this machine, or timed by
-  coefficients that a paper prints. Drawn for {drawn} claims. {num_not_drawn} tests of {not_drawn} claims are decided by
-  their values and wait for draws (`+draws=clock`).
+  coefficients that a paper prints. Drawn for {drawn} claims. {waiting_for_draws}
 - *One seed*: nothing was repeated that a seed changes. *One profile*: this machine was measured once.
 """
 
@@ -90,15 +89,22 @@ def claims_page(
 
 
 def _claims_head(claims: Sequence[PaperClaim], waiting: Waiting) -> str:
-    num_not_drawn, not_drawn = count_not_drawn(claims)
     return _CLAIMS_HEAD.format(
         number=len(claims) + sum(map(len, waiting.values())),
         counts=", ".join(f"{number} {verdict}" for verdict, number in _all_counts(claims, waiting).items()),
         reasons=", ".join(f"{number} {reason}" for reason, number in count_reasons(claims)) or "none",
-        num_not_drawn=num_not_drawn,
-        not_drawn=not_drawn,
+        waiting_for_draws=_waiting_for_draws(claims),
         drawn=sum(any(test.clock_share is not None for test in claim.tests) for claim in claims),
         significance=SIGNIFICANCE,
+    )
+
+
+def _waiting_for_draws(claims: Sequence[PaperClaim]) -> str:
+    num_tests, num_claims = count_not_drawn(claims)
+    if not num_tests:
+        return "No claim waits for draws."
+    return (
+        f"{num_tests} tests of {num_claims} claims are decided by\n  their values and wait for draws (`+draws=clock`)."
     )
 
 

@@ -186,7 +186,7 @@ def _draw_folders(drawn: Path) -> list[Path]:
 
 def _table_series(job: JobResult) -> dict[tuple[str, str], Series]:
     """(group, row) -> every metric of the table of one run, draw by draw."""
-    found = _read_draws(job, TABLE_FILE, "+draws=packing or prefill_interference")
+    found = _read_draws(job, TABLE_FILE, "+draws=packing, prefill_interference or verification_interference")
     return {(group, row): series for group, rows in found.items() for row, series in rows.items()}
 
 

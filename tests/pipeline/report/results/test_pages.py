@@ -7,7 +7,7 @@ import pytest
 from pipeline.report.results.claims_page import CLAIMS_PAGE, claims_page
 from pipeline.report.results.kept import KeptResult
 from pipeline.report.results.pages import MarkError, marked_results, written_page
-from pipeline.report.results.verdicts import decide
+from pipeline.report.results.verdicts import claim_key, decide
 from tests.pipeline.report.results.test_verdicts import claim
 
 PAGE = """before
@@ -207,3 +207,8 @@ def test_the_page_says_how_many_claims_wait_for_draws_of_the_clock():
     assert "| **undecided** (clock not drawn) |" in text
     assert "have several: 1 interval, 1 clock not drawn." in text
     assert "1 tests of 1 claims are decided by" in text
+    assert "No claim waits" not in text
+    drawn = claims_page(
+        decide([result], {"synera/x": {claim_key(result.exhibit["claims"][0]): 1.0}}), {"synera/x": result}, {}
+    )
+    assert "Drawn for 1 claims. No claim waits for draws." in drawn
