@@ -1,7 +1,9 @@
-"""Fixed overrides beside a swept group: `-m +policy=synera,sled policy/lookahead=none`.
+"""Overrides beside what a multirun sweeps: `-m +policy=synera,sled policy/lookahead=none`.
 
 Hydra composes a multirun once without what is swept, and then each job with it. A fixed override of a swept group, such
 as one slot of all policies, has no meaning in the first composition. As a sweep of one value it belongs to the jobs.
+
+An override replaces what an experiment sweeps only where both spell the key alike: with `+`, or without.
 """
 
 import sys
@@ -30,16 +32,20 @@ def defer_to_jobs(argv: Sequence[str]) -> list[str]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
 
-    if not {"-m", "--multirun"} & set(argv):
+    experiments = list(_experiment_nodes(argv))
+    if not {"-m", "--multirun"} & set(argv) and not any(map(_chooses_multirun, experiments)):
         return list(argv)
+    params = [key for node in experiments for key in OmegaConf.select(node, "hydra.sweeper.params") or {}]
+    argv = [_spelled_like(params, word) for word in argv]
     words = [word for word in argv if "=" in word and not word.startswith("-")]
     try:
         parsed = dict(zip(words, OverridesParser.create().parse_overrides(words), strict=True))
     except HydraException:
         return list(argv)
     swept = {root for one in parsed.values() if one.is_sweep_override() for root in _chosen_roots(one.key_or_group)}
-    swept |= {root for key in _experiment_params(argv) for root in _chosen_roots(key)}
+    swept |= {root for key in params for root in _chosen_roots(key)}
     return [_as_sweep(word) if word in parsed and _belongs_to(parsed[word], swept) else word for word in argv]
 
 
@@ -96,6 +102,13 @@ def _jobs_composed_once() -> Iterator[None]:
         ConfigLoaderImpl.load_sweep_config = compose  # type: ignore[method-assign]
 
 
+def _spelled_like(params: Sequence[str], word: str) -> str:
+    """The override with the `+` of the param that it replaces, or without one where that has none."""
+    key, equals, value = word.partition("=")
+    alike = [param for param in params if param.lstrip("+") == key.lstrip("+")]
+    return f"{alike[0]}={value}" if equals and alike and key not in alike else word
+
+
 def _chosen_roots(key: str) -> frozenset[str]:
     """The groups that a swept key may choose."""
     root, _, _ = key.lstrip("+").partition("/")
@@ -113,22 +126,26 @@ def _as_sweep(word: str) -> str:
     return f"{key}=choice({value})" if value else word
 
 
-def _experiment_params(argv: Sequence[str]) -> Iterator[str]:
-    """The keys that the named experiments sweep."""
+def _experiment_nodes(argv: Sequence[str]) -> Iterator["DictConfig"]:
+    """The files of the named experiments, each followed by those that it includes from its folder."""
     for name in choices_given(argv, "experiment"):
-        for folder in config_folders(argv):
-            file = folder / "experiment" / f"{name}.yaml"
-            if file.is_file():
-                yield from _params(file)
-                break
+        files = (folder / "experiment" / f"{name}.yaml" for folder in config_folders(argv))
+        yield from _nodes(next(filter(Path.is_file, files), None))
 
 
-def _params(file: Path) -> Iterator[str]:
+def _nodes(file: Path | None) -> Iterator["DictConfig"]:
     from omegaconf import OmegaConf
 
+    if file is None or not file.is_file():
+        return
     node: Any = OmegaConf.load(file)
-    yield from OmegaConf.select(node, "hydra.sweeper.params") or {}
+    yield node
     for entry in node.get("defaults") or ():
-        base = file.parent / f"{entry}.yaml"
-        if isinstance(entry, str) and entry != "_self_" and base.is_file():
-            yield from _params(base)
+        if isinstance(entry, str) and entry != "_self_":
+            yield from _nodes(file.parent / f"{entry}.yaml")
+
+
+def _chooses_multirun(node: "DictConfig") -> bool:
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.select(node, "hydra.mode")) == "MULTIRUN"

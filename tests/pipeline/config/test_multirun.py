@@ -44,6 +44,26 @@ def test_what_an_experiment_sweeps_counts(tmp_path: Path) -> None:
     assert defer_to_jobs(argv) == ["+experiment=mine", "policy.draft.k=choice(8)", *argv[2:]]
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("variant/mine/kind=a,b", "+variant/mine/kind=a,b"),
+        ("+variant/mine/kind=a", "+variant/mine/kind=a"),
+        ("++seed=0", "seed=0"),
+        ("variant/mine/kinds=a", "variant/mine/kinds=a"),
+    ],
+)
+def test_what_replaces_a_sweep_of_an_experiment_is_spelled_as_there(tmp_path: Path, given: str, meant: str) -> None:
+    """Hydra would sweep both, each job of one beside each of the other."""
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("hydra: {sweeper: {params: {+variant/mine/kind: 'a,b,c', seed: '0,1'}}}")
+    assert defer_to_jobs(["+experiment=mine", given, "-m", f"--config-dir={tmp_path}"])[1] == meant
+    assert defer_to_jobs(["+experiment=mine", given, f"--config-dir={tmp_path}"])[1] == given  # no multirun
+    (folder / "own.yaml").write_text("defaults: [mine]\nhydra: {mode: MULTIRUN}")
+    assert defer_to_jobs(["+experiment=own", given, f"--config-dir={tmp_path}"])[1] == meant
+
+
 def test_a_sweep_over_variants_may_choose_any_group() -> None:
     argv = ["+variant/synera/method=hybrid,synera", "workload.num_prompts=4", "-m"]
     assert defer_to_jobs(argv)[1] == "workload.num_prompts=choice(4)"
