@@ -37,12 +37,18 @@ class PowerMode:
     sources: dict[str, str] = field(default_factory=dict)
     """Sources of this mode's figures, if they differ from the chip's `sources`."""
 
-    def __post_init__(self) -> None:
-        check_sources("mode", self.sources, _MODE_FIGURES)
-        for name in _MODE_FIGURES - {"nvpmodel_id"}:
+    def check(self, owner: str, idle_w: float | None = None) -> None:
+        """Raises ValueError that begins with `owner`, the chip and the name of this mode. `idle_w` is the chip's."""
+        check_sources(owner, self.sources, _MODE_FIGURES)
+        for name in sorted(_MODE_FIGURES - {"nvpmodel_id"}):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"mode: {name}={value} must be above 0; leave out unknown figures.")
+                raise ValueError(f"{owner}: {name}={value} must be above 0; leave out unknown figures.")
+        if self.power_w is not None and idle_w is not None and self.power_w < idle_w:
+            raise ValueError(
+                f"{owner}: power_w={self.power_w} is below the chip's idle_w={idle_w}; a chip that computes draws at "
+                "least what it draws idle. Correct one of the two."
+            )
 
 
 @dataclass(frozen=True)
@@ -66,21 +72,30 @@ class SoftwareEfficiency:
     sources: dict[str, str] = field(default_factory=dict)
     """Sources of these figures; the key `all` stands for each without its own, and is what reports show."""
 
-    def __post_init__(self) -> None:
-        check_sources("software", self.sources, _SOFTWARE_FIGURES | {"all"})
+    def check(self, owner: str) -> None:
+        """Raises ValueError that begins with `owner`, the chip and the name of this software."""
+        check_sources(owner, self.sources, _SOFTWARE_FIGURES | {"all"})
         for name in ("compute_efficiency", "bandwidth_efficiency", "quantized_bandwidth_efficiency"):
             if (share := getattr(self, name)) is not None and not 0 < share <= 1:
-                raise ValueError(f"software: {name}={share} must be a share of the peak: above 0, at most 1.")
+                raise ValueError(f"{owner}: {name}={share} must be a share of the peak: above 0, at most 1.")
         for name in ("forward_overhead_s", "layer_overhead_s"):
             if getattr(self, name) < 0:
-                raise ValueError(f"software: {name}={getattr(self, name)} must not be negative.")
+                raise ValueError(f"{owner}: {name}={getattr(self, name)} must not be negative.")
         if self.quantized_gbps_per_tflops is not None and self.quantized_gbps_per_tflops <= 0:
             raise ValueError(
-                f"software: quantized_gbps_per_tflops={self.quantized_gbps_per_tflops} must be above 0; null: no limit."
+                f"{owner}: quantized_gbps_per_tflops={self.quantized_gbps_per_tflops} must be above 0; null: no limit."
             )
 
     def source(self, figure: str) -> str | None:
         return self.sources.get(figure) or self.sources.get("all")
+
+    @property
+    def evidence(self) -> str:
+        """What reports show of where the two efficiencies come from; empty if each has a source of its own."""
+        if "all" in self.sources:
+            return self.sources["all"]
+        unsourced = [each for each in ("compute_efficiency", "bandwidth_efficiency") if each not in self.sources]
+        return f"unverified: no source of {' and '.join(unsourced)}" if unsourced else ""
 
     @property
     def is_checked(self) -> bool:
@@ -135,6 +150,10 @@ class Chip:
     def __post_init__(self) -> None:
         check_sources(f"chip {self.name}", self.sources, _CHIP_FIGURES | _MODE_FIGURES)
         self.mode(None)
+        for key, mode in self.modes.items():
+            mode.check(f"chip {self.name}, mode {key}", self.idle_w)
+        for key, each in self.software.items():
+            each.check(f"chip {self.name}, software {key}")
         if self.default_software is not None:
             self.reached_by(self.default_software)
         for name in ("memory_gb", "idle_w"):
@@ -249,7 +268,7 @@ def roofline(
     head_nbytes_s = reached.read_gbps(figures, precision) * 1e9 * tensor_parallel
     cache_nbytes_s = figures.memory_gbps * 1e9 * reached.bandwidth_efficiency * tensor_parallel
     chips = f", {tensor_parallel} chips" if tensor_parallel > 1 else ""
-    evidence = f" ({reached.sources['all']})" if "all" in reached.sources else ""
+    evidence = f" ({reached.evidence})" if reached.evidence else ""
     return RooflineLatency(
         linear_token_s=2 * architecture.matmul_parameters / flops,
         linear_read_s=architecture.blocks_nbytes(precision) / blocks_nbytes_s,

@@ -1,6 +1,7 @@
 """Stages of latency that configuration names: profiles of a machine, and reports on a profile as rows.json."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from training.latency.interference import InterferenceOptions, measured_rows, pr
 from training.latency.model_profile import ModelProfile
 from training.latency.profile import ProfilingTarget, check_names, write_measured_profile
 from training.latency.published import check_layers, check_memory, published_engine
-from training.latency.published_speeds import read_speeds
+from training.latency.published_speeds import PublishedSpeed, read_speeds
 from training.latency.speed_fit import SpeedFit
 from training.latency.timing import Accelerator
 from training.latency.timings_file import read_timings
@@ -214,6 +215,14 @@ def _interference_on(fleet: Fleet, architecture: Architecture, options: Interfer
     return {name: predicted_rows(options, fleet.latency(architecture))}
 
 
+def check_score_clock(
+    *, chips: tuple[Chip, ...], architectures: tuple[Architecture, ...], own_speeds: tuple[Path, ...] = (),
+    own_chips: tuple[Chip, ...] = (), own_architectures: tuple[Architecture, ...] = (), **_: object,
+) -> None:  # fmt: skip
+    """Raises ValueError that names a line of a user's own file that is no row."""
+    _read_rows(own_speeds, chips + own_chips, architectures + own_architectures)
+
+
 def score_clock(
     out: Path,
     *,
@@ -235,9 +244,8 @@ def score_clock(
     held_out.csv (for reports) and a scatter plot. Raises ValueError that names a line of a file that cannot be read.
     """
     chips, architectures = chips + own_chips, architectures + own_architectures
-    by_name = {chip.name: chip for chip in chips}, {each.name: each for each in architectures}
-    own = [row for file in own_speeds for row in read_speeds(file, *by_name)]
-    rows = read_speeds(speeds, *by_name) + own
+    own = _read_rows(own_speeds, chips, architectures)
+    rows = _read_rows((speeds,), chips, architectures) + own
     fit = SpeedFit(rows)
     held_out = clock.hold_out(fit, rows, lambda done, total: progress(done, total, "fits"))
     groups = clock.error_rows(held_out) | clock.before_rows(held_out, FormerClock.read(former))
@@ -249,6 +257,13 @@ def score_clock(
     (out / "held_out.csv").write_text(clock.held_out_csv(held_out, chips), encoding="utf-8")
     (out / "figures").mkdir(exist_ok=True)
     clock.draw_scatter(held_out, out / "figures" / "scatter.png")
+
+
+def _read_rows(
+    files: Sequence[Path], chips: Sequence[Chip], architectures: Sequence[Architecture]
+) -> list[PublishedSpeed]:
+    by_name = {chip.name: chip for chip in chips}, {each.name: each for each in architectures}
+    return [row for file in files for row in read_speeds(file, *by_name)]
 
 
 def _write(out: Path, rows: tables.TableGroups) -> None:

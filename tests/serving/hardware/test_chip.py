@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from serving.core.provenance import evidence_class
-from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency
+from serving.hardware.chip import Chip, PowerMode, SoftwareEfficiency, roofline
 from serving.hardware.fleet import Fleet
-from tests.support.conf_files import chip, names
+from tests.support.conf_files import architecture, chip, names
 
 CHIPS = names("hardware/chip")
 ORINS = {name: (128 if "nx" in name or "nano" in name else 256) for name in CHIPS if "orin" in name}
@@ -92,6 +92,11 @@ def test_a_figure_without_source_is_found():
         ({"default_mode": "turbo"}, "has no mode 'turbo'. Its modes: a"),
         ({"default_software": "vllm"}, "names no software, so there is no roofline"),
         ({"idle_w": -1}, "idle_w=-1 must not be negative"),
+        ({"modes": {"a": PowerMode(memory_gbps=0)}}, "^chip x, mode a: memory_gbps=0 must be above 0"),
+        (
+            {"modes": {"a": PowerMode(power_w=2)}, "idle_w": 5},
+            "^chip x, mode a: power_w=2 is below the chip's idle_w=5",
+        ),
     ],
 )
 def test_impossible_chips_are_refused(change, message):
@@ -104,14 +109,14 @@ def test_impossible_chips_are_refused(change, message):
     [
         ({"bandwidth_efficiency": 1.2}, r"bandwidth_efficiency=1.2 must be a share"),
         ({"quantized_bandwidth_efficiency": 0.0}, r"quantized_bandwidth_efficiency=0.0 must be a share"),
-        ({"layer_overhead_s": -1e-3}, r"layer_overhead_s=-0.001 must not be negative"),
+        ({"layer_overhead_s": -1e-3}, r"^chip x, software vllm: layer_overhead_s=-0.001 must not be negative"),
         ({"quantized_gbps_per_tflops": 0.0}, r"quantized_gbps_per_tflops=0.0 must be above 0; null: no limit"),
-        ({"sources": {"all": "someone told me"}}, "software, all: source 'someone told me' does not say what"),
+        ({"sources": {"all": "someone told me"}}, "software vllm, all: source 'someone told me' does not say what"),
     ],
 )
 def test_impossible_software_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        replace(SoftwareEfficiency(0.5, 0.7), **change)
+        Chip("x", {"a": PowerMode()}, "a", software={"vllm": replace(SoftwareEfficiency(0.5, 0.7), **change)})
 
 
 def test_an_unknown_software_is_refused_with_those_that_the_chip_has_figures_for():
@@ -127,9 +132,24 @@ def test_unpacking_limits_weights_of_few_bits_in_low_power_modes_alone():
     assert [reached.read_gbps(one, "int4") for one in (mode, small)] == [120, 30]
 
 
-def test_impossible_modes_are_refused():
-    with pytest.raises(ValueError, match="memory_gbps=0 must be above 0"):
-        PowerMode(memory_gbps=0)
+def test_a_chip_may_draw_as_much_as_it_does_idle():
+    assert Chip("x", {"a": PowerMode(power_w=5)}, "a", idle_w=5).joules(None, 1.0, 1.0) == 10
+
+
+@pytest.mark.parametrize(
+    ("sources", "shown"),
+    [
+        ({}, "unverified: no source of compute_efficiency and bandwidth_efficiency"),
+        ({"compute_efficiency": "measured: by us"}, "unverified: no source of bandwidth_efficiency"),
+        ({"compute_efficiency": "measured: by us", "bandwidth_efficiency": "measured: by us"}, ""),
+        ({"all": "measured: by us"}, "measured: by us"),
+    ],
+)
+def test_a_roofline_without_a_source_says_so(sources, shown):
+    reached = SoftwareEfficiency(0.5, 0.7, sources=sources)
+    mine = Chip("mine", {"a": PowerMode(fp16_tflops=40, memory_gbps=200)}, "a", software={"vllm": reached})
+    source = roofline(mine, None, architecture("llama2_7b"), "fp16").source
+    assert source == "roofline of mine in mode a, llama2_7b, fp16, vllm" + (f" ({shown})" if shown else "")
 
 
 def test_energy_is_the_budget_while_busy_and_idle_power_otherwise():

@@ -270,3 +270,14 @@ def test_rows_of_ones_own_join_the_fit_and_its_score(tmp_path: Path, monkeypatch
     before, after = alone["another source"]["decode"], joined["another source"]["decode"]
     assert after["rows"] == before["rows"] + 2
     assert after["median_error"] > before["median_error"]
+
+
+def test_a_plan_reads_the_rows_of_ones_own(tmp_path: Path):
+    own = tmp_path / "mine.csv"
+    append_speeds(own, own_rows())
+    known = {"chips": tuple(CHIPS.values()), "architectures": tuple(MODELS.values())}
+    stages.check_score_clock(**known, own_speeds=(own,))
+    with pytest.raises(ValueError, match=r"mine\.csv, line 2: 'rtx_3090' is unknown"):
+        stages.check_score_clock(**{**known, "chips": (CHIPS["rtx_4090"],)}, own_speeds=(own,))
+    stages.check_score_clock(chips=(CHIPS["rtx_4090"],), architectures=known["architectures"],
+                             own_speeds=(own,), own_chips=(CHIPS["rtx_3090"],))  # fmt: skip
