@@ -12,6 +12,8 @@ from serving.network.rate import TrafficDirection, TransmitRate
 
 _HALF_NORMAL = NormalDist()
 _LONGEST_TIMEOUT_S = 60.0
+_MAX_DOUBLINGS = 64
+"""Of a timeout; a float holds no more than 1,023."""
 
 
 class Channel:
@@ -77,7 +79,9 @@ class Channel:
         if self._added_delay_s:
             late_s += self._added_delay_s(free_s)
         if losses:
-            late_s += sum(min(self._timeout_s * 2**n, _LONGEST_TIMEOUT_S) for n in range(losses))
+            late_s += sum(
+                min(self._timeout_s * 2.0 ** min(n, _MAX_DOUBLINGS), _LONGEST_TIMEOUT_S) for n in range(losses)
+            )
         arrived_s = max(self.last_arrival_s, free_s + late_s)
         if self._outages and (up_s := self._outages.reconnected_s(now, arrived_s)):
             self._disconnected_until_s = up_s

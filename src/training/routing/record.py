@@ -78,8 +78,13 @@ class Disagreement:
     small: int
     large: int
 
+    @property
+    def remaining_budget(self) -> int:
+        """Tokens that the answer may have behind the one in which the models differ."""
+        return self.trajectory.query.request.max_new_tokens - self.position - 1
+
     def continuation_queries(self) -> list[Query]:
-        """The two queries whose answers are compared."""
+        """The two queries whose answers are compared, if any budget is left."""
         return [self._continuation_query(side, token) for side, token in (("small", self.small), ("large", self.large))]
 
     def session_id(self, side: str) -> str:
@@ -88,11 +93,8 @@ class Disagreement:
     def _continuation_query(self, side: str, token: int) -> Query:
         call: GenerationRequest = self.trajectory.query.request
         prompt = (*call.prompt, *self.trajectory.answer[: self.position], token)
-        limit = max(1, call.max_new_tokens - self.position - 1)
-        return replace(
-            self.trajectory.query,
-            request=replace(call, session=self.session_id(side), prompt=prompt, max_new_tokens=limit),
-        )
+        continued = replace(call, session=self.session_id(side), prompt=prompt, max_new_tokens=self.remaining_budget)
+        return replace(self.trajectory.query, request=continued)
 
 
 @dataclass(frozen=True)
@@ -197,11 +199,12 @@ class TrajectoryRecorder:
 
 
 def _unended_continuations(disagreements: Sequence[Disagreement]) -> list[Query]:
-    """The queries of all continuations whose first token does not end the text. `run_untimed` deals queries to its
-    devices in turn, so in this order both of a state run on one device, where the second continues the cache of what
-    both share, up to the first continuation that is left out and in whole groups.
+    """The queries of all continuations whose first token ends neither text nor budget.
+
+    `run_untimed` deals queries to its devices in turn, so in this order both of a state run on one device, where the
+    second continues the cache of what both share, up to the first continuation that is left out and in whole groups.
     """
-    pairs = [fork.continuation_queries() for fork in disagreements]
+    pairs = [fork.continuation_queries() for fork in disagreements if fork.remaining_budget]
     groups = [pairs[first : first + CONCURRENT_SESSIONS] for first in range(0, len(pairs), CONCURRENT_SESSIONS)]
     calls = [pair[side] for group in groups for side in (0, 1) for pair in group]
     return [call for call in calls if call.request.prompt[-1] not in call.request.stop_tokens]

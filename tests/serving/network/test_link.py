@@ -1,4 +1,5 @@
 from importlib import import_module
+from math import isfinite
 from statistics import fmean
 
 import pytest
@@ -93,6 +94,24 @@ def test_losses_cost_doubling_timeouts_and_resent_bytes():
         expected = 0.001 * (1 + losses) + 0.2 * (2**losses - 1)
         hits = sum(arrival == pytest.approx(expected) for arrival in arrivals)
         assert hits / 2000 == pytest.approx(share, abs=0.03)
+
+
+def test_a_resent_message_pays_for_its_headers_again():
+    lossy = Link(8, 8, loss=0.5, timeout_ms=0, overhead_nbytes=1000)
+    arrivals = {round(lossy.channel("up", key(serial, "link")).arrival_s(1000, 0.0), 9) for serial in range(200)}
+    assert {0.002, 0.004, 0.006} <= arrivals
+    assert not {0.003, 0.005} & arrivals
+
+
+def test_the_most_lossy_link_delivers_at_some_time():
+    lossy = Link(8, 8, loss=0.999)
+    assert all(isfinite(lossy.channel("up", key(serial, "link")).arrival_s(1000, 0.0)) for serial in range(20))
+
+
+def test_a_retransmission_timeout_doubles_up_to_a_minute():
+    lossy = Link(8, 8, loss=0.5, timeout_ms=40_000)
+    arrivals = {lossy.channel("up", key(serial, "link")).arrival_s(0, 0.0) for serial in range(200)}
+    assert {0.0, 40.0, 100.0, 160.0} <= arrivals
 
 
 def test_loss_and_jitter_depend_on_the_message_number_not_its_size():

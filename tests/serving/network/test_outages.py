@@ -121,6 +121,11 @@ def test_messages_in_flight_when_an_outage_is_noticed_are_lost():
     )
 
 
+def test_a_message_that_arrives_as_an_outage_is_noticed_has_arrived():
+    far = Link(8, 8, delay_ms=1500, outages=ListedOutages(((10.0, 13.0),)))
+    assert far.channel("up", 0).arrival_s(0, 9.5) == 11.0
+
+
 def test_an_outage_as_long_as_the_detection_time_only_delays():
     periodic = Link(8, 8, outages=PeriodicOutages(period_s=10.1, duration_s=1.0, first_start_s=0.3), detect_ms=1000)
     channel = periodic.channel("up", 0)

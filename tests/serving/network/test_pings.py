@@ -37,6 +37,11 @@ def test_each_message_is_delayed_by_the_current_ping_without_overtaking(written)
     assert "0 ms delay, pings of 128 ms on average (trace.txt), 0 ms jitter" in link.described
 
 
+def test_a_message_is_delayed_by_the_ping_at_its_departure(written):
+    link = Link(8, 8, delay=PingTrace(path=written(LOG), start="begin"))
+    assert link.channel("up", 0).arrival_s(1_000_000, 5.5) == pytest.approx(6.5 + 0.1)
+
+
 def test_the_mean_transfer_holds_the_pings_mean_over_time(written):
     """Six seconds of 80 ms and four of 200: 64 ms one way, whose bytes take 1 ms more."""
     link = Link(8, 8, delay_ms=2, delay=PingTrace(path=written(LOG), start="begin"))

@@ -70,6 +70,12 @@ def test_times_that_do_not_count_from_0_are_refused_where_they_would_make_a_cons
     assert TwoColumnTrace(path=path, holds="from").data.period_s == pytest.approx(2)
 
 
+def test_a_first_rate_may_hold_a_hundred_times_as_long_as_the_later_ones(written):
+    assert TwoColumnTrace(path=written("100 12\n101 8\n")).data.period_s == 101
+    with pytest.raises(ValueError, match=r"line 1: the first rate would hold for 101 s, .* more than 1 s"):
+        TwoColumnTrace(path=written("101 12\n102 8\n"))
+
+
 def test_an_unknown_holds_is_refused(written):
     with pytest.raises(ValueError, match="holds='since' must be until or from"):
         TwoColumnTrace(path=written(TEXT), holds="since")

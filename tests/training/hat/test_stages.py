@@ -1,6 +1,7 @@
 """The training stages at toy size: their artifacts are served, and useless ones are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from serving.progress import silent
 from serving.workload.workload import Workload
 from training.fitting.recipe import HATRecipe
 from training.fitting.trainer import Trainer
-from training.hat import serving_eval
+from training.hat import distillation, serving_eval, trace
 from training.hat.serving_eval import DraftEvaluation, check
-from training.hat.stages import train_adapter, train_medusa
+from training.hat.stages import _used_prompt_ids, train_adapter, train_medusa
 
 BRIEF = HATRecipe(steps=60, batch_size=8, learning_rate=4e-3, eval_steps=30)
 
@@ -49,6 +50,23 @@ def test_an_adapter_is_served_and_changes_no_text(
     assert figures["served/exact_match"] == 1.0
     assert figures["served/acceptance_length"] == header.acceptance_length > serving_eval.MIN_TOKENS_PER_ROUND
     assert figures["served/prompts"] == 12
+
+
+def test_with_a_restricted_head_prompts_have_no_weight(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distillation, "MAX_LOSS_TOKENS", 8)
+    (tmp_path / "work").mkdir()
+    recipe = replace(BRIEF, prompt_loss_weight=0.5)
+    train_adapter(tmp_path, work=tmp_path / "work", **options | {"recipe": recipe})
+    assert adapter.load(tmp_path).metrics["recipe"]["prompt_loss_weight"] == 0.0
+
+
+def test_held_out_prompts_are_neither_learned_from_nor_chosen_by(hidden: Path) -> None:
+    found = trace.read(hidden)
+    split = found.split(0)
+    used = _used_prompt_ids(found, split)
+    assert {found.prompt_ids[text] for text in split.test} == {*found.prompt_ids} - used
 
 
 def test_heads_are_served_and_change_no_text(

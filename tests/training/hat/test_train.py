@@ -1,6 +1,7 @@
 """The best weights are kept, and an interruption changes nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +80,27 @@ def test_interrupted_training_reaches_the_same_weights(
     assert report["validation_losses"] == again["validation_losses"]
     assert (report["steps"], report["parameters"]) == (12, 4 * 64 * 64 + 64)
     assert report["validation_losses"][-1] < report["validation_losses"][0]
+
+
+def test_held_out_texts_count_by_their_answers_alone(
+    model: DecomposedModel,
+    found: HiddenStateTrace,
+    one_thread: Trainer,
+    fresh: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights: dict[tuple[int, ...], float] = {}
+    collate, split, recipe = train.collate, found.split(0), replace(BRIEF, prompt_loss_weight=0.5)
+
+    def recorded(trace: Any, texts: Any, prompt_loss_weight: float) -> Any:
+        weights[tuple(texts)] = prompt_loss_weight
+        return collate(trace, texts, prompt_loss_weight)
+
+    monkeypatch.setattr(train, "collate", recorded)
+    study = AdapterDistillation(model, found.shallow_layers, recipe, ce_weight=0.1)
+    train.train(study, found, split, recipe, 0, one_thread, fresh("work"), silent)
+    assert weights.pop(split.validation) == weights.pop(split.test) == 0.0
+    assert set(weights.values()) == {0.5}
 
 
 def test_another_seed_learns_in_another_order(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,51 @@ def test_interrupted_training_reaches_the_same_weights(
     assert whole.digest == resumed.digest
     assert whole.metrics["held_out_latencies"] == resumed.metrics["held_out_latencies"]
     assert len(whole.metrics["held_out_latencies"]) == 2
+
+
+def test_the_mean_of_the_weights_is_evaluated_after_the_last_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every two of five steps, each of which adds 1 to every weight."""
+    network, evaluated = TrainableDispatchNetwork(4, True), list[float]()
+
+    def latency(dispatch: LearnedDispatch, episodes: Any) -> float:
+        assert isinstance(dispatch.dispatcher, DispatchNetwork)
+        evaluated.append(float(dispatch.dispatcher.layers["score"][1][0]))
+        return 1.0
+
+    monkeypatch.setattr(train, "mean_normalised_latency", latency)
+    averaging = train.WeightAveraging(network, [], replace(TOY, steps=5, ema_decay=0.5))
+    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(network=network)
+    begin = mean = network.layers["score"].bias.item()  # type: ignore[operator, union-attr]
+    means = []
+    for step in range(1, 6):
+        with torch.no_grad():
+            network.layers["score"].bias += 1  # type: ignore[operator]
+        trainer.global_step = step
+        averaging.on_train_batch_end(trainer, module)  # type: ignore[arg-type]
+        decay = min(0.5, step / (step + 10))
+        mean = decay * mean + (1 - decay) * (begin + step)
+        means.append(mean)
+    assert evaluated == pytest.approx([means[1], means[3], means[4]])
+
+
+def test_the_weight_of_the_entropy_falls_to_the_end(
+    world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, loss = list[float](), reinforce.ReinforceModule.loss
+
+    def recorded(self: Any, batch: Any, entropy_weight: float) -> Any:
+        weights.append(entropy_weight)
+        return loss(self, batch, entropy_weight)
+
+    monkeypatch.setattr(reinforce.ReinforceModule, "loss", recorded)
+    train.train(world, replace(TOY, entropy_weight=0.4), 0, one_thread, fresh("work"), silent)
+    assert weights == pytest.approx([0.4, 0.3, 0.2, 0.1])
+
+
+def test_tasks_arrive_at_a_share_of_what_the_busiest_tier_can_finish(world: DispatchEnvironment) -> None:
+    for i in range(4):
+        episode = world.sample_episode(0, f"episode {i}")
+        assert 1.0 <= episode.setup.workload.arrivals.rate_per_s / episode.capacity_tasks_per_s <= 2.0  # type: ignore[attr-defined]
 
 
 def test_another_seed_trains_other_weights(

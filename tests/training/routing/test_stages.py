@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,9 +14,11 @@ from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
 from serving.engines.tokenizer import Tokenizer
 from serving.learned.router import load
+from serving.policy.slots.offload import NeverOffload, RandomOffload
 from serving.progress import silent
-from serving.workload.metrics import Metric
+from serving.workload.metrics import ExactMatch, Metric
 from serving.workload.workload import Workload
+from tests.support.fake_setup import queries
 from tests.training.routing.conftest import Unanswered
 from training.fitting.recipe import CoLLMRecipe
 from training.fitting.trainer import Trainer
@@ -29,7 +32,7 @@ from training.routing.co_llm import (
     reencode_states,
 )
 from training.routing.stages import check_record_routes, record_routes, train_citer, train_co_llm
-from training.routing.states import PREFERENCE_REASONS, RoutingStates, read
+from training.routing.states import PREFERENCE_REASONS, RoutingStates, concatenate, made_from, read, split, write
 from training.wisp.mlp import MLP
 
 BRIEF = MLP(hidden_sizes=(8,), epochs=2)
@@ -102,6 +105,15 @@ def test_the_first_trajectories_are_the_references(common: dict[str, Any], answe
     assert (states.reference_token >= 0).all()
 
 
+def test_references_end_with_the_end_of_a_text(common: dict[str, Any], answered: Workload, tmp_path: Path) -> None:
+    record_routes(tmp_path, max_comparisons=0, **common | {"workload": replace(answered, max_new_tokens=40)})
+    states, tokenizer = read(tmp_path), Tokenizer(common["cloud"].name_or_path)
+    answers = [tokens[prompt:] for tokens, prompt in map(states.text_tokens, range(len(states.prompt_ids)))]
+    short = [answer for answer in answers if len(answer) < 40]
+    assert short
+    assert {answer[-1] for answer in short} == {tokenizer.hf.eos_token_id}
+
+
 def test_without_references_the_large_models_answers_are_the_references(first: Path, common: dict[str, Any]) -> None:
     states = read(first)
     for text in range(4):
@@ -132,6 +144,40 @@ def test_a_later_round_follows_the_routers_choices(router: Path, common: dict[st
         assert known == sorted(known, reverse=True)
 
 
+def test_a_router_of_two_rounds_has_the_threshold_of_the_later_one(
+    first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path: Path
+) -> None:
+    earlier = read(first)
+    later = replace(earlier, hidden=earlier.hidden[::-1].copy())
+    folder, out = tmp_path / "later", tmp_path / "router"
+    folder.mkdir()
+    out.mkdir()
+    write(folder, later, made_from(first))
+    train_citer(out, routes=(first, folder), mlp=BRIEF, routed_share=0.2, trainer=one_thread, **common)
+    parts, found = split(concatenate([earlier, later]).with_preference(), 0), load(out)
+    held_out = later.with_preference().for_prompts(parts.validation.used_prompt_ids)
+    assert found.heldout_scores == pytest.approx(sorted(found.probabilities(held_out.hidden).tolist()))
+    assert found.made_from["rounds"] == "2"
+
+
+def test_states_that_were_not_asked_are_not_learned_from(
+    first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path: Path
+) -> None:
+    states = read(first)
+    states.reason[::5] = PREFERENCE_REASONS.index("unasked")
+    unasked = states.reason == PREFERENCE_REASONS.index("unasked")
+    altered = replace(states, small_preferred=states.small_preferred ^ unasked)
+    digests = set()
+    for name, own in (("as recorded", states), ("altered", altered)):
+        folder, out = tmp_path / name, tmp_path / f"router of {name}"
+        folder.mkdir()
+        out.mkdir()
+        write(folder, own, made_from(first))
+        train_citer(out, routes=(folder,), mlp=BRIEF, routed_share=0.2, trainer=one_thread, **common)
+        digests.add(load(out).digest)
+    assert len(digests) == 1
+
+
 def test_a_router_is_served_before_it_is_used(router: Path) -> None:
     found, shown = load(router), json.loads((router / "metrics.json").read_text())
     assert found.side == "below"
@@ -139,6 +185,24 @@ def test_a_router_is_served_before_it_is_used(router: Path) -> None:
     assert 0 <= shown["served/routed_share"] <= 1
     assert shown["served/gain_low"] <= shown["served/gain"] <= shown["served/gain_high"]
     assert shown["threshold"] == found.threshold
+
+
+def test_random_routing_has_the_routers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    (query,) = queries(1)
+    asked = []
+
+    def served(policy: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        asked.append(policy.offload)
+        answer = SimpleNamespace(tokens=[1], origins=["cloud", "device", "device", "device"])
+        return {query.request.session: answer}
+
+    monkeypatch.setattr(serving_eval, "run_untimed", served)
+    monkeypatch.setattr(serving_eval, "RoutedOffload", lambda _: NeverOffload())
+    models: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda _: "none"))
+    router: Any = SimpleNamespace(name="route")
+    found = serving_eval.evaluate_router(router, models, [query], ExactMatch(), 0, silent)
+    assert found.routed_share == 0.25
+    assert asked[-1] == RandomOffload(0.25)
 
 
 def test_co_llm_trains_its_small_model_or_leaves_it(
@@ -170,6 +234,8 @@ def test_a_small_model_sees_its_own_states_again(first: Path, common: dict[str, 
     again = reencode_states(model, states, vocabulary)
     assert np.allclose(again.hidden, states.hidden, atol=1e-4)
     assert np.allclose(again.small_logprobs, states.small_logprobs, atol=1e-4)
+    assert np.array_equal(again.small_preferred, again.small_logprobs >= again.large_logprobs)
+    assert not np.array_equal(again.small_preferred, states.small_preferred)
     head = linear_classifier(states.hidden.shape[1])
     lesson = JointModule(
         model, head, torch.zeros(states.hidden.shape[1]), torch.ones(states.hidden.shape[1]), 1e-3, vocabulary

@@ -81,6 +81,15 @@ def test_citer_ignores_states_without_preference(one_thread: Trainer) -> None:
     assert one.digest == other.digest
 
 
+def test_the_threshold_is_that_of_states_with_a_preference(one_thread: Trainer) -> None:
+    states = told(80)
+    states.reason[::7] = PREFERENCE_REASONS.index("unasked")
+    router = trained([states], MLP(hidden_sizes=(8,), dropout=0.0, epochs=2), 0.2, one_thread)
+    known = states.with_preference()
+    held_out = known.for_prompts(split(known, 0).validation.used_prompt_ids)
+    assert router.heldout_scores == tuple(sorted(router.probabilities(held_out.hidden).tolist()))
+
+
 def test_the_marginal_likelihood_of_known_probabilities() -> None:
     logit, small, large = (
         torch.tensor([0.0, 2.0]),
@@ -117,3 +126,16 @@ def test_co_llm_ignores_states_without_a_reference(one_thread: Trainer) -> None:
     )
     brief = CoLLMTraining(CoLLMRecipe(epochs=2, batch_size=16), 0.15, 0, one_thread, silent)
     assert len({brief.train_frozen(split(each.with_reference(), 0)).digest for each in (states, altered)}) == 1
+
+
+def test_co_llm_keeps_the_weights_of_its_best_epoch(one_thread: Trainer) -> None:
+    """At so high a learning rate the last epoch is not the best."""
+    parts = split(told(), 0)
+    recipe = CoLLMRecipe(epochs=12, batch_size=16, learning_rate=2.0, patience=12)
+    router = CoLLMTraining(recipe, 0.15, 0, one_thread, silent).train_frozen(parts)
+    marginal = router.metrics["marginal"]
+    assert marginal["best_epoch"] < marginal["epochs"]
+    held_out = parts.validation
+    odds = torch.logit(torch.from_numpy(router.probabilities(held_out.hidden)), eps=1e-12)
+    logprobs = [torch.from_numpy(each) for each in (held_out.small_logprobs, held_out.large_logprobs)]
+    assert marginal_nll(odds, *logprobs).mean().item() == pytest.approx(min(marginal["validation_losses"]), abs=1e-3)

@@ -83,12 +83,12 @@ def test_hyperparameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None
 
 
 def served(
-    monkeypatch: pytest.MonkeyPatch, found: RejectionPredictor, with_it: int
+    monkeypatch: pytest.MonkeyPatch, found: RejectionPredictor, with_it: int, of: int = 6
 ) -> tuple[RejectionPredictor, dict[str, Any]]:
-    """Two prompts whose windows have 4 of 8 drafts accepted without, and `with_it` of 6 with a predictor."""
+    """Two prompts whose windows have 4 of 8 drafts accepted without, and `with_it` of `of` with a predictor."""
 
     def play(policy: Any, models: Any, queries: Any, *_: Any) -> Any:
-        drafted, accepted = (6, with_it) if isinstance(policy.draft, RejectionAwareDraft) else (8, 4)
+        drafted, accepted = (of, with_it) if isinstance(policy.draft, RejectionAwareDraft) else (8, 4)
         chunk = DraftDecision("s", 0, tuple(range(drafted)), {}, accepted)
         return {query.request.session: SimpleNamespace(draft_decisions=[chunk]) for query in queries}
 
@@ -124,6 +124,23 @@ def test_a_predictor_that_is_worse_than_none_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"no better than none: 50\.0% .* 50\.0% without it, on 2 held-out prompts"):
         served(monkeypatch, trained, 3)
+
+
+def test_a_predictor_that_stops_too_soon_is_refused(
+    trained: RejectionPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of 3 tokens in place of 5, and of 4."""
+    with pytest.raises(ValueError, match=r"stops too soon: a round yields 60% of the tokens .* 75% are wanted"):
+        served(monkeypatch, trained, 2, of=2)
+    assert served(monkeypatch, trained, 3, of=3)[0].acceptance == 1.0
+
+
+def test_acceptance_at_a_threshold_is_of_all_sent_tokens(trained: RejectionPredictor, learnable: TokenSamples) -> None:
+    windows = learnable.split(0).test.windows
+    for point in trained.metrics["operating_points"]:
+        sent = windows.truncated_lengths(trained.probabilities(windows.features), point["threshold"])
+        accepted = np.minimum(sent, windows.accepted_lengths)
+        assert point["acceptance_rate"] == pytest.approx(accepted.sum() / sent.sum())
 
 
 def test_families_are_judged_on_one_test_part(learnable: TokenSamples, one_thread: Trainer) -> None:

@@ -48,6 +48,11 @@ def test_recall_is_reached_with_the_largest_threshold(at: float, threshold: floa
     assert threshold_at_recall(CHANCES, STOOD, at) == threshold
 
 
+def test_a_recall_is_not_missed_by_rounding() -> None:
+    """0.28 x 25 is a little more than 7."""
+    assert threshold_at_recall(np.arange(25) / 25, np.ones(25, np.bool_), 0.28) == 18 / 25
+
+
 def test_each_rule_maximises_its_objective(learnable: TokenSamples) -> None:
     fitted = Confident()
     chances, windows = fitted.probabilities(learnable.features), learnable.windows
@@ -102,3 +107,16 @@ def test_the_interval_of_a_correlation_resamples_sessions() -> None:
     assert cell is not None
     assert np.mean(cell) == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert clustered_pearson(a, np.ones(4), session, 2) is None
+
+
+def test_the_spread_of_a_correlation_is_that_of_resampled_sessions() -> None:
+    chance = np.random.default_rng(3)
+    session = np.repeat(np.arange(200), 20)
+    a = chance.normal(size=4000) + chance.normal(size=200)[session]
+    b = 2 * a + chance.normal(size=4000)
+    cell = clustered_pearson(a, b, session, 200)
+    assert cell is not None
+    rows = [np.flatnonzero(session == i) for i in range(200)]
+    drawn = [np.concatenate([rows[i] for i in chance.integers(200, size=200)]) for _ in range(300)]
+    spread = np.std([np.corrcoef(a[own], b[own])[0, 1] for own in drawn])
+    assert np.std(cell) / np.sqrt(200) == pytest.approx(spread, rel=0.15)

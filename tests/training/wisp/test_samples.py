@@ -9,6 +9,7 @@ import pytest
 from serving.core.scores import LOGIT_SCORES
 from serving.messages import DraftDecision
 from training.wisp import trace
+from training.wisp.rules import coverage
 from training.wisp.samples import TokenSamples, load_samples
 
 CHUNKS = {
@@ -53,6 +54,12 @@ def test_drafting_stops_before_the_first_predicted_rejection_and_has_one_token_a
     assert windows.truncated_lengths(chances, 0.95).tolist() == [1, 1, 1, 1]
     assert windows.wasted_tokens(windows.truncated_lengths(chances, 0.05)).tolist() == [1, 2, 0, 0]
     assert windows.wasted_tokens(windows.truncated_lengths(chances, 0.55)).tolist() == [0, 1, 0, 0]
+
+
+def test_coverage_counts_the_targets_own_token() -> None:
+    """2, 0, 1 and 1 of the accepted 2, 0, 3 and 1 are drafted, and each round has a token of the target's."""
+    windows = gathered().windows()
+    assert coverage(windows, windows.features[:, 0].astype(np.float64), 0.55) == pytest.approx(2.0 / 2.5)
 
 
 def test_windows_of_selected_sessions_are_renumbered() -> None:

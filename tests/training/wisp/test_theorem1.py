@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.training.wisp.made_up_trace import write_trace
 from training.fitting.trainer import Trainer
-from training.wisp import stages
+from training.wisp import stages, theorem1
 from training.wisp.mlp import MLP
+from training.wisp.rules import threshold_at_recall
+from training.wisp.samples import TokenSamples
 from training.wisp.theorem1 import HeldOutWindows, compare_pairs, fpr_and_waste
 from training.wisp.trace import DraftWindows
 
@@ -105,6 +108,22 @@ def test_predictors_that_agree_with_the_theorem_are_no_contradiction() -> None:
 def test_longer_windows_are_refused() -> None:
     with pytest.raises(ValueError, match="windows of 4 tokens, and k is 3"):
         HeldOutWindows.from_windows(windows([1]), 3)
+
+
+def test_thresholds_are_set_on_validation(
+    learnable: TokenSamples, one_thread: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first feature is the predicted probability."""
+    split, thresholds = learnable.split(0), list[float]()
+    held = HeldOutWindows.from_windows(split.test.windows, 4)
+    by_feature = SimpleNamespace(probabilities=lambda features: features[:, 0])
+    monkeypatch.setattr(theorem1, "fit_predictor", lambda *_: by_feature)
+    monkeypatch.setattr(HeldOutWindows, "operating_point", lambda *given: thresholds.append(given[4]))
+    theorem1._operating_points(held, split, "x", MLP(), 0, (0.5,), one_thread)
+    known = split.validation
+    expected = threshold_at_recall(known.features[:, 0], known.accepted, 0.5)
+    assert thresholds == [expected] * 2
+    assert expected != threshold_at_recall(split.test.features[:, 0], split.test.accepted, 0.5)
 
 
 def test_the_experiment_compares_trained_predictors(tmp_path: Path) -> None:

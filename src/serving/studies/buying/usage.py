@@ -42,8 +42,8 @@ class Usage:
         )
 
     def clouds(self, users: int, capacity: float) -> int:
-        """Clouds for so many users, each of which carries `capacity` devices at once."""
-        return ceil(users * self.active_share / capacity - 1e-9)
+        """Clouds for so many users, each of which carries `capacity` devices at once; at least one."""
+        return max(1, ceil(users * self.active_share / capacity - 1e-9))
 
     def tokens_per_month(self, users: int) -> float:
         return users * self.tokens_per_day * DAYS_PER_MONTH

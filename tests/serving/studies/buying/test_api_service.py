@@ -1,13 +1,14 @@
 """How a policy serves with a hosted API: calls, billed tokens and times, by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from serving.messages import Hop, MessageReceived, Reply, Request, SequenceSlice, Span, Verdict
 from serving.studies.buying import api_service
 from serving.studies.buying.api_calls import ApiCall, ApiCallObserver
-from serving.studies.buying.api_service import measure_api
+from serving.studies.buying.api_service import _Answer, measure_api
 from serving.studies.capacity.load_test import LoadTest
 from serving.workload.slo import SloClass
 from tests.serving.studies.buying.apis import API, routing
@@ -44,6 +45,25 @@ def test_an_api_that_is_slower_than_the_run_s_cloud_delays_the_answer() -> None:
     call = ApiCall(1.0, 3, 3, 1.1, 1.3)
     assert call.first_delay_s(API) == pytest.approx(0.4)
     assert call.delay_s(API) == pytest.approx(0.3)
+
+
+def answer_of_two_calls() -> _Answer:
+    """A text before whose first token two calls are made: three tokens take 0.6 s in place of 0.3, one 0.5 of 0.2."""
+    fleet = SimpleNamespace(schedule=None, joules=lambda busy_s, idle_s: 10 * busy_s + idle_s)
+    record = SimpleNamespace(
+        token_times_s=(3.0, 4.0), arrived_s=0.0, started_s=0.0, ended_s=4.0, device_busy_s=1.0, device="d"
+    )
+    calls = [ApiCall(1.0, 3, 3, 1.1, 1.3), ApiCall(2.0, 7, 1, 2.2, 2.2)]
+    topology = SimpleNamespace(device_fleets={"d": fleet})
+    return _Answer(SloClass(name="c", tokens_per_s=1.0), record, calls, API, topology, None)  # type: ignore[arg-type]
+
+
+def test_the_first_token_waits_for_all_of_the_calls_before_it() -> None:
+    assert answer_of_two_calls().ttft_s == pytest.approx(3.0 + 0.3 + 0.3)
+
+
+def test_a_device_waits_at_idle_power_for_a_slower_api() -> None:
+    assert answer_of_two_calls().device_j == pytest.approx(10 * 1.0 + 3.0 + 0.6)
 
 
 def test_an_api_that_writes_everything_is_called_once_an_answer() -> None:

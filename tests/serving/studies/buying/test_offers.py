@@ -75,6 +75,11 @@ def test_chips_are_bought_for_the_users_of_the_busiest_minutes(tmp_path: Path) -
     assert (many["TTFT, s"], many["tokens/s"], many["text"], many["users"]) == (0.4, 9.0, "the cloud's", 1000)
 
 
+def test_chips_that_may_carry_no_device_have_no_upper_number(tmp_path: Path) -> None:
+    rows = table(tmp_path, offers(apis=()), {"a100_80gb": capacity(12.0, 0.4, 14.0)})
+    assert rows["1,000 users"]["cloud_centric, a100_80gb"]["chips, 95 %"] == "8 or more"
+
+
 def test_a_search_that_ended_at_its_limit_says_so(tmp_path: Path) -> None:
     bounded = replace(capacity(12.0, 12.0, 12.0), bounded=True)
     rows = table(tmp_path, offers(apis=()), {"a100_80gb": bounded})
@@ -100,6 +105,19 @@ def test_a_price_of_the_offer_replaces_the_chip_s(tmp_path: Path) -> None:
     found = rows["100 users"]["cloud_centric, a100_80gb"]
     assert found["USD a month"] == pytest.approx(MONTH_H)
     assert found["battery a day, %"] is None
+
+
+def test_devices_of_unlike_batteries_have_no_battery_in_common() -> None:
+    own = setup(chosen=DECODES)
+    one = own.hardware.device
+    assert one is not None
+    other = replace(one, chip=replace(one.chip, name="another"))
+    mixed = replace(own, hardware=replace(own.hardware, device=None, fleets=(one, other)))
+    larger = Battery(20.0, "datasheet: a label", "2026-11")
+    name = one.chip.name
+    assert offers(setup=mixed, batteries={name: BATTERY, "another": BATTERY}).battery == BATTERY
+    assert offers(setup=mixed, batteries={name: BATTERY, "another": larger}).battery is None
+    assert offers(setup=mixed, batteries={name: BATTERY}).battery is None
 
 
 def test_a_node_of_several_chips_pays_for_all_of_them(tmp_path: Path) -> None:

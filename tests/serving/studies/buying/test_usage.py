@@ -1,5 +1,7 @@
 """What users' tokens take, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from serving.studies.buying.usage import Usage, busy_share
@@ -12,6 +14,10 @@ USAGE = Usage(tokens_per_day=8640.0, active_share=0.1)
 )
 def test_clouds_are_whole_and_carry_the_users_of_the_busiest_minutes(users: int, capacity: float, chips: int) -> None:
     assert USAGE.clouds(users, capacity) == chips
+
+
+def test_the_fewest_users_keep_one_cloud() -> None:
+    assert replace(USAGE, active_share=1e-6).clouds(1, 1024.0) == 1
 
 
 def test_tokens_and_joules_add_up_over_users_and_days() -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,17 @@ from serving.policy.slots.scheduler import ContinuousBatch
 from serving.progress import silent
 from serving.runtimes.simulated import Simulated
 from serving.studies.capacity.load_test import run_load_test
-from serving.studies.capacity.measure import CAPACITY_FILE, capacity_cells, measure_capacity, read_capacities
+from serving.studies.capacity.measure import (
+    CAPACITY_FILE,
+    capacity_cells,
+    cloud_usd_per_hour,
+    measure_capacity,
+    read_capacities,
+)
 from serving.studies.capacity.offered_clouds import NO_CLOUD, OfferedClouds
 from serving.studies.capacity.policy_capacity import PolicyCapacity, describe_slo, find_policy_capacity
 from serving.studies.capacity.search import CapacitySearch
+from serving.studies.capacity.spending import _cloud_chip_s, device_j
 from serving.workload.arrivals import ClosedLoop
 from serving.workload.slo import SloClass
 from tests.serving.studies.capacity.steady_setup import ALWAYS, SOMETIMES, setup
@@ -68,6 +76,20 @@ def test_what_a_lone_device_takes_is_its_rounds() -> None:
     assert one.spending.cloud_chip_s_per_token == pytest.approx((cold_s + warm_s) / 18, rel=0.01)
     assert one.spending.tokens_per_s == pytest.approx(18 / (0.32 + cold_s + warm_s), rel=0.01)
     assert one.spending.device_j_per_token is None
+
+
+def test_a_device_computes_or_waits_from_its_start_to_its_end() -> None:
+    fleet = SimpleNamespace(schedule=None, joules=lambda busy_s, idle_s: 10 * busy_s + idle_s)
+    record: Any = SimpleNamespace(device="d", arrived_s=0.0, started_s=0.5, ended_s=4.0, device_busy_s=1.0)
+    topology: Any = SimpleNamespace(device_fleets={"d": fleet})
+    assert device_j(record, topology) == 10 * 1.0 + 2.5
+    assert device_j(record, topology, waited_longer_s=0.5) == 10 * 1.0 + 3.0
+
+
+def test_a_second_of_a_node_is_one_of_each_of_its_chips() -> None:
+    topology: Any = SimpleNamespace(cloud_fleets={"cloud-0": SimpleNamespace(tensor_parallel=2)})
+    record: Any = SimpleNamespace(node_busy_s={"cloud-0": 1.5})
+    assert _cloud_chip_s(record, topology) == 3.0
 
 
 def test_where_a_lone_device_is_late_the_answer_is_none_and_why() -> None:
@@ -143,6 +165,26 @@ def test_a_chip_that_does_not_hold_the_model_is_refused_with_the_arithmetic() ->
     assert "qwen3_32b does not fit into rtx_4090 (24.00 GB)" in offered.refusals["rtx_4090"]
     assert list(OfferedClouds(setup()).setups) == ["a100_80gb"]
     assert list(OfferedClouds(setup(chosen=policy("edge_centric")), (chip("rtx_4090"),)).setups) == [NO_CLOUD]
+
+
+def in_pairs(**how: Any) -> Any:
+    """The setup with a cloud that has two chips a node and a mode of its own."""
+    own: Any = setup(chosen=policy("cloud_centric"))
+    fast = own.hardware.cloud.chip
+    slow = replace(fast, modes={"slow": fast.modes[fast.default_mode]}, default_mode="slow")
+    cloud = replace(own.hardware.cloud, chip=slow, mode="slow", timing="roofline", tensor_parallel=2, **how)
+    return replace(own, hardware=replace(own.hardware, cloud=cloud))
+
+
+def test_an_offered_chip_is_one_node_in_the_chips_own_mode() -> None:
+    (found,) = OfferedClouds(in_pairs(count=2), (chip("a100_80gb"),)).setups.values()
+    assert found.hardware.cloud is not None
+    assert (found.hardware.cloud.count, found.hardware.cloud.mode) == (1, None)
+
+
+def test_a_cloud_costs_the_price_of_all_of_its_chips() -> None:
+    offered = in_pairs(count=3)
+    assert cloud_usd_per_hour(offered) == 6 * offered.hardware.cloud.chip.price.usd_per_hour
 
 
 def test_chips_are_offered_once_and_to_a_testbed_with_a_cloud() -> None:

@@ -39,6 +39,16 @@ def test_runs_without_answers_are_late_and_have_some_weight() -> None:
     assert search_capacity(stuck, CapacitySearch(seeds=(0,)), 4.0).capacity == 0
 
 
+def test_all_late_answers_count_as_the_share_at_which_a_run_may_end() -> None:
+    """From 11 devices on all are late; a run may end at 15 %, so 5 % are a third of the way there."""
+
+    def cliff(devices: int, seed: int) -> LoadTestResult:
+        return LoadTestResult(devices, seed, {"c": ASKED}, {"c": ASKED * (devices > 10)}, {}, {})
+
+    found = search_capacity(cliff, CapacitySearch(epsilon=0.05, resolution=0.0, seeds=(0,)), 4.0)
+    assert found.mean == pytest.approx(10 + 1 / 3)
+
+
 def test_a_search_takes_few_runs() -> None:
     cloud = Cloud(100)
     search_capacity(cloud, CapacitySearch(), 4.0)

@@ -76,3 +76,13 @@ def test_answers_that_may_still_be_in_time_when_a_run_stops_are_not_late(speed_f
     assert evaluator.is_decided(observer, 25.0, 0.15)
     assert evaluator.counts(observer, 25.0)[:2] == ({"c": 100}, {"c": 24})
     assert evaluator.counts(observer)[:2] == ({"c": 100}, {"c": 77})
+
+
+def test_an_open_answer_that_began_in_time_is_not_late_yet() -> None:
+    """A second is promised for the first token, ten for the answer; 5 s, 5 s and half a second after the requests."""
+    promised = SloClass(name="c", tokens_per_s=1, ttft_s=1.0)
+    requests = [SimpleNamespace(session=str(i), max_new_tokens=10) for i in range(3)]
+    load: Any = SimpleNamespace(queries=[SimpleNamespace(request=one, slo=promised) for one in requests])
+    answers = AnswerTiming("0", 20.0, 4, 20.5, 24.0), AnswerTiming("1", 20.0), AnswerTiming("2", 24.5)
+    observer = LoadObserver(0.0, 25.0, answers={one.session: one for one in answers})
+    assert SloEvaluator(load, "asked").counts(observer, 25.0)[:2] == ({"c": 3}, {"c": 1})

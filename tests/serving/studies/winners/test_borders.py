@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.hardware.latency import batch_load
 from serving.policy.slots.scheduler import ContinuousBatch
 from serving.studies.winners.border_finder import AGREES, DIFFERS, BorderFinder, Window
 from serving.studies.winners.borders import FINEST_STEP, Border, Rivals, find_border
@@ -85,6 +86,19 @@ def test_round_times_are_those_of_the_chips(tmp_path: Path) -> None:
     assert alone.device_prompt_s > 0
 
 
+def test_a_round_is_of_the_middle_of_an_answer_and_of_both_its_messages(tmp_path: Path) -> None:
+    """40 tokens of the prompt and 6 of 12; a window of 4 and the token before it; 3 ms of the stack each way."""
+    made = finder(tmp_path).contest
+    own = replace(made.setup, network=replace(made.setup.network, message_ms=3.0))
+    times = replace(finder(tmp_path), contest=replace(made, setup=own)).round_times("fast")
+    target = own.pair.cloud.timed_architecture
+    assert own.hardware.cloud is not None
+    latency = own.hardware.cloud.latency(target)
+    assert times.verify_s == latency.seconds(batch_load(target.layers, [(46, 5)], 5.0))
+    assert times.decode_s == latency.seconds(batch_load(target.layers, [(46, 1)], 1.0))
+    assert times.other_s == pytest.approx(0.006)
+
+
 def test_the_closed_forms_stand_beside_what_is_found(tmp_path: Path) -> None:
     """A device that drafts as slowly as the cloud decodes is never faster, as the inequality says."""
     found = {(group, row): find for group, row, find in finder(tmp_path).tasks()}
@@ -117,6 +131,13 @@ def test_what_is_found_agrees_within_the_tolerance(tmp_path: Path) -> None:
     nowhere, everywhere = Border(None, 0, 200, False), Border(None, 0, 200, True)
     assert [made._agrees(predicted, nowhere) for predicted in (-5, 4, 6)] == [AGREES, AGREES, DIFFERS]
     assert [made._agrees(predicted, everywhere) for predicted in (201, 150)] == [AGREES, DIFFERS]
+
+
+def test_the_larger_of_both_tolerances_counts(tmp_path: Path) -> None:
+    made = finder(tmp_path)
+    near, far = Border((10.0, 10.0), 10, 10, True), Border((150.0, 154.0), 150, 154, True)
+    assert [made._agrees(predicted, near) for predicted in (4.9, 5.1)] == [DIFFERS, AGREES]
+    assert [made._agrees(predicted, far) for predicted in (136, 138)] == [DIFFERS, AGREES]
 
 
 def test_neighbours_with_other_winners_are_refined(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from serving.policy.slots.deadline_aware import DeadlineAware
 from serving.policy.slots.slo_aware import SloAware
 from serving.studies.winners.contest import Simulation, check_contenders, from_json, to_json
 from serving.studies.winners.place import Grid, Place
@@ -23,6 +24,12 @@ def test_a_simulation_is_of_what_makes_a_difference() -> None:
     aware = replace(made, contenders=made.contenders | {"aware": promising})
     assert aware.simulation("aware", PLACE, 4.0).tokens_per_s == 4.0
     assert made.simulation("device_drafts", PLACE, 4.0).tokens_per_s == 0.0
+
+
+def test_a_scheduler_that_reads_deadlines_is_simulated_for_each_promise() -> None:
+    aware = replace(CONTENDERS["device_drafts"], scheduler=DeadlineAware(max_num_seqs=8))
+    made = replace(contest(), contenders=CONTENDERS | {"aware": aware})
+    assert made.simulation("aware", PLACE, 4.0).tokens_per_s == 4.0
 
 
 def test_the_setup_has_the_places_link_load_and_chips() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from serving.progress import silent
 from serving.runtimes.simulated import Simulated
 from serving.studies.winners import stages
 from serving.studies.winners.border_finder import Window
-from serving.studies.winners.place import Grid
+from serving.studies.winners.place import Grid, Place
 from serving.studies.winners.stages import check_find_borders, check_map_winners, find_borders, map_winners
-from serving.studies.winners.steady_state import SteadyLoad
-from tests.serving.studies.winners.contest_setup import CONTENDERS, DEVICES, outcomes, setup
+from serving.studies.winners.steady_state import SteadyLoad, SteadyState
+from tests.serving.studies.winners.contest_setup import CONTENDERS, DEVICES, contest, outcomes, setup
 from tests.support.policies import policy
 
 GRID = Grid((0.0, 200.0), (0.6, 0.9), (1, 4))
@@ -66,6 +67,14 @@ def test_a_tie_is_no_win_of_its_first() -> None:
     assert stages._counts({"group": dict(enumerate(cells))}) == {  # type: ignore[dict-item]
         "fastest/a and b": 2, "fastest/a": 1, "cheapest/a": 3, "at_8_tokens_per_s/none": 3,
     }  # fmt: skip
+
+
+def test_the_fastest_that_drafts_on_a_device_stands_for_devices() -> None:
+    made = replace(contest(), contenders=CONTENDERS | {"other_drafts": CONTENDERS["device_drafts"]})
+    s_per_token = {"cloud_speculative": 0.10, "device_drafts": 0.30, "other_drafts": 0.20}
+    states = {name: (SteadyState((each,), each),) * 2 for name, each in s_per_token.items()}
+    found = dict(stages._device_against_cloud(made, Place(30.0, 0.6, "slow", 8), states))
+    assert found["device_of_cloud"] == {"by_seed": {"0": pytest.approx(2.0), "1": pytest.approx(2.0)}}
 
 
 def test_a_map_of_too_many_places_is_refused(tmp_path: Path) -> None:

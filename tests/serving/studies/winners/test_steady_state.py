@@ -7,7 +7,7 @@ import pytest
 from serving.runtimes.clients import UnfinishedSessionsError
 from serving.studies.winners import steady_state
 from serving.studies.winners.place import Place
-from serving.studies.winners.steady_state import SteadyLoad, SteadyState, measure
+from serving.studies.winners.steady_state import SteadyLoad, SteadyState, make_queries, measure
 from tests.serving.studies.winners.contest_setup import contest, outcomes
 
 DECODING = Place(0.0, 0.8, "fast", 1)
@@ -29,6 +29,12 @@ def test_each_device_has_as_many_counted_answers_as_are_asked_for() -> None:
     assert [load.counted_turns(n) for n in (1, 3, 10, 256)] == [10, 4, 1, 1]
     states = contest(min_answers=10).run(contest().simulation("device_drafts", replace(DECODING, num_devices=3)))
     assert [len(one.s_per_token) for one in states] == [12, 12]
+
+
+def test_devices_go_on_asking_behind_their_counted_answers() -> None:
+    """One that does not count, four that do, and two that keep the load up until the slowest of them ends."""
+    setup = contest().setup_of(contest().simulation("cloud_decoding", DECODING))
+    assert len(make_queries(setup, outcomes(), SteadyLoad(4), 0, 0)) == 7
 
 
 def test_more_devices_make_a_token_slower_and_cheaper() -> None:
