@@ -263,9 +263,9 @@ def _build_stage(job: Job, name: str) -> None:
     for file in sorted(folder.glob("*.txt")):
         print(f"\n{file.read_text(encoding='utf-8').rstrip()}")
     if plan.kinds[name] == "report" or (name == job.config["goal"] and context.sweep):
-        context = replace(context, files=_files(job, context), revision=_built_revision(job, plan.stages[name]))
-        stages = _stage_runs(job, plan, built)
-        report.report_stage(replace(context, digest=plan.stages[name].digest, stages=stages), folder)
+        made, files = plan.stages[name], current_files(job, context.overrides)
+        context = replace(context, digest=made.digest, files=files, revision=_built_revision(job, made))
+        report.report_stage(replace(context, stages=_stage_runs(job, plan, built)), folder)
 
 
 def _print_plan(job: Job, plan: Plan) -> None:
@@ -301,7 +301,7 @@ def _run_and_report(job: Job) -> "JobReport":
     context = _job_context(job)
     try:
         plan = job.plan()
-        context = replace(context, digest=plan.serve.digest, files=_files(job, context))
+        context = replace(context, digest=plan.serve.digest, files=current_files(job, context.overrides))
         report.report_started(context)
         served, built = job.run([plan.serve])
         context = _with_serving_versions(replace(context, stages=_stage_runs(job, plan, built)), job, plan)
@@ -344,8 +344,10 @@ def _job_context(job: Job) -> "JobContext":
     )
 
 
-def _files(job: Job, context: "JobContext") -> dict[str, str]:
-    """After planning: that finds the nodes given by name. Empty for a configuration composed from Python."""
+def current_files(job: Job, overrides: Sequence[str]) -> dict[str, str]:
+    """The files of conf/ that a job of these overrides is composed of, each with its digest. After planning: that finds
+    the nodes given by name. Empty for a configuration composed from Python.
+    """
     from hydra.core.hydra_config import HydraConfig
 
     from pipeline.config.sources import composed_files
@@ -353,7 +355,7 @@ def _files(job: Job, context: "JobContext") -> dict[str, str]:
     if not HydraConfig.initialized():
         return {}
     search_path = [word for word in HydraConfig.get().overrides.hydra if word.startswith("hydra.searchpath=")]
-    return composed_files(job.library, [*context.overrides, *search_path])
+    return composed_files(job.library, [*overrides, *search_path])
 
 
 def _built_revision(job: Job, stage: Stage) -> str | None:

@@ -143,24 +143,29 @@ def _key(folder: Path) -> str:
 
 
 def find_leftovers(store: Store, check_contents: bool = False) -> list[tuple[str, Path]]:
-    """Damaged artifacts, by size or with `check_contents` by content too, and the saved work of unfinished builds."""
+    """Damaged artifacts, by size or with `check_contents` by content too, the saved work of unfinished builds, and what
+    an earlier `clean` was stopped in removing.
+    """
     damaged = [
         (_key(folder), folder) for folder, one in store.manifests() if record.find_damage(folder, one, check_contents)
     ]
-    folders = [folder for place in (".work", ".damaged") for folder in sorted((store.root / place).glob("[!.]*"))]
+    folders = [
+        folder for place in (".work", ".damaged", ".trash") for folder in sorted((store.root / place).glob("[!.]*"))
+    ]
     return damaged + [(folder.name, folder) for folder in folders]
 
 
 def clean(store: Store, folders: Sequence[tuple[str, Path]], delete: bool) -> list[str]:
     """Remove (or only name, unless `delete`) folders of the store with these keys; a line for each, one for the sum.
 
-    Artifacts that are being built, and those that they need, stay. No build starts meanwhile.
+    Artifacts that are being built, and those that they need, stay. No build starts meanwhile. What another process
+    has moved since is left out.
     """
     store.ensure_writable()
     lines, freed_nbytes = [], 0
     with registration_lock(store.locks):
         busy = keys_in_use(store.locks)
-        for key, folder in folders:
+        for key, folder in ((key, folder) for key, folder in folders if folder.exists()):
             nbytes = 0 if key in busy else _nbytes(folder)
             freed_nbytes += nbytes
             lines.append(
@@ -211,6 +216,8 @@ def _run_command(
         return clean(store, find_leftovers(store, options.check), options.yes)
     if options.check:
         raise ValueError("--check looks for damaged artifacts, and NAME, --keep and --older-than choose others.")
+    if options.older_than is not None and not options.older_than >= 0:
+        raise ValueError(f"--older-than is {options.older_than:g}; days are wanted, 0 or more.")
     chosen = _choose(store, options.names)
     removable = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
     folders = [(one.manifest.key, one.folder) for one in removable]
@@ -267,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
 def format_nbytes(nbytes: float) -> str:
     """Bytes for people: 512 B, 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
+        if nbytes < 999.95:  # which one decimal would round up
             return f"{nbytes:.{0 if unit == 'B' else 1}f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.1f} TB"

@@ -64,7 +64,7 @@ def estimate(
     pair_parameters: float = 0.0,
     maker: Maker = lambda *_: None,
 ) -> BuildEstimate:
-    """`earlier` are builds of the same target, the latest first; `flops_per_s` is this machine's speed.
+    """`earlier` are builds of the same name, the latest first; `flops_per_s` is this machine's speed.
 
     `flops_per_s` is called only if no earlier build is comparable. `pair_parameters` stand in for the sizes of models
     that the stage's arguments do not give.
@@ -79,10 +79,10 @@ def estimate(
 
 
 def _is_comparable(stage: Stage, one: Manifest, maker: Maker) -> bool:
-    """True if the build ran in the runtime that the stage has, on inputs that the same functions made: a trained pair
-    says nothing of one that was unpacked.
+    """True if the same function built it, in the runtime that the stage has, on inputs that the same functions made: a
+    trained model says nothing of one that was unpacked.
     """
-    if _runtime(one.args) != _runtime(stage.args):
+    if one.target != stage.target or _runtime(one.args) != _runtime(stage.args):
         return False
     used = ((needed, one.inputs.get(name, needed.digest)) for name, needed in stage.inputs.items())
     return all(
@@ -173,15 +173,16 @@ def _checkpoint_parameters(folder: Path) -> float:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return 0.0
-    named = {"layers": config.get("num_hidden_layers", 0), "vocab_size": config.get("vocab_size", 0)}
-    return _llama_parameters({**config, **named})
+    return _llama_parameters({**config, "layers": config.get("num_hidden_layers")}) if isinstance(config, dict) else 0.0
 
 
 def _llama_parameters(sizes: Mapping[str, Any]) -> float:
     """Of a decoder with gated MLPs; embedding and head count once."""
-    hidden, layers = float(sizes.get("hidden_size", 0)), float(sizes.get("layers", 0))
-    inner = float(sizes.get("intermediate_size") or 4 * hidden)
-    return layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * float(sizes.get("vocab_size", 0))
+    hidden, layers, inner, vocab_size = (
+        float(sizes[key]) if _is_number(sizes.get(key)) else 0.0
+        for key in ("hidden_size", "layers", "intermediate_size", "vocab_size")
+    )
+    return layers * (4 * hidden * hidden + 3 * hidden * (inner or 4 * hidden)) + hidden * vocab_size
 
 
 def _nodes(node: Any, key: str) -> Iterator[Mapping[str, Any]]:
@@ -198,8 +199,11 @@ def _nodes(node: Any, key: str) -> Iterator[Mapping[str, Any]]:
 
 def _value(args: Mapping[str, Any], key: str) -> float:
     """The number that is called `key`; 0 without one."""
-    found = (node[key] for node in _nodes(args, key))
-    return next((float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)), 0.0)
+    return next((float(node[key]) for node in _nodes(args, key) if _is_number(node[key])), 0.0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def expected_flops_per_s(root: Path) -> float:

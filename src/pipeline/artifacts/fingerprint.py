@@ -109,8 +109,8 @@ def _read_memo(memo_path: Path) -> dict[str, str]:
 
 def _write_memo(memo_path: Path, known: dict[str, str]) -> None:
     """Keeps what other processes added meanwhile, and drops older stamps of the same files; may fail unnoticed."""
-    paths = {stamp.split("|", 1)[0]: stamp for stamp in known}
-    merged = {s: d for s, d in (_read_memo(memo_path) | known).items() if paths.get(s.split("|", 1)[0], s) == s}
+    paths = {stamp.rsplit("|", 3)[0]: stamp for stamp in known}
+    merged = {s: d for s, d in (_read_memo(memo_path) | known).items() if paths.get(s.rsplit("|", 3)[0], s) == s}
     try:
         write_atomic(memo_path, json.dumps(merged, indent=0, sort_keys=True))
     except OSError:

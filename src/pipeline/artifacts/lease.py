@@ -156,13 +156,13 @@ class Lease:
     def _create(self) -> bool:
         """Creates the file with its content at once, which also works on network file systems."""
         own = self.path.with_name(f".{self.path.name}-{self._me.token}")
-        own.write_text(json.dumps(asdict(self._me)), encoding="utf-8")
         try:
+            own.write_text(json.dumps(asdict(self._me)), encoding="utf-8")
             _link(own, self.path)
         except FileExistsError:
             return False
         finally:
-            own.unlink()
+            own.unlink(missing_ok=True)
         return True
 
     def _remove_stale(self, found: Holder | None) -> None:

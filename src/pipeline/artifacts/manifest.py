@@ -85,6 +85,8 @@ def find_damage(folder: Path, manifest: Manifest | None, check_contents: bool = 
     """The damage of an artifact, or None, by names and sizes, and with `check_contents` by contents."""
     if manifest is None:
         return f"{MANIFEST_FILE} is missing or unreadable"
+    if not manifest.digest.startswith(folder.name):
+        return f"{MANIFEST_FILE} describes another artifact, {manifest.key}"
     for name, file in manifest.files.items():
         if problem := _file_damage(folder / name, file, check_contents):
             return f"{name} {problem}"

@@ -54,10 +54,7 @@ class Store:
         """The damage of an existing artifact, or None; `check_contents` reads the contents too."""
         if not self.path(stage).is_dir():
             return None
-        found = self.manifest(stage)
-        if found is not None and found.digest != stage.digest:
-            return f"{record.MANIFEST_FILE} describes another artifact, {found.key}"
-        return record.find_damage(self.path(stage), found, check_contents)
+        return record.find_damage(self.path(stage), self.manifest(stage), check_contents)
 
     def manifest(self, stage: Stage) -> Manifest | None:
         """The record of the artifact, or None if it is absent or unreadable."""
@@ -175,7 +172,11 @@ class Store:
 
 
 def _modified_ns(path: Path) -> int:
-    return path.stat().st_mtime_ns
+    """0 for what another process has moved meanwhile."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _fsync_files(folder: Path) -> None:

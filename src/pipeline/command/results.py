@@ -93,7 +93,8 @@ def written_pages() -> Iterator[tuple[Path, str]]:
         if pages.marked_results(text):
             yield path, pages.written_page(text, results, path.name)
     shares = draws.current_shares(kept.results_folder())
-    claims = verdicts.decide(list(results.values()), shares)
+    of_papers = [result for name, result in results.items() if name.partition("/")[0] in claims_page.PAPERS]
+    claims = verdicts.decide(of_papers, shares)
     real = [result for name, result in results.items() if name.startswith(f"{claims_page.REAL_TEXT}/")]
     on_real_text = verdicts.decide(real, shares, ours=True)
     waiting = experiments_without_result(results)

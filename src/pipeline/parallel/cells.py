@@ -185,9 +185,11 @@ def build_stage(launch: Launch, root: Path, force: bool, stage: Stage) -> str:
 def _prefixed_stderr(prefix: str) -> Iterator[None]:
     """Begins each line of standard error with the job or stage that printed it: processes share a terminal."""
     lines = _PrefixedLines(sys.stderr, prefix)
-    with contextlib.redirect_stderr(lines):
-        yield
-    lines.end()
+    try:
+        with contextlib.redirect_stderr(lines):
+            yield
+    finally:
+        lines.end()
 
 
 class _PrefixedLines(io.TextIOBase):

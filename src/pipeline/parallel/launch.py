@@ -6,6 +6,7 @@ leaves out jobs that an earlier command of the same sweep completed.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -14,6 +15,7 @@ from pipeline.artifacts.progress_display import ProgressLines
 from pipeline.artifacts.runner import is_forced
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
+from pipeline.config import sources
 from pipeline.errors import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, UserError
 from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
@@ -21,7 +23,7 @@ from pipeline.parallel.workers import LostTask, Workers
 from pipeline.report import job_result
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import OFF
-from pipeline.running import Job, create_job
+from pipeline.running import Job, create_job, current_files
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -76,10 +78,14 @@ class SweepLaunch:
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
 
     def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
-        """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares."""
+        """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares,
+        and with its files: what they say now made the same result.
+        """
         for job in (job for job in jobs if job.number in kept):
-            own = replace(kept[job.number], overrides=cells.masked_overrides(job))
-            own.write(cells.job_folder(job.config))
+            found = kept[job.number]
+            own = replace(found, overrides=cells.masked_overrides(job), files=_files(job, found.files))
+            if own != found:  # else it keeps its date
+                own.write(cells.job_folder(job.config))
             self._say(f"job {job.number}: complete since an earlier command")
 
     def _leave_results(self, numbers: Sequence[int]) -> None:
@@ -107,15 +113,16 @@ class SweepLaunch:
     def _run_cells(self, jobs: Sequence[Cell], memory_nbytes: float) -> None:
         size, lines = self.workers.batch_size(len(jobs)), ProgressLines("sweep", self._say, brief=True)
         batches = [tuple(jobs[at : at + size]) for at in range(0, len(jobs), size)]
-        tasks = [(self.launch, batch) for batch in batches]
+        tasks, ended = [(self.launch, batch) for batch in batches], 0
         for index, ends in self._run_tasks(cells.run_cells, tasks, memory_nbytes):
             lost = isinstance(ends, LostTask)
             for end in self._lost_ends(batches[index], ends) if lost else ends:
                 self.statuses[end.number] = end.status
+                ended += 1
                 self._print(end)
                 if end.status == INTERRUPTED:  # no other job begins
                     raise KeyboardInterrupt
-            lines.progress(len(self.statuses), len(jobs))
+            lines.progress(ended, len(jobs))
 
     def _lost_ends(self, batch: Sequence[Cell], lost: LostTask) -> Iterator[CellEnd]:
         """Writes a failed result for each job of `batch` that no worker process completed."""
@@ -173,15 +180,21 @@ def plan_cells(jobs: Sequence[Cell], say: Callable[[str], None]) -> dict[int, Ce
 
 def plan_cell(config: "DictConfig") -> CellPlan | None:
     """The plan of a job; None if it stops before its goal. Raises UserError for an invalid one."""
-    from omegaconf import open_dict, read_write
-
     if config.stage != "all":
         return None
+    with _composed_job(config) as job:
+        return _plan_job(job, str(config.goal))
+
+
+@contextmanager
+def _composed_job(config: "DictConfig") -> Iterator[Job]:
+    from omegaconf import open_dict, read_write
+
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
     with cells.composed_as(config):
-        return _plan_job(create_job(own), str(own.goal))
+        yield create_job(own)
 
 
 def _plan_job(job: Job, goal: str) -> CellPlan:
@@ -220,6 +233,15 @@ def _find_result(job: Cell, plan: CellPlan | None) -> JobResult | None:
     found = job_result.read_result(cells.job_folder(job.config)) if cells.is_complete(job) else None
     same = plan and found and found.digest == plan.goal.digest and found.digest not in plan.stages
     return found if same else None
+
+
+def _files(job: Cell, known: Mapping[str, str]) -> Mapping[str, str]:
+    """Those that the job is composed of now; `known` where none of these has changed."""
+    if not any(sources.changed_files(known)):
+        return known
+    with _composed_job(job.config) as composed:
+        composed.plan(str(job.config.goal))
+        return current_files(composed, cells.masked_overrides(job))
 
 
 def _blocked(job: Cell, plan: CellPlan | None, problems: Mapping[str, str]) -> Cell:

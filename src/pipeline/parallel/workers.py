@@ -207,12 +207,14 @@ class SubmititWorkers:
 
 
 def _submitit_result(job: Any) -> Any | LostTask:
-    from submitit.core.utils import UncompletedJobError
+    from submitit.core.utils import FailedJobError, UncompletedJobError
 
     try:
         return job.result()
+    except FailedJobError:  # an exception of the called function, which is a fault of the project
+        raise
     except UncompletedJobError as problem:
-        return LostTask(str(problem).strip().splitlines()[0][:300])
+        return LostTask(_first_line(problem))
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,12 @@ def _ray_result(ray: Any, one: Any) -> Any | LostTask:
     except ray.exceptions.RayTaskError:  # an exception of the called function, which is a fault of the project
         raise
     except ray.exceptions.RayError as problem:
-        return LostTask(str(problem).strip().splitlines()[0][:300])
+        return LostTask(_first_line(problem))
+
+
+def _first_line(problem: Exception) -> str:
+    """Of its text; the name of its class where it has none."""
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0][:300]
 
 
 def create_workers(node: Any) -> Workers:

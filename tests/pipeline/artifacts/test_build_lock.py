@@ -5,6 +5,7 @@ import io
 import json
 import os
 import socket
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from filelock import FileLock, Timeout
 
 from pipeline.artifacts import build_lock
+from pipeline.artifacts import lease as leases
 from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, other_reader, registration_lock
-from pipeline.artifacts.lease import EXPIRY_S, Holder, Lease, LeaseLostError, is_fresh, read_holder
+from pipeline.artifacts.lease import EXPIRY_S, HEARTBEAT_S, Holder, Lease, LeaseLostError, is_fresh, read_holder
 from tests.programs.build_artifacts import graph
 
 
@@ -26,7 +28,9 @@ def test_a_held_build_lock_claims_the_stage_and_its_ancestors(tmp_path: Path) ->
     needed = {one.key for one in graph().ancestors.values()}
     with hold_build_lock(tmp_path, graph(), never):
         assert claimed_elsewhere(tmp_path) == {graph().key, *needed}
+        assert build_lock.is_being_built(tmp_path, graph().key)
     assert claimed_elsewhere(tmp_path) == set()
+    assert not build_lock.is_being_built(tmp_path, graph().key)
 
 
 def claimed_elsewhere(folder: Path) -> set[str]:
@@ -88,6 +92,7 @@ def test_the_lease_of_a_host_that_is_gone_is_taken_over(tmp_path: Path) -> None:
 
 def test_the_lease_of_a_killed_process_of_this_host_is_taken_over_at_once(tmp_path: Path) -> None:
     held_elsewhere(tmp_path, host=socket.gethostname())
+    assert claimed_elsewhere(tmp_path) == set()
     with hold_build_lock(tmp_path, graph(), never):
         holder = read_holder(tmp_path / f"{graph().key}.json")
         assert holder is not None
@@ -115,6 +120,40 @@ def test_a_holder_that_slept_too_long_learns_that_another_host_builds_now(tmp_pa
     mine.release()
 
 
+def test_a_lease_is_kept_fresh_by_a_thread_that_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched, mine = threading.Event(), lease(tmp_path)
+    monkeypatch.setattr(leases, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(Lease, "touch", lambda self: touched.set() or True)
+    assert mine.try_acquire() is None
+    assert touched.wait(10)
+    (thread,) = (one for one in threading.enumerate() if one.name == f"lease {mine.path.name}")
+    mine.release()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_process_that_lost_its_lease_is_interrupted_unless_its_build_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    mine, interrupted = lease(tmp_path), list[bool]()
+
+    def lost(self: Lease) -> bool:
+        if released:
+            self._released.set()
+        return False
+
+    monkeypatch.setattr(leases, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(Lease, "touch", lost)
+    monkeypatch.setattr(leases._thread, "interrupt_main", lambda: interrupted.append(True))
+    mine._keep_fresh()
+    assert interrupted == [True] * (not released)
+
+
+def test_a_lease_survives_lost_heartbeats() -> None:
+    assert 3 * HEARTBEAT_S <= EXPIRY_S
+
+
 def test_a_lease_whose_age_cannot_be_told_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = held_elsewhere(tmp_path, age_s=2 * EXPIRY_S)
     assert not is_fresh(path)
@@ -138,6 +177,14 @@ def test_a_file_system_without_hard_links_holds_leases(tmp_path: Path, monkeypat
     path = held_elsewhere(tmp_path)
     lease(tmp_path)._remove_stale(None)
     assert str(read_holder(path)) == "process 7 on other"
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK])
+def test_every_error_of_a_file_system_without_links_leads_to_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "link", lambda source, target: raise_error(code))
+    assert lease(tmp_path)._create()
 
 
 class FullFile(io.FileIO):
@@ -228,3 +275,49 @@ def test_a_third_host_that_takes_a_stale_lease_meanwhile_keeps_it(
     second._remove_stale(None)
     assert str(read_holder(path)) == "process 8 on third"
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+class BusyLock:
+    """Held by another process for the first three tries."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def acquire(self, timeout: float, poll_interval: float) -> None:
+        self.waits.append(timeout)
+        if len(self.waits) < 4:
+            raise Timeout("lock")
+
+
+def test_a_process_that_waits_says_so_once(tmp_path: Path) -> None:
+    held_elsewhere(tmp_path)
+    lock, said = BusyLock(), list[str]()
+    build_lock._acquire(lock, lease(tmp_path), said.append)  # type: ignore[arg-type]
+    assert (said, lock.waits) == (["process 7 on other"], [0, *[build_lock._RETRY_S] * 3])
+
+
+def test_a_process_that_waits_for_another_host_says_so_once_and_tries_under_the_registration_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, said = [Holder("other", 7), Holder("other", 7), Holder("third", 8), None], list[str]()
+
+    def try_acquire(self: Lease) -> Holder | None:
+        with pytest.raises(Timeout):
+            FileLock(tmp_path / ".registration.lock").acquire(timeout=0)
+        return answers.pop(0)
+
+    monkeypatch.setattr(build_lock, "_RETRY_S", 0.0)
+    monkeypatch.setattr(Lease, "try_acquire", try_acquire)
+    build_lock._acquire_lease(tmp_path, lease(tmp_path), said.append)
+    assert said == ["process 7 on other", "process 8 on third"]
+
+
+def test_a_full_disk_leaves_no_file_of_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, text: str, encoding: str) -> None:
+        path.touch()
+        raise_error(errno.ENOSPC)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    with pytest.raises(OSError, match="No space left"):
+        lease(tmp_path)._create()
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from pipeline.artifacts import cache
 from pipeline.artifacts.build_lock import hold_build_lock
@@ -51,6 +52,16 @@ def test_cache_list_shows_size_age_and_relations(store: Store, capsys: pytest.Ca
     (model,) = (line for line in lines if MODEL.digest[:12] in line.split()[1])
     assert model.split()[6:] == [CORPUS.key, "report"]
     assert len(lines) == 6
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_artifacts_of_a_name_are_listed_oldest_first(store: Store, first: int) -> None:
+    models = [stage.inputs["model"] for stage in (REPORT, OTHER)]
+    for index, stage in enumerate(models):
+        file = store.path(stage) / "stage.json"
+        built = f"2026-01-0{1 if index == first else 2}T00:00:00+00:00"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"built": built}))
+    assert left(store)[1:3] == [models[first].key, models[1 - first].key]
 
 
 def test_cache_list_names_damaged_artifacts(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +117,21 @@ def test_cache_clean_removes_nothing_without_yes(store: Store, capsys: pytest.Ca
     assert left(store) == before
 
 
+def test_cache_clean_sums_what_it_frees(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [path for stage in (REPORT, OTHER) for path in store.path(stage).iterdir()]
+    run(store, "clean", "report")
+    freed = cache.format_nbytes(sum(path.stat().st_size for path in files))
+    assert capsys.readouterr().out.splitlines()[-1] == f"{freed:>9}  would be freed; add --yes to do it"
+
+
+def test_what_stays_is_no_part_of_the_sum(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with hold_build_lock(store.locks, MODEL, print):
+        run(store, "clean", "corpus")
+    line, summed = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"      0 B  {CORPUS.key}  stays")
+    assert summed == "      0 B  would be freed; add --yes to do it"
+
+
 def test_cache_clean_selects_by_name_or_key(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     run(store, "clean", "report", MODEL.key, "--yes")
     assert left(store) == [CORPUS.key, OTHER.inputs["model"].key]
@@ -118,10 +144,24 @@ def test_cache_clean_keeps_the_ancestors_of_kept_artifacts(store: Store) -> None
     assert left(store) == [CORPUS.key, MODEL.key]
 
 
+def test_cache_clean_keeps_all_ancestors_of_all_artifacts_of_a_name(store: Store) -> None:
+    run(store, "clean", "--keep", "report", "--yes")
+    assert len(left(store)) == 5
+    run(store, "clean", "--keep", REPORT.key, "--yes")
+    assert left(store) == [CORPUS.key, MODEL.key, REPORT.key]
+
+
 @pytest.mark.parametrize(("days", "number"), [("2", 0), ("4", 5)])
 def test_cache_clean_selects_by_age(store: Store, days: str, number: int) -> None:
     run(store, "clean", "--older-than", days, "--yes")
     assert len(left(store)) == number
+
+
+def test_cache_clean_by_age_leaves_what_has_no_readable_age(store: Store) -> None:
+    (store.path(MODEL) / "stage.json").unlink()
+    run(store, "clean", "model", "--older-than", "2", "--yes")
+    assert store.path(MODEL).exists()
+    assert OTHER.inputs["model"].key not in left(store)
 
 
 def test_cache_clean_keeps_a_running_build_and_its_ancestors(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +173,20 @@ def test_cache_clean_keeps_a_running_build_and_its_ancestors(store: Store, capsy
     assert sorted(left(store)) == sorted([CORPUS.key, MODEL.key, REPORT.key])
     assert f"{MODEL.key}  stays: it is being built or needed for a build" in capsys.readouterr().out
     assert store.has_saved_state(REPORT)
+
+
+def test_no_build_starts_while_what_is_in_use_is_looked_for_and_removed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_use(folder: Path) -> set[str]:
+        with pytest.raises(Timeout):
+            FileLock(folder / ".registration.lock").acquire(timeout=0)
+        return {REPORT.key}
+
+    monkeypatch.setattr(cache, "keys_in_use", in_use)
+    run(store, "clean", "report", "--yes")
+    assert store.has(REPORT)
+    assert not store.has(OTHER)
 
 
 def test_cache_clean_removes_what_cache_list_calls_damaged(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +210,42 @@ def test_cache_clean_without_a_selection_removes_only_damaged_and_unfinished_art
     assert sorted(left(store)) == sorted([CORPUS.key, OTHER.inputs["model"].key, OTHER.key])
     assert not store.path(MODEL).exists()
     assert not [*(store.root / ".damaged").iterdir(), *(store.root / ".work").iterdir()]
+
+
+def test_cache_clean_lists_what_an_earlier_one_was_stopped_in_removing(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = store.move_to_trash(store.path(REPORT))
+    run(store, "clean")
+    assert moved.name in capsys.readouterr().out
+    run(store, "clean", "--yes")
+    freed, summed = (line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    assert freed == summed != ["0", "B"]
+    assert not moved.exists()
+
+
+def test_cache_clean_passes_over_what_another_process_removed_meanwhile(store: Store) -> None:
+    for stage in (REPORT, OTHER):
+        (store.path(stage) / "weights").write_text("short")
+    found = cache.find_leftovers(store)
+    store.move_to_trash(store.path(REPORT))
+    assert len(cache.clean(store, found, True)) == 2
+    assert not store.path(OTHER).exists()
+
+
+def test_an_artifact_in_the_folder_of_another_is_damaged(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    store.move_to_trash(store.path(OTHER))
+    store.path(REPORT).rename(store.path(OTHER))
+    assert run(store, "check") == 1
+    assert f"{OTHER.key}  DAMAGED: stage.json describes another artifact, {REPORT.key}" in capsys.readouterr().out
+    assert (OTHER.key, store.path(OTHER)) in cache.find_leftovers(store)
+
+
+def test_days_below_zero_are_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(store, "clean", "--older-than", "-1", "--yes")
+    assert "--older-than is -1; days are wanted, 0 or more" in capsys.readouterr().err
+    assert len(left(store)) == 5
 
 
 def test_cache_clean_removes_a_damaged_artifact_and_the_work_of_its_next_build(store: Store) -> None:
@@ -225,6 +315,17 @@ def test_without_a_command_the_commands_are_explained(store: Store, capsys: pyte
     assert all(f"python -m pipeline cache {command}" in said for command in ("list", "check", "clean", "why"))
 
 
-@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1500, "1.5 kB"), (999_960, "1.0 MB"), (2e12, "2.0 TB")],
+)
 def test_sizes_are_printed_with_a_unit(nbytes: float, text: str) -> None:
     assert cache.format_nbytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1.0, "0 s"), (59.4, "59 s"), (60, "1 min"), (3599, "59 min"), (3600, "1 h"), (86399, "23 h"), (172799, "1 d")],
+)
+def test_ages_are_whole_units_that_have_passed(seconds: float, text: str) -> None:
+    assert cache._format_age(seconds) == text

@@ -15,6 +15,7 @@ from tests.support.conf_files import CONF, read_yaml
 
 SIZES = {"hidden_size": 256, "layers": 8, "intermediate_size": 512}
 PARAMETERS = 8 * (4 * 256**2 + 3 * 256 * 512)
+SIMULATED = {"_target_": read_yaml(CONF / "runtime" / "simulated.yaml")["_target_"]}
 
 
 def model(steps: int = 400, **args: Any) -> Stage:
@@ -52,6 +53,18 @@ def test_training_takes_six_operations_a_parameter_and_token():
     assert found.memory_nbytes > estimates.BASE_NBYTES
 
 
+def test_sizes_that_are_not_given_have_a_default():
+    stage = Stage("model", "train", {"architecture": {"hidden_size": 256, "layers": 8}, "recipe": {"steps": 400}})
+    parameters = 8 * (4 + 3 * 4) * 256**2
+    assert num_parameters(stage) == parameters
+    found = estimate(stage, [], lambda: 1e11)
+    assert found.seconds == pytest.approx(6 * parameters * 400 * 64 / 1e11 + 400 * estimates.STEP_S)
+
+
+def test_a_number_that_is_not_finite_is_not_known():
+    assert estimates._value({"steps": float("inf"), "more": {"steps": 3}}, "steps") == 3
+
+
 @pytest.mark.parametrize("name", ["load_test", "search"])
 def test_the_prompts_of_a_workload_do_not_decide_how_long_a_load_test_takes(name: str, tmp_path: Path) -> None:
     """Its window and its seeds do."""
@@ -74,10 +87,15 @@ def test_scoring_the_clock_takes_as_long_as_its_fits_to_each_row(tmp_path):
 
 
 def test_serving_takes_a_forward_for_each_token_and_a_simulation_far_less():
-    runtime = {"_target_": read_yaml(CONF / "runtime" / "simulated.yaml")["_target_"]}
-    real, simulated = (estimate(served(**more), [], lambda: 1e11) for more in ({}, {"runtime": runtime}))
+    real, simulated = (estimate(served(**more), [], lambda: 1e11) for more in ({}, {"runtime": SIMULATED}))
     assert real.seconds > 10 * 64 * estimates.FORWARD_S
     assert simulated.seconds < real.seconds / 1.2
+
+
+def test_a_simulation_takes_time_for_each_token_and_half_the_memory():
+    found = estimate(served(runtime=SIMULATED), [], lambda: 1e11)
+    assert found.seconds == pytest.approx(estimates.OTHER_S + 640 * estimates.EVENT_S)
+    assert found.memory_nbytes == estimates.BASE_NBYTES / 2
 
 
 def test_an_earlier_build_counts_more_than_sizes_and_is_scaled_by_the_tokens(tmp_path: Path):
@@ -85,6 +103,16 @@ def test_an_earlier_build_counts_more_than_sizes_and_is_scaled_by_the_tokens(tmp
     found = estimate(model(steps=100, seed=1), earlier, lambda: 1.0)
     assert (found.seconds, found.memory_nbytes, found.learned) == (50.0, 5_000_000, True)
     assert estimate(model(steps=200, seed=1), earlier[:1], lambda: 1.0).seconds == 100.0
+
+
+def test_a_build_whose_memory_was_not_measured_takes_what_its_sizes_say(tmp_path: Path):
+    known = [built(model(steps=100), 50.0, tmp_path / "a")]
+    memory_nbytes = estimate(model(), [], lambda: 1e11).memory_nbytes
+    assert estimate(model(steps=200), known, lambda: 1e11).memory_nbytes == memory_nbytes
+
+
+def test_an_estimate_is_a_tenth_of_a_second_or_more(tmp_path: Path):
+    assert estimate(model(), [built(model(seed=1), 0.0, tmp_path / "a")], lambda: 1e11).seconds == 0.1
 
 
 def test_a_build_in_another_runtime_or_of_a_model_made_otherwise_tells_nothing(tmp_path: Path):
@@ -106,6 +134,14 @@ def test_a_build_in_another_runtime_or_of_a_model_made_otherwise_tells_nothing(t
 
     assert not estimate(unpacked, earlier, lambda: 1e11, maker=maker).learned
     assert estimate(retrained, earlier, lambda: 1e11, maker=maker).seconds == 5.0
+
+
+def test_an_input_of_unknown_origin_is_comparable(tmp_path: Path):
+    """It was removed since."""
+    args = {"model": {"_stage_": "model"}, "num_prompts": 10}
+    first, second = (Stage("trace", "trace", args, inputs={"model": model(seed=seed)}) for seed in (1, 2))
+    earlier = [built(first, 5.0, tmp_path / "a")]
+    assert estimate(second, earlier, lambda: 1e11, maker=lambda *_: None).seconds == 5.0
 
 
 def test_a_served_model_reads_its_prompts_at_once_and_its_weights_for_each_token():
@@ -178,6 +214,11 @@ def test_peak_memory_is_what_was_used_since_the_reset():
     assert again < after - 40_000_000
 
 
+def test_peak_memory_is_told_in_kibibytes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "VmPeak:\t 9 kB\nVmHWM:\t     100 kB\n")
+    assert PeakMemory().read_nbytes() == 102_400
+
+
 def published(stage: str, **args: Any) -> Stage:
     """A stage that runs a pair which nothing here trains."""
     checkpoint = {"_target_": "serving.engines.models.Checkpoint", "path": {"_stage_": "cloud_model"}}
@@ -195,6 +236,11 @@ def test_a_pair_that_nothing_here_trains_has_the_parameters_that_it_is_timed_by(
     assert found.memory_nbytes - blind.memory_nbytes == 4 * 1e8
 
 
+def test_two_models_of_a_pair_count_once_each_however_often_they_are_named():
+    thrice = published("serve", more=2 * [{"_target_": "serving.engines.models.Checkpoint"}], answer_tokens=10)
+    assert estimate(thrice, [], lambda: 1e11, 2e8).memory_nbytes == estimates.BASE_NBYTES + 4 * 2e8
+
+
 def test_healing_takes_its_tokens_from_the_answers_that_it_learns():
     recorded = published("self_prompts", answer_tokens=44_000)
     healed = Stage("pruned", "prune", {"model": {"_target_": "serving.engines.models.Checkpoint"},
@@ -203,3 +249,15 @@ def test_healing_takes_its_tokens_from_the_answers_that_it_learns():
     found = estimate(healed, [], lambda: 1e11, 2e8)
     assert found.seconds == pytest.approx(6 * 1e8 * 44_000 / 1e11 + 44_000 / 1024 * estimates.STEP_S)
     assert found.memory_nbytes == estimates.BASE_NBYTES + 16 * 1e8
+
+
+def test_a_model_that_another_function_made_says_nothing(tmp_path: Path):
+    """One that was unpacked in seconds, of one that is trained."""
+    unpacked = Stage("model", "unpack", {"source": "a file"})
+    assert not estimate(model(), [built(unpacked, 5.0, tmp_path / "a")], lambda: 1e11).learned
+
+
+@pytest.mark.parametrize("config", ["[]", '{"hidden_size": null, "vocab_size": "many", "intermediate_size": [1]}'])
+def test_a_checkpoint_of_unknown_sizes_has_none(tmp_path: Path, config: str):
+    (tmp_path / "config.json").write_text(config)
+    assert num_parameters(Stage("serve", "serve", {"m": {CONTENT: "digest", "path": str(tmp_path)}})) == 0

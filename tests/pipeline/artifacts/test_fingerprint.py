@@ -90,6 +90,13 @@ def test_a_symbolic_link_has_the_digest_of_its_target(tmp_path: Path) -> None:
     assert content_digest(tmp_path / "linked", tmp_path / "memo") == content_digest(plain, tmp_path / "memo")
 
 
+def test_a_folder_behind_a_link_is_part_of_the_digest(tmp_path: Path) -> None:
+    plain = folder(tmp_path / "plain", deep__weights="2")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "deep").symlink_to(plain / "deep")
+    assert content_digest(tmp_path / "linked", tmp_path / "memo") == content_digest(plain, tmp_path / "memo")
+
+
 def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, memo = folder(tmp_path / "model", weights="2"), tmp_path / "memo.json"
     first = content_digest(model, memo)
@@ -112,6 +119,39 @@ def test_memo_forgets_older_versions_of_a_file(tmp_path: Path) -> None:
     for text in ("one", "three"):
         content_digest(folder(tmp_path / "model", weights=text), memo)
     assert len(json.loads(memo.read_text())) == 1
+
+
+def test_memo_keeps_what_other_files_had_and_what_another_process_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memo, digest = tmp_path / "memo.json", hashlib.file_digest
+    folder(tmp_path, a="1", b="2", c="3")
+    content_digest(tmp_path / "a", memo)
+
+    def other_process(*arguments: Any) -> Any:
+        monkeypatch.setattr(hashlib, "file_digest", digest)
+        content_digest(tmp_path / "b", memo)
+        return digest(*arguments)
+
+    monkeypatch.setattr(hashlib, "file_digest", other_process)
+    content_digest(tmp_path / "c", memo)
+    assert sorted(Path(stamp.split("|")[0]).name for stamp in json.loads(memo.read_text())) == ["a", "b", "c"]
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, memo, digest = tmp_path / "weights", tmp_path / "memo.json", hashlib.file_digest
+    file.write_text("2")
+
+    def written_meanwhile(*arguments: Any) -> Any:
+        found = digest(*arguments)
+        file.write_text("longer")
+        return found
+
+    monkeypatch.setattr(hashlib, "file_digest", written_meanwhile)
+    content_digest(file, memo)
+    assert not memo.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
@@ -147,3 +187,20 @@ def test_two_processes_of_one_number_write_a_file_at_once(tmp_path: Path, monkey
     write_atomic(file, "the one's")
     assert file.read_text() == "the one's"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_write_that_fails_leaves_nothing_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomic(tmp_path / "sweep.json", "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_remembered_whatever_their_folder_is_called(tmp_path: Path) -> None:
+    (tmp_path / "a|b").mkdir()
+    folder(tmp_path / "a|b", one="1", two="2")
+    content_digest(tmp_path / "a|b", tmp_path / "memo.json")
+    assert len(json.loads((tmp_path / "memo.json").read_text())) == 2

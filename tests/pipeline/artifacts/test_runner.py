@@ -1,6 +1,8 @@
 """Crash, Ctrl-C and four at once, with real processes; what is built, in which order, and what is kept."""
 
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -160,6 +162,61 @@ def test_inputs_are_built_first_and_no_stage_runs_twice(tmp_path: Path) -> None:
     assert path == Store(tmp_path).path(graph())
 
 
+def test_an_input_that_is_not_read_is_not_built(tmp_path: Path) -> None:
+    recorder, model = Recorder(), graph().inputs["model"]
+    report = Stage("report", "r", {"m": {"_stage_": "model"}}, inputs={"model": model}, unread=frozenset(["model"]))
+    runner(tmp_path, recorder).ensure_built(report)
+    assert recorder.calls == ["report"]
+
+
+def test_what_is_built_is_told_with_its_folder(tmp_path: Path) -> None:
+    recorder, built = Recorder(), list[tuple[str, bool]]()
+    own = Runner(Store(tmp_path), recorder, recorder, on_built=lambda one, at: built.append((one.name, at.is_dir())))
+    own.ensure_built(graph())
+    assert built == [("corpus", True), ("model", True), ("report", True)]
+
+
+def test_a_record_has_the_seconds_and_the_memory_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, measured = iter([10.0, 17.5, 18.0]), list[str]()
+    monkeypatch.setattr("pipeline.artifacts.runner.time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(estimates.PeakMemory, "reset", lambda self: measured.append("reset"))
+    monkeypatch.setattr(estimates.PeakMemory, "read_nbytes", lambda self: measured.append("read") or 7)
+    corpus = graph().inputs["model"].inputs["corpus"]
+    runner(tmp_path, Recorder()).ensure_built(corpus)
+    found = Store(tmp_path).manifest(corpus)
+    assert found is not None
+    assert (found.seconds, found.peak_memory_nbytes, measured) == (7.5, 7, ["reset", "read"])
+
+
+def test_a_helper_runs_the_first_missing_stage_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, model = Recorder(), graph().inputs["model"]
+    runner(tmp_path, recorder).ensure_built(model.inputs["corpus"])
+    (tmp_path / ".work" / model.key / "state").mkdir(parents=True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit, match="0"):
+        runner(tmp_path, recorder).ensure_built(graph())
+    assert recorder.calls == ["corpus", "model"]
+    assert not Store(tmp_path).has(model)
+
+
+def test_a_stage_that_trains_leaves_no_variables_of_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    def train(stage: Stage, out: Path, *_: object) -> None:
+        seen.append(os.environ.get("LOCAL_RANK"))
+        os.environ["LOCAL_RANK"] = os.environ["MASTER_ADDR"] = "0"
+        (out / "weights").write_text("x")
+
+    for name in ("LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NODE_RANK", "0")
+    Runner(Store(tmp_path), train, NullObserver()).ensure_built(graph())
+    assert seen == [None] * 3
+    assert (os.environ.get("MASTER_ADDR"), os.environ.get("NODE_RANK")) == (None, "0")
+
+
 def test_a_cached_goal_does_not_rebuild_its_ancestors(tmp_path: Path) -> None:
     recorder = Recorder()
     runner(tmp_path, recorder).ensure_built(graph())
@@ -275,6 +332,9 @@ def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path) -> None:
     [
         (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), 10**9, True),
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 4096, True),
+        (OSError("write failed"), 4096, True),
+        (OSError(errno.ENOSPC, "no more"), 10**9, True),
+        (OSError(errno.EDQUOT, "no more"), 10**9, True),
         (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 10**9, False),
         (ValueError("loss is nan"), 4096, False),
     ],
@@ -308,6 +368,12 @@ def test_a_cached_artifact_needs_no_writable_store(tmp_path: Path, monkeypatch: 
     assert runner(tmp_path, recorder).ensure_built(graph()) == path
 
 
+def take_over(root: Path, stage: Stage) -> None:
+    """As another host does, for which this process gave no sign of life."""
+    lease = Store(root).locks / f"{stage.key}.json"
+    lease.write_text(json.dumps(asdict(Holder("other", 7, token="theirs"))))
+
+
 @pytest.mark.parametrize("problem", [None, KeyboardInterrupt(), RuntimeError("a file is gone")], ids=repr)
 def test_a_build_that_was_taken_over_leaves_the_other_hosts_attempt_alone(
     tmp_path: Path, problem: BaseException | None
@@ -317,8 +383,7 @@ def test_a_build_that_was_taken_over_leaves_the_other_hosts_attempt_alone(
 
     def overtaken(stage: Stage, out: Path, *_: object) -> None:
         (out / "weights").write_text("mine")
-        lease = Store(tmp_path).locks / f"{stage.key}.json"
-        lease.write_text(json.dumps(asdict(Holder("other", 7, token="theirs"))))
+        take_over(tmp_path, stage)
         others.parent.mkdir()
         others.write_text("half of")
         if problem:
@@ -328,3 +393,16 @@ def test_a_build_that_was_taken_over_leaves_the_other_hosts_attempt_alone(
         Runner(Store(tmp_path), overtaken, NullObserver()).ensure_built(graph())
     assert others.read_text() == "half of"
     assert not Store(tmp_path).has(corpus)
+
+
+def test_a_build_that_was_taken_over_while_its_inputs_were_built_does_not_begin(tmp_path: Path) -> None:
+    called: list[str] = []
+
+    def overtaken(stage: Stage, out: Path, *_: object) -> None:
+        called.append(stage.name)
+        (out / "weights").write_text("mine")
+        take_over(tmp_path, graph().inputs["model"])
+
+    with pytest.raises(LeaseLostError, match=r"model-.* is being built by process 7 on other"):
+        Runner(Store(tmp_path), overtaken, NullObserver()).ensure_built(graph())
+    assert called == ["corpus"]

@@ -54,6 +54,25 @@ def test_manifest_records_what_the_artifact_is(store: Store) -> None:
     assert found.versions.keys() >= {"python", "torch"}
 
 
+def test_a_record_has_the_memory_of_its_build(store: Store) -> None:
+    store.ensure_writable()
+    out, _ = store.workspace(corpus())
+    (out / "weights").write_text("x")
+    store.commit(corpus(), out, 1.25, 7_000_000)
+    found = store.manifest(corpus())
+    assert found is not None
+    assert (found.seconds, found.peak_memory_nbytes) == (1.25, 7_000_000)
+
+
+def test_files_are_on_the_disk_before_their_artifact_has_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(store.path(corpus()).exists()))
+    put(store, corpus())
+    assert synced == [False, False], "the weights and stage.json"
+
+
 def test_an_artifact_has_the_same_relative_path_in_every_store(tmp_path: Path) -> None:
     a, b = (put(Store(tmp_path / name), corpus()) for name in "ab")
     assert a.relative_to(tmp_path / "a") == b.relative_to(tmp_path / "b")
@@ -63,10 +82,15 @@ def truncate(path: Path) -> None:
     os.truncate(path, 5)
 
 
+def lengthen(path: Path) -> None:
+    os.truncate(path, 14)
+
+
 @pytest.mark.parametrize(
     ("file", "harm", "said"),
     [
         ("deep/weights.safetensors", truncate, r"deep/weights.safetensors has 5 bytes instead of 12"),
+        ("deep/weights.safetensors", lengthen, r"deep/weights.safetensors has 14 bytes instead of 12"),
         ("deep/weights.safetensors", Path.unlink, r"deep/weights.safetensors is missing"),
         ("stage.json", truncate, r"stage.json is missing or unreadable"),
         ("stage.json", Path.unlink, r"stage.json is missing or unreadable"),
@@ -77,6 +101,12 @@ def test_a_damaged_artifact_counts_as_absent_and_is_explained(store: Store, file
     assert not store.has(corpus())
     assert store.find_damage(corpus()) == said
     assert store.explain(corpus()) == f"damaged: {said}"
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"files": []}', '{"files": {}}'])
+def test_a_record_of_another_form_counts_as_unreadable(store: Store, text: str) -> None:
+    (put(store, corpus()) / "stage.json").write_text(text)
+    assert store.find_damage(corpus()) == "stage.json is missing or unreadable"
 
 
 def test_changed_content_of_equal_size_is_noticed_when_hashes_are_checked(store: Store) -> None:
@@ -138,6 +168,12 @@ def test_explain_distinguishes_new_and_cached_artifacts(store: Store) -> None:
     assert store.explain(corpus()) == f"cached (built {built[:16].replace('T', ' ')}, 188 s)"
 
 
+@pytest.mark.parametrize(("seconds", "text"), [(2.46, "2.5 s"), (9.94, "9.9 s"), (10.0, "10 s"), (188.2, "188 s")])
+def test_short_builds_are_told_with_a_decimal(store: Store, seconds: float, text: str) -> None:
+    put(store, corpus(), seconds=seconds)
+    assert store.explain(corpus()).endswith(f", {text})")
+
+
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
@@ -181,6 +217,13 @@ def test_explain_compares_with_the_latest_artifact_of_that_name(store: Store) ->
     assert store.explain(model(steps=3)).startswith("changed: steps 2 -> 3 ")
 
 
+def test_the_latest_of_many_artifacts_are_compared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.artifacts.store._MAX_COMPARED", 1)
+    for index, stage in enumerate((model(steps=1, lr=0.1), model(steps=2, lr=0.2))):
+        os.utime(put(store, stage) / "stage.json", ns=(index, index))
+    assert store.explain(model(steps=3, lr=0.1)).startswith("changed: lr 0.2 -> 0.1, steps 2 -> 3 ")
+
+
 def test_why_compares_with_the_nearest(store: Store) -> None:
     for index, stage in enumerate((model(steps=1, lr=0.1), model(steps=2, lr=0.2, seed=1))):
         os.utime(put(store, stage) / "stage.json", ns=(index, index))
@@ -207,6 +250,29 @@ def test_explain_reports_a_resumable_build(store: Store) -> None:
     assert (state / "step").read_text() == "7"
 
 
+def test_an_empty_state_is_none(store: Store) -> None:
+    store.ensure_writable()
+    store.workspace(corpus())
+    assert store.explain(corpus()) == "new"
+
+
+def test_a_failed_attempt_leaves_its_state_alone(store: Store) -> None:
+    store.ensure_writable()
+    out, state = store.workspace(corpus())
+    (state / "step").write_text("7")
+    assert store.discard_attempt(corpus())
+    assert not out.exists()
+
+
+def test_an_estimate_knows_by_which_functions_inputs_were_made(store: Store) -> None:
+    put(store, corpus())
+    put(store, model())
+    assert store.estimate(model(corpus(2))).learned
+    other = Stage("corpus", "mine.build", {"seed": 1})
+    put(store, other)
+    assert not store.estimate(model(other)).learned
+
+
 def test_explain_names_a_changed_target_or_version(store: Store) -> None:
     put(store, corpus())
     said = store.explain(Stage("corpus", "mine.build", {"seed": 1}, version=2))
@@ -231,5 +297,23 @@ def test_digests_of_input_files_are_cached_in_the_store(store: Store, tmp_path: 
 
 def test_an_unwritable_store_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file where the folder should be")
-    with pytest.raises(StoreError, match=r"cannot write artifacts below .*outputs.*: .* Nothing was run\. Give"):
+    with pytest.raises(
+        StoreError, match=r"cannot write artifacts below .*outputs.*s: Not a directory\. Nothing was run\. Give"
+    ):
         Store(tmp_path / "outputs" / "artifacts").ensure_writable()
+
+
+def test_an_artifact_that_is_moved_while_a_plan_is_made_is_passed_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the search for records and the look at their age."""
+    put(store, model())
+    glob = Path.glob
+
+    def glob_and_move(folder: Path, pattern: str) -> list[Path]:
+        found = list(glob(folder, pattern))
+        store.move_to_trash(found[0].parent)
+        return found
+
+    monkeypatch.setattr(Path, "glob", glob_and_move)
+    assert store.explain(model(steps=3)) == "new"

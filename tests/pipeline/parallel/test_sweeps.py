@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from pipeline.command.main import main
 from pipeline.errors import ConfigError
 from pipeline.parallel.cells import build_stage
 from pipeline.parallel.workers import JoblibWorkers, LostTask, SubmititWorkers, create_workers
+from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import read_note
 from tests.support import stage_functions
@@ -131,6 +133,31 @@ def test_a_result_stays_where_its_job_cannot_run_now_and_a_plan_leaves_no_trace(
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_result_of_another_configuration_is_replaced(run: Run) -> None:
+    words = ("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", "tracking.uri=none")
+    assert run(*words, "stages.cheap.x=1.0")[0] == 0
+    before = len(stage_functions.CALLS)
+    code, out, err = run(*words, "stages.cheap.x=3.0")
+    assert code == 0, out + err
+    assert len(stage_functions.CALLS) - before == 1
+    assert "complete since an earlier command" not in out
+
+
+def test_a_result_that_goes_on_has_the_files_as_they_are_and_else_its_date(run: Run, tmp_path: Path) -> None:
+    words = ("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", "tracking.uri=none")
+    assert run(*words)[0] == 0
+    folder = tmp_path / "outputs" / "cheap" / "0"
+    found = read_result(folder)
+    assert found is not None
+    assert found.files
+    os.utime(folder / "job.json", (0, 0))
+    assert run(*words)[0] == 0
+    assert (folder / "job.json").stat().st_mtime == 0
+    replace(found, files={"config": "as it was"}).write(folder)
+    assert "complete since an earlier command" in run(*words)[1]
+    assert read_result(folder) == found
+
+
 def test_a_job_whose_worker_died_runs_again_and_complete_ones_of_its_batch_do_not(run: Run) -> None:
     InlineWorkers.lost += [("run_cells", 2), ("build_stage", "base")]
     code, out, err = sweep(run, "+hydra.launcher.workers.half_done=true", "+hydra.launcher.workers.batch=2")
@@ -147,6 +174,16 @@ def test_a_job_that_is_lost_again_and_again_fails_alone(run: Run) -> None:
     assert code == 1
     assert "error: job 3 was lost at least 3 times: its host died" in out
     assert "3 of 4 jobs complete" in out
+
+
+def test_a_job_that_was_complete_before_its_worker_was_lost_is_complete(run: Run) -> None:
+    InlineWorkers.lost.append(("run_cells", 0))
+    words = ("stages.cheap.x=1.0", "+hydra.launcher.workers.half_done=true", "hydra.launcher.retries=0")
+    code, out, err = run(
+        "--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", "tracking.uri=none", *words
+    )
+    assert code == 0, out + err
+    assert "1 of 1 jobs complete" in out
 
 
 def test_jobs_that_need_a_stage_that_failed_do_not_run(run: Run) -> None:
@@ -307,6 +344,7 @@ def test_a_pool_that_breaks_before_it_has_a_task_is_started_again_once(
 def test_options_out_of_range_are_refused() -> None:
     for node, text in (
         ({"_target_": "pipeline.parallel.workers.JoblibWorkers", "n_jobs": 0}, "n_jobs is 0"),
+        ({"_target_": "pipeline.parallel.workers.JoblibWorkers", "n_jobs": -2}, "n_jobs is -2"),
         ({"_target_": "pipeline.parallel.workers.JoblibWorkers", "jobs": 2}, "has no option 'jobs'"),
         ({"_target_": "pipeline.parallel.workers.SubmititWorkers", "folder": "x", "max_workers": 0}, "max_workers"),
         ({"_target_": "pipeline.parallel.workers.RayWorkers", "max_workers": -1}, "max_workers is -1"),

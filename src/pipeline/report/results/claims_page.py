@@ -235,7 +235,8 @@ def _verdict(claim: PaperClaim) -> str:
     found = {verdict: [test for test in claim.tests if test.verdict == verdict] for verdict in VERDICTS}
     parts = sorted((tests for tests in found.values() if tests), key=len)
     if len(parts) > 1:
-        return f"**{claim.verdict}**: {'; '.join(_of_groups(claim, tests) for tests in parts)}"
+        by_group = "; ".join(_of_groups(claim, tests) for tests in parts)
+        return f"**{claim.verdict}**{_not_repeated(claim)}: {by_group}"
     return f"**{claim.verdict}**{_why(claim, claim.tests)}{_not_repeated(claim)}"
 
 

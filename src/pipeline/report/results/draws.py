@@ -5,6 +5,7 @@ A claim is decided in each draw from the jobs' values alone: the mean over seeds
 An exhibit of one run, whose table is arithmetic on the clock, leaves table_draws.json: group -> row -> metric -> those.
 """
 
+import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -87,7 +88,10 @@ def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path
     chosen = dict(map(split_override, jobs[0].overrides)).get("draws", "clock")
     files = unchanged_files(folder, jobs, f"+experiment={experiment} +draws={chosen}")
     path = into / f"{experiment}{SUFFIX}"
-    before = _read_kept(path) if path.exists() else None
+    before = None
+    if path.exists():
+        with contextlib.suppress(KeptResultError):  # what cannot be read is replaced
+            before = _read_kept(path)
     if before and before.draws == num_draws and not before.changes():
         files, shares = {**before.files, **files}, {**before.claims, **shares}
     kept = KeptDraws(experiment, num_draws, len(jobs), files, shares)

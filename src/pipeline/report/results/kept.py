@@ -154,6 +154,8 @@ def finished_jobs(folder: Path) -> list[JobResult]:
     found.sort(key=lambda one: one.number or 0)
     missing = [one for one in found if one.status != "complete"]
     if missing:
+        if missing[0].number is None:
+            raise KeptResultError(f"{folder}: the run ended without a result ({missing[0].status}).")
         numbers = ", ".join(str(one.number) for one in missing)
         raise KeptResultError(f"{folder}: {len(missing)} of {len(found)} jobs have no result ({numbers}).")
     return found

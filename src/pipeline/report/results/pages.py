@@ -46,7 +46,10 @@ class _Selection:
 
     @classmethod
     def parse(cls, text: str) -> "_Selection":
-        given = dict(line.split(":", 1) for line in text.strip().splitlines() if ":" in line)
+        lines = text.strip().splitlines()
+        if bare := [line for line in lines if line.strip() and ":" not in line]:
+            raise MarkError(f"a result's mark in docs has the line {bare[0]!r}; NAME: VALUES is wanted.")
+        given = dict(line.split(":", 1) for line in lines if line.strip())
         values = {key.strip(): tuple(word.strip() for word in value.split(";")) for key, value in given.items()}
         if values.keys() - set(_OPTIONS):
             raise MarkError(f"a result's mark in docs has {sorted(values)}; allowed are {', '.join(_OPTIONS)}.")

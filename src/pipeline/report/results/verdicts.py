@@ -102,15 +102,14 @@ def decide(
     sides = [_sides(result, node) for result, node in nodes]
     tested = [place for place, own in enumerate(sides) if own is not None]
     adjusted = dict(zip(tested, holm([_two_sided(sides[place]) for place in tested]), strict=True))
-    found: dict[tuple[str, str, str], list[tuple[Mapping[str, Any], ClaimTest]]] = {}
+    found: dict[tuple[str, ...], list[tuple[Mapping[str, Any], ClaimTest]]] = {}
     for place, (result, node) in enumerate(nodes):
         evidence = _Evidence(sides[place], adjusted.get(place), draws.get(result.experiment, {}).get(claim_key(node)))
         test = _test(result, node, evidence, bases[result.experiment])
-        key = (result.experiment, node["statement"], _rows(node))
-        found.setdefault(key, []).append((node, test))
+        found.setdefault((result.experiment, *_asked(node)), []).append((node, test))
     return [
         PaperClaim(experiment, statement, own[0][0].get("reported", ""), own[0][0], tuple(test for _, test in own))
-        for (experiment, statement, _), own in found.items()
+        for (experiment, statement, *_), own in found.items()
     ]
 
 
@@ -120,8 +119,10 @@ def claim_key(node: Mapping[str, Any]) -> str:
     return " / ".join([*names, *(f"{node.get(key) or 0:.4g}" for key in ("margin", "value"))])
 
 
-def _rows(node: Mapping[str, Any]) -> str:
-    return " / ".join(str(node.get(key) or "") for key in ("row", "baseline", "metric"))
+def _asked(node: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a claim asks in every group, the statement first: another number in another group is another claim."""
+    keys = ("statement", "row", "baseline", "metric", "relation", "margin", "value", "reported")
+    return tuple(str(node.get(key)) for key in keys)
 
 
 def _two_sided(sides: _Sides | None) -> float:

@@ -91,6 +91,24 @@ def test_a_capacity_on_a_chip_with_measured_batches_does_not_lack_them(monkeypat
     assert basis(*SYNERA, experiment="synera/fig15").lacks_batches(claim)
 
 
+@pytest.mark.parametrize(
+    ("evidence", "default", "lacks"),
+    [
+        ("measured, batches 1 to 8", "second", False),
+        ("measured, batches 1 to 8", None, True),
+        ("estimated, batches 1 to 8", "second", True),
+        ("measured, one session", "second", True),
+    ],
+)
+def test_batches_count_where_they_were_measured_with_the_software_that_is_used(monkeypatch, evidence, default, lacks):
+    software = {"first": {"sources": {"all": "measured, one session"}}, "second": {"sources": {"all": evidence}}}
+    chip = {"software": software, "default_software": default}
+    nodes = {"hardware/chip/rtx_a6000": chip, "hardware/jetson_orin": {"cloud": {"chip": "rtx_a6000"}}}
+    monkeypatch.setattr(sources, "read_named", lambda name: nodes.get(name, {}))
+    claim = {"group": "budget 0.3", "metric": "throughput/requests_per_s"}
+    assert basis(*SYNERA, experiment="synera/fig15").lacks_batches(claim) is lacks
+
+
 def test_a_metric_without_a_clock_lacks_no_batches():
     assert not basis(*SYNERA, experiment="synera/fig15").lacks_batches({"metric": "quality"})
 

@@ -56,13 +56,17 @@ def sweep(folder, series):
     return folder / "sweep"
 
 
+def shares_of(folder):
+    """The current shares in a folder of results, by statement."""
+    return {key.split(" / ")[1]: share for key, share in current_shares(folder)["synera/x"].items()}
+
+
 def test_a_claim_s_share_is_of_draws_over_the_mean_of_its_seeds(tmp_path):
     """Seed means of a: 1.5, 1, 3, 2; of b: 2, 2, 2, 4. a is below b in three of four, and near half of it in two."""
     series = {("a", 0): [1, 1, 2, 2], ("a", 1): [2, 1, 4, 2], ("b", 0): [2, 2, 2, 4], ("b", 1): [2, 2, 2, 4]}
     path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", sweep(tmp_path, series), tmp_path / "results")
     assert path == tmp_path / "results" / "synera" / "x.draws"
-    shares = current_shares(tmp_path / "results")["synera/x"]
-    assert {key.split(" / ")[1]: share for key, share in shares.items()} == {"a is faster": 0.75, "a takes half": 0.5}
+    assert shares_of(tmp_path / "results") == {"a is faster": 0.75, "a takes half": 0.5}
     assert json.loads(path.read_text())["draws"] == 4
 
 
@@ -78,7 +82,30 @@ def test_another_margin_is_another_claim_which_was_not_drawn(tmp_path):
 def test_a_ratio_to_nothing_is_not_drawn(tmp_path):
     folder = sweep(tmp_path, {("a", 0): [1.0, 1.0], ("b", 0): [2.0, 0.0]})
     keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path)
-    assert [key.split(" / ")[1] for key in current_shares(tmp_path)["synera/x"]] == ["a is faster"]
+    assert list(shares_of(tmp_path)) == ["a is faster"]
+
+
+def test_columns_relative_to_a_row_are_in_their_unit(tmp_path):
+    """1 s minus 3 s are -2000 ms; 1 s of 4 s is 25 %."""
+    columns = (
+        ExhibitColumn("beyond b, ms", "latency/tbt_s/mean", 1000, relative=RelativeTo("b", "difference")),
+        ExhibitColumn("of b, %", "latency/tbt_s/mean", 100, relative=RelativeTo("b")),
+    )
+    claims = (
+        Claim("two seconds less", "a", "beyond b, ms", "equal", value=-2000.0, margin=1.0),
+        Claim("a quarter", "a", "of b, %", "equal", value=25.0, margin=1.0),
+    )
+    folder = sweep(tmp_path, {("a", 0): [1.0, 1.0], ("b", 0): [3.0, 4.0]})
+    exhibit = replace(EXHIBIT, columns=columns, claims=claims)
+    keep_draws(SweepExhibit(exhibit), "synera/x", folder, tmp_path / "results")
+    assert shares_of(tmp_path / "results") == {"two seconds less": 0.5, "a quarter": 0.5}
+
+
+def test_a_metric_that_a_seed_lacks_decides_no_claim(tmp_path):
+    folder = sweep(tmp_path, {("a", 0): [1.0], ("a", 1): [1.0], ("b", 0): [2.0]})
+    (tmp_path / "artifacts" / "1" / DRAWS_FILE).write_text(json.dumps({"another metric": [1.0]}))
+    with pytest.raises(KeptResultError, match="no claim of synera/x is decided"):
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
 
 
 def test_draws_of_a_configuration_that_changed_decide_nothing_and_are_named(tmp_path):
@@ -95,9 +122,18 @@ def test_a_second_sweep_adds_the_claims_of_its_rows(tmp_path):
     second = sweep(tmp_path / "second", {("c", 0): [1.0, 1.0], ("b", 0): [2.0, 2.0]})
     for folder in (first, second):
         keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
-    shares = current_shares(tmp_path / "results")["synera/x"]
-    said = {key.split(" / ")[1]: share for key, share in shares.items()}
-    assert said == {"a is faster": 0.5, "a takes half": 0.5, "c is faster": 1.0}
+    assert shares_of(tmp_path / "results") == {"a is faster": 0.5, "a takes half": 0.5, "c is faster": 1.0}
+
+
+def test_a_claim_that_is_drawn_again_has_its_new_share_and_the_files_of_both(tmp_path):
+    more = {"policy/synera": sources.file_digest("policy/synera")}
+    for name, own, files in (("first", 3.0, FILES), ("second", 1.0, more)):
+        folder = sweep(tmp_path / name, {("a", 0): [own], ("b", 0): [2.0]})
+        for one in finished_jobs(folder):
+            replace(one, files=files).write(folder / str(one.number))
+        path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    assert shares_of(tmp_path / "results")["a is faster"] == 1.0
+    assert json.loads(path.read_text())["files"] == {**FILES, **more}
 
 
 def test_draws_of_another_number_are_replaced(tmp_path):
@@ -105,8 +141,16 @@ def test_draws_of_another_number_are_replaced(tmp_path):
     second = sweep(tmp_path / "second", {("c", 0): [1.0], ("b", 0): [2.0]})
     for folder in (first, second):
         keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
-    (share,) = current_shares(tmp_path / "results")["synera/x"].items()
-    assert share[0].split(" / ")[1] == "c is faster"
+    assert list(shares_of(tmp_path / "results")) == ["c is faster"]
+
+
+def test_draws_of_a_configuration_that_changed_are_replaced(tmp_path):
+    first = sweep(tmp_path / "first", {("a", 0): [1.0], ("b", 0): [2.0]})
+    second = sweep(tmp_path / "second", {("c", 0): [1.0], ("b", 0): [2.0]})
+    path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", first, tmp_path / "results")
+    path.write_text(path.read_text().replace(FILES["config"], "0" * 12))
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", second, tmp_path / "results")
+    assert shares_of(tmp_path / "results") == {"c is faster": 1.0}
 
 
 def test_jobs_without_draws_say_how_to_get_them(tmp_path):
@@ -194,8 +238,7 @@ def rows_of(a, b, c):
 def test_a_cell_that_is_a_number_in_some_draws_alone_decides_no_claim(tmp_path):
     tables = [rows_of(None, 2, 1), rows_of(1, 2, 1), rows_of(3, 2, 3)]
     keep_draws(SweepExhibit(EXHIBIT), "synera/x", run(tmp_path, tables), tmp_path / "results")
-    shares = current_shares(tmp_path / "results")["synera/x"]
-    assert {key.split(" / ")[1]: share for key, share in shares.items()} == {"c is faster": 0.6667}
+    assert shares_of(tmp_path / "results") == {"c is faster": 0.6667}
 
 
 def test_values_of_unlike_draws_are_not_compared(tmp_path):
@@ -210,8 +253,24 @@ def test_a_run_without_draws_says_how_to_get_them(tmp_path):
         keep_draws(SweepExhibit(EXHIBIT), "synera/x", tmp_path / "run", tmp_path)
 
 
+def test_other_draws_are_asked_for_again_by_their_name(tmp_path):
+    folder = run(tmp_path, [rows_of(1, 2, 1)])
+    (job,) = finished_jobs(folder)
+    replace(job, files={"config": "0" * 12}).write(folder)
+    with pytest.raises(KeptResultError, match=r"python -m pipeline \+experiment=synera/x \+draws=packing`"):
+        keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+
+
 def test_the_exhibit_of_one_run_is_known_to_its_draws():
     assert {claim.row for claim in drawn_exhibit("synera/table3").exhibit.claims} >= {"llama2_13b", "yi_34b"}
     assert drawn_exhibit("synera/fig15").num_jobs > 1
     with pytest.raises(KeptResultError, match=r"\+experiment=compare has no exhibit"):
         drawn_exhibit("compare")
+
+
+def test_draws_that_cannot_be_read_are_replaced(tmp_path):
+    folder = sweep(tmp_path, {("a", 0): [1.0], ("b", 0): [2.0]})
+    path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    path.write_text("half a fi")
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    assert shares_of(tmp_path / "results")["a is faster"] == 1.0

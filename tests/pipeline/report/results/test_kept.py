@@ -1,7 +1,9 @@
 """From a finished sweep to a kept result: what is kept, and what is refused."""
 
 import json
+import os
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -9,7 +11,7 @@ from pipeline.config import sources
 from pipeline.report.job_result import JobResult, read_result
 from pipeline.report.records import Records
 from pipeline.report.results import kept
-from pipeline.report.results.kept import KeptResultError, keep, read_results
+from pipeline.report.results.kept import KeptResult, KeptResultError, keep, read_results
 from pipeline.report.summary import summarise
 from tests.pipeline.report.serve_artifact import drawn
 
@@ -66,6 +68,22 @@ def test_a_kept_result_has_rows_seeds_claims_and_digests(sweep, tmp_path):
     assert found.command == f"python -m pipeline +experiment={EXPERIMENT}"
 
 
+def test_a_result_has_the_date_of_its_last_job_and_the_revisions_of_all(sweep, job, tmp_path):
+    replace(job, revision="abd").write(sweep / "0")
+    os.utime(sweep / "0" / "job.json", (0, 0))
+    keep(sweep, tmp_path)
+    (found,) = read_results(tmp_path)
+    last_s = max(path.stat().st_mtime for path in sweep.glob("*/job.json"))
+    assert found.revisions == ("abc", "abd")
+    assert found.date == f"{datetime.fromtimestamp(last_s, UTC):%Y-%m-%d}"
+
+
+def test_jobs_are_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 2):
+        JobResult("complete", number).write(tmp_path / str(number))
+    assert [one.number for one in kept.finished_jobs(tmp_path)] == [2, 10]
+
+
 def test_a_row_is_a_line_and_numbers_have_six_digits(sweep, tmp_path):
     text = keep(sweep, tmp_path).read_text()
     assert sum(line.startswith('   {"row": ') for line in text.splitlines()) == len(METHODS)
@@ -81,6 +99,11 @@ def test_a_changed_file_is_named(sweep, tmp_path, monkeypatch):
     stale = replace(found, files={**FILES, "config": "0" * 12})
     assert stale.changes() == ["conf/config.yaml has changed"]
     assert replace(found, exhibit_digest="").changes() == ["the exhibit's columns, rows or claims have changed"]
+
+
+def test_of_a_changed_file_no_second_change_is_told():
+    result = KeptResult("synera/x", {}, {"config": "0" * 12}, "another", (), "2026-11-23", 1)
+    assert result.changes() == ["conf/config.yaml has changed"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +148,11 @@ def test_a_configuration_that_changed_since_the_run_asks_for_another_run(sweep, 
         keep(sweep, tmp_path)
 
 
+def test_jobs_that_name_no_files_are_refused(tmp_path):
+    with pytest.raises(KeptResultError, match=r"does not say of which files .* `python -m pipeline \+experiment=x`"):
+        kept.unchanged_files(tmp_path, [JobResult("complete", 0)], "+experiment=x")
+
+
 def test_a_sweep_that_was_narrowed_lacks_jobs(sweep, tmp_path):
     few = tmp_path / "few"
     for number in range(3):
@@ -138,7 +166,25 @@ def test_a_folder_of_nothing_is_refused(tmp_path):
         keep(tmp_path, tmp_path / "into")
 
 
+def test_a_run_that_left_no_artifact_is_refused(tmp_path):
+    with pytest.raises(KeptResultError, match="ended without an artifact"):
+        kept._run_exhibit(tmp_path, JobResult("complete"))
+
+
 def test_a_file_that_is_no_result_is_named(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(KeptResultError, match=r"x.json is no kept result"):
         list(read_results(tmp_path))
+
+
+def test_a_file_of_another_format_is_named(tmp_path):
+    other = KeptResult("synera/x", {"title": "t"}, {"config": ""}, "d", (), "2026-11-23", 1, format=2)
+    other.write(tmp_path)
+    with pytest.raises(KeptResultError, match=r"x\.json has format 2, this code reads 1"):
+        list(read_results(tmp_path))
+
+
+def test_a_run_without_a_result_is_named_so(tmp_path):
+    JobResult("failed").write(tmp_path)
+    with pytest.raises(KeptResultError, match=r"the run ended without a result \(failed\)"):
+        kept.finished_jobs(tmp_path)

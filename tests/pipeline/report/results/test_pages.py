@@ -48,6 +48,19 @@ def pages_digest():
     return sources.exhibit_digest([])
 
 
+def page_of(result, shares=None):
+    """The page of the claims of one result; `shares`: those of the clock's draws, by the claim's key."""
+    return claims_page(decide([result], {"synera/x": shares or {}}), {"synera/x": result}, {})
+
+
+def with_seeds(result, *numbers):
+    """The result with so many seeds in each of its rows."""
+    for row, number in zip(result.exhibit["rows"], numbers, strict=True):
+        for column in row["columns"].values():
+            column["measured"]["by_replicate"] = {str(seed): 1 for seed in range(number)}
+    return result
+
+
 def test_a_marked_table_is_written_anew_and_the_rest_is_left():
     text = written_page(PAGE, {"synera/x": kept()}, "page.md")
     assert text.startswith("before\n<!-- result: synera/x\n")
@@ -73,6 +86,26 @@ def test_a_number_without_seeds_adds_none_and_an_exhibit_may_claim_nothing():
     assert decide([result], {}) == []
 
 
+def test_what_a_table_rests_on_are_its_largest_row_and_several_seeds():
+    result = with_seeds(kept(), 1, 1)
+    result.exhibit["rows"][1] |= {"requests": 420, "prompts": 210}
+    text = written_page(PAGE, {"synera/x": result}, "page.md")
+    assert "840 requests a row, 420 different prompts a seed; `python" in text
+
+
+def test_a_table_with_one_interval_says_which():
+    result = kept()
+    result.exhibit["rows"][1]["columns"]["q"] = {"measured": {"value": 1.5}}
+    assert "Intervals: 95 %." in written_page(PAGE, {"synera/x": result}, "page.md")
+
+
+def test_nothing_is_not_minus_nothing():
+    result = kept()
+    result.exhibit["rows"][0]["columns"]["q"] = {"measured": {"value": -1e-12, "low": -0.5, "high": 0.5}}
+    text = written_page(PAGE.replace("TBT, ms", "q"), {"synera/x": result}, "page.md")
+    assert "| a | 0.000 [-0.500, 0.500] |" in text
+
+
 def test_groups_may_be_columns():
     result = kept()
     for row, group in zip(result.exhibit["rows"], ("g", "h"), strict=True):
@@ -80,6 +113,14 @@ def test_groups_may_be_columns():
     text = written_page(PAGE.replace("rows: a", "spread: groups"), {"synera/x": result}, "page.md")
     cells = "20.0 [19.5, 20.5] (reported 31.5)"
     assert f"| TBT, ms | g | h |\n|---|---:|---:|\n| a | {cells} | {cells} |\n" in text
+
+
+def test_a_label_without_a_group_s_row_has_a_dash_there():
+    result = kept()
+    for row, place in zip(result.exhibit["rows"], (("a", "g"), ("b", "h")), strict=True):
+        row |= dict(zip(("row", "group"), place, strict=True))
+    text = written_page(PAGE.replace("rows: a", "spread: groups"), {"synera/x": result}, "page.md")
+    assert "| a | 20.0 [19.5, 20.5] (reported 31.5) | - |" in text
 
 
 def test_the_column_of_groups_may_be_left_out():
@@ -167,24 +208,44 @@ def test_claims_on_real_text_stand_before_the_papers_with_their_own_counts():
          "| at most 0.2 | +0.500 [+0.300, +0.700] | - | **does not hold** |"),
         (claim(1.0, value=2.0, baseline=None, relation="equal", margin=0.25),
          "| within 0.25 | 3.00 [2.80, 3.20] | - | **does not hold** (above) |"),
+        (claim(-1.0, value=2.0, baseline=None, relation="equal", margin=0.25),
+         "| within 0.25 | 1.00 [0.80, 1.20] | - | **does not hold** (below) |"),
+        (claim(error=None, low=0.5, high=1.5), "| above | +1.00 (no interval) | - | **holds** |"),
     ],
 )  # fmt: skip
 def test_a_line_says_what_was_asked_and_why_a_claim_stands_as_it_does(node, cells):
-    result = kept([node])
-    assert cells in claims_page(decide([result], {}), {"synera/x": result}, {})
+    assert cells in page_of(kept([node]))
+
+
+def test_a_bar_in_a_text_ends_no_cell():
+    assert "| a \\| b |" in page_of(kept([claim(statement="a | b")]))
 
 
 def test_a_claim_about_a_number_shows_the_rows_own():
     result = kept([claim(-0.25, value=2.0, baseline=None, relation="equal", margin=0.25, low=-0.5, high=0.0)])
-    assert "| 1.75 [1.50, 2.00] |" in claims_page(decide([result], {}), {"synera/x": result}, {})
+    assert "| 1.75 [1.50, 2.00] |" in page_of(result)
+
+
+def test_many_groups_of_a_claim_about_a_number_show_the_rows_own():
+    result = kept([claim(float(i), value=10.0, baseline=None, group=f"g{i}") for i in range(4)])
+    assert "10.0 to 13.0 in 4 groups" in page_of(result)
+
+
+@pytest.mark.parametrize(("number", "shown"), [(3, "g0: +1.00"), (4, "+1.00 to +4.00 in 4 groups")])
+def test_three_groups_are_shown_one_by_one(number, shown):
+    assert shown in page_of(kept([claim(i + 1.0, group=f"g{i}") for i in range(number)]))
+
+
+def test_three_groups_of_a_verdict_are_named():
+    nodes = [claim(i + 1.0, group=f"g{i}") for i in range(3)] + [claim(-1.0, group="last", status="does not hold")]
+    assert "holds for g0, g1, g2" in page_of(kept(nodes))
 
 
 def test_many_groups_are_a_range_and_a_verdict_names_few():
     nodes = [claim(i + 1.0, group=f"g{i}") for i in range(5)] + [claim(-1.0, group="last", status="does not hold")]
-    result = kept(nodes)
-    text = claims_page(decide([result], {}), {"synera/x": result}, {})
+    text = page_of(kept(nodes))
     assert "-1.00 to +5.00 in 6 groups" in text
-    assert "**depends**: does not hold for last; holds for 5 groups" in text
+    assert "**depends** (one seed): does not hold for last; holds for 5 groups" in text
     assert CLAIMS_PAGE == "claims.md"
 
 
@@ -201,14 +262,39 @@ def test_what_could_differ_in_another_run_and_was_not_repeated_is_labelled(exper
     assert f"| **holds**{label} |" in text
 
 
+def test_a_claim_with_one_seed_in_one_group_was_not_repeated():
+    result = with_seeds(kept([claim(group="g"), claim(group="h")]), 3, 1)
+    for row, group in zip(result.exhibit["rows"], "gh", strict=True):
+        row |= {"row": "a", "group": group}
+    assert "| **holds** (one seed) |" in page_of(result)
+
+
 def test_the_page_says_how_many_claims_wait_for_draws_of_the_clock():
     result = replace(kept([claim(), claim(0.1, statement="unclear")]), files={"hardware/chip/rtx_a6000": ""})
-    text = claims_page(decide([result], {}), {"synera/x": result}, {})
+    text = page_of(result)
     assert "| **undecided** (clock not drawn) |" in text
     assert "have several: 1 interval, 1 clock not drawn." in text
     assert "1 tests of 1 claims are decided by" in text
     assert "No claim waits" not in text
-    drawn = claims_page(
-        decide([result], {"synera/x": {claim_key(result.exhibit["claims"][0]): 1.0}}), {"synera/x": result}, {}
-    )
+    drawn = page_of(result, {claim_key(result.exhibit["claims"][0]): 1.0})
     assert "Drawn for 1 claims. No claim waits for draws." in drawn
+
+
+def test_the_clock_s_shares_are_from_least_to_most():
+    nodes = [claim(group="g"), claim(group="h"), claim(statement="one")]
+    shares = dict(zip(map(claim_key, nodes), (1.0, 0.955, 0.96), strict=True))
+    text = page_of(replace(kept(nodes), files={"hardware/chip/rtx_a6000": ""}), shares)
+    assert "| 96 % to 100 % |" in text
+    assert "| 96 % |" in text
+    assert "Drawn for 2 claims." in text
+
+
+def test_a_claim_that_was_drawn_in_one_group_counts_as_drawn():
+    nodes = [claim(group="g"), claim(group="h")]
+    result = replace(kept(nodes), files={"hardware/chip/rtx_a6000": ""})
+    assert "Drawn for 1 claims." in page_of(result, {claim_key(nodes[0]): 1.0})
+
+
+def test_a_line_of_a_mark_without_a_colon_is_refused():
+    with pytest.raises(MarkError, match="has the line 'rows a'; NAME: VALUES is wanted"):
+        written_page(PAGE.replace("rows: a", "rows a"), {"synera/x": kept()}, "page.md")

@@ -38,6 +38,9 @@ def verdict(*args, draws=None, files=(), **other):
         (1.0, "above", 0.0, "holds"),
         (1.0, "below", 0.0, "does not hold"),
         (-1.0, "below", 0.0, "holds"),
+        (-2.0, "below", 1.0, "holds"),
+        (-1.0, "below", 1.0, "undecided"),
+        (-0.2, "below", 1.0, "does not hold"),
         (1.0, "above", 1.0, "undecided"),
         (1.0, "above", 2.0, "does not hold"),
         (0.2, "at_most", 1.0, "holds"),
@@ -83,6 +86,18 @@ def by_seed(own, node, baseline=None):
     return KeptResult("synera/x", {"title": "t", "rows": rows, "claims": [node]}, {}, "", (), "2026-11-26", 3)
 
 
+def test_a_row_has_the_seeds_of_its_column_with_most():
+    found = result(claim())
+    found.exhibit["rows"][0]["columns"]["size"] = {"measured": {"value": 1.0, "by_replicate": {"": 1.0}}}
+    assert decide([found], {})[0].tests[0].num_seeds == 3
+
+
+def test_the_seeds_of_a_claim_are_those_of_its_group():
+    found = result(claim(group="g"))
+    found.exhibit["rows"][0]["columns"]["m"]["measured"] = {"value": 1.0, "by_replicate": {"": 1.0}}
+    assert decide([found], {})[0].tests[0].num_seeds == 3
+
+
 def test_a_claim_of_ours_is_no_claim_of_the_paper():
     found = result(claim(reported=""), claim(statement="reported"))
     assert [one.statement for one in decide([found], {})] == ["reported"]
@@ -93,6 +108,16 @@ def test_claims_of_ours_are_a_family_of_their_own():
     """A test that would not stand among the papers' twenty stands alone."""
     found = result(claim(0.25, reported=""), *(claim(0.25, statement=f"claim {i}") for i in range(20)))
     assert [one.verdict for one in decide([found], {}, ours=True)] == ["holds"]
+
+
+def test_one_statement_about_two_metrics_is_two_claims():
+    found = decide([result(claim(), claim(metric="other"))], {})
+    assert [one.node["metric"] for one in found] == ["m", "other"]
+
+
+def test_a_claim_s_key_names_its_rows():
+    changes = ({}, {"row": "c"}, {"baseline": "c"}, {"metric": "n"}, {"group": "g"})
+    assert len({claim_key(claim(**change)) for change in changes}) == 5
 
 
 def test_groups_merge_and_say_where_a_claim_holds():
@@ -130,6 +155,12 @@ def test_an_undecided_claim_has_its_reason(number, difference, error, share, rea
     assert dict(count_reasons(found)) == ({reason: number} if reason else {})
 
 
+def test_reasons_are_those_of_undecided_claims_alone():
+    found = decide([result(claim(0.0, group="g"), claim(-1.0, group="h", status="does not hold"))], {})
+    assert [one.verdict for one in found] == ["does not hold"]
+    assert dict(count_reasons(found)) == {}
+
+
 def test_a_claim_that_holds_in_no_group_and_fails_in_one_does_not_hold():
     (found,) = decide([result(claim(0.0, group="g"), claim(-1.0, group="h", status="does not hold"))], {})
     assert (found.groups("undecided"), found.groups("does not hold")) == (["g"], ["h"])
@@ -146,6 +177,7 @@ def test_without_an_interval_the_values_decide_and_no_test_is_counted():
 def test_equal_values_in_every_resample_are_decided_by_their_status():
     assert verdict(0.0, 0.0, relation="at_most", status="holds") == "holds"
     assert verdict(0.0, 0.0, status="does not hold") == "does not hold"
+    assert verdict(0.0, 0.0, status="inconclusive") == "undecided"
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.95, "holds"), (0.94, "undecided"), (1.0, "holds")])
@@ -160,6 +192,13 @@ def test_a_capacity_on_a_chip_without_measured_batches_is_undecided():
     (one,) = decide([found], {})
     assert [(test.group, test.verdict) for test in one.tests] == [("g", "undecided"), ("h", "holds")]
     assert one.tests[0].reason == "batches unmeasured"
+
+
+def test_a_claim_that_was_not_run_lacks_no_batches():
+    found = result(claim(error=None, difference=None, status="not evaluated", group="g"))
+    found.exhibit["unmeasured_batches"] = ["g"]
+    (one,) = decide([found], {})
+    assert (one.verdict, one.tests[0].reason) == ("not run", "")
 
 
 def test_nor_is_a_claim_refuted_that_the_clock_may_turn():
@@ -193,3 +232,9 @@ def test_a_capacity_without_measured_batches_is_that_before_it_is_drawn():
     node = claim(group="g", metric="latency/verification_s/mean")
     (found,) = decide([result(node, experiment="synera/fig15", files=CHIP)], {"synera/fig15": {claim_key(node): 1.0}})
     assert (found.verdict, found.tests[0].reason) == ("undecided", "batches unmeasured")
+
+
+@pytest.mark.parametrize("change", [{"value": 50.0}, {"margin": 0.5}, {"reported": "twice"}, {"relation": "below"}])
+def test_another_number_in_another_group_is_another_claim(change):
+    found = decide([result(claim(group="g"), claim(group="h", **change))], {})
+    assert [len(one.tests) for one in found] == [1, 1]
