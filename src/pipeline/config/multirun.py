@@ -7,13 +7,15 @@ An override replaces what an experiment sweeps only where both spell the key ali
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.arguments import choices_given, config_folders
 from pipeline.config.collector import resume_collector
+from pipeline.config.sources import read_file
+from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -32,12 +34,12 @@ def defer_to_jobs(argv: Sequence[str]) -> list[str]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
 
     experiments = list(_experiment_nodes(argv))
-    if not {"-m", "--multirun"} & set(argv) and not any(map(_chooses_multirun, experiments)):
+    chosen = any(node.get("mode") == "MULTIRUN" for node in experiments)
+    if not chosen and not {"-m", "--multirun"} & set(argv):
         return list(argv)
-    params = [key for node in experiments for key in OmegaConf.select(node, "hydra.sweeper.params") or {}]
+    params = [key for node in experiments for key in _group(_group(node, "sweeper"), "params")]
     argv = [_spelled_like(params, word) for word in argv]
     words = [word for word in argv if "=" in word and not word.startswith("-")]
     try:
@@ -126,26 +128,27 @@ def _as_sweep(word: str) -> str:
     return f"{key}=choice({value})" if value else word
 
 
-def _experiment_nodes(argv: Sequence[str]) -> Iterator["DictConfig"]:
-    """The files of the named experiments, each followed by those that it includes from its folder."""
+def _experiment_nodes(argv: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """What the named experiments say of `hydra`, each followed by the files that it includes from its folder."""
     for name in choices_given(argv, "experiment"):
         files = (folder / "experiment" / f"{name}.yaml" for folder in config_folders(argv))
         yield from _nodes(next(filter(Path.is_file, files), None))
 
 
-def _nodes(file: Path | None) -> Iterator["DictConfig"]:
-    from omegaconf import OmegaConf
-
+def _nodes(file: Path | None) -> Iterator[Mapping[str, Any]]:
+    """None of a file that is no YAML: Hydra says what is wrong with it."""
     if file is None or not file.is_file():
         return
-    node: Any = OmegaConf.load(file)
-    yield node
+    try:
+        node = read_file(file)
+    except (ConfigError, TypeError):
+        return
+    yield _group(node, "hydra")
     for entry in node.get("defaults") or ():
         if isinstance(entry, str) and entry != "_self_":
             yield from _nodes(file.parent / f"{entry}.yaml")
 
 
-def _chooses_multirun(node: "DictConfig") -> bool:
-    from omegaconf import OmegaConf
-
-    return str(OmegaConf.select(node, "hydra.mode")) == "MULTIRUN"
+def _group(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = node.get(key)
+    return found if isinstance(found, Mapping) else {}

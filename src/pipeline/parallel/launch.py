@@ -236,7 +236,7 @@ def _find_result(job: Cell, plan: CellPlan | None) -> JobResult | None:
 
 
 def _files(job: Cell, known: Mapping[str, str]) -> Mapping[str, str]:
-    """Those that the job is composed of now; `known` where none of these has changed."""
+    """The files of conf/ that the job is composed of now; `known` where none of these has changed."""
     if not any(sources.changed_files(known)):
         return known
     with _composed_job(job.config) as composed:

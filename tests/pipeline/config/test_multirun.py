@@ -64,6 +64,14 @@ def test_what_replaces_a_sweep_of_an_experiment_is_spelled_as_there(tmp_path: Pa
     assert defer_to_jobs(["+experiment=own", given, f"--config-dir={tmp_path}"])[1] == meant
 
 
+@pytest.mark.parametrize("text", ["a: [1\nb: 2\n", "- a\n", "hydra: 3\ndefaults: [absent]\n", ""])
+def test_a_file_that_is_no_experiment_is_left_to_hydra(tmp_path: Path, text: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    argv = ["+experiment=mine", "policy.draft.k=8", "-m", f"--config-dir={tmp_path}"]
+    assert defer_to_jobs(argv) == argv
+
+
 def test_a_sweep_over_variants_may_choose_any_group() -> None:
     argv = ["+variant/synera/method=hybrid,synera", "workload.num_prompts=4", "-m"]
     assert defer_to_jobs(argv)[1] == "workload.num_prompts=choice(4)"
