@@ -415,7 +415,7 @@ AT_EACH_CHANGE = {
 SAID = {
     "beyond/where": ("Who wins where", "\nOrin, 2"),
     "beyond/where_smollm2": ("Who wins where", "\nOrin, 2"),
-    "beyond/borders": ("beside closed forms", "a device that drafts, a cloud that decodes"),
+    "beyond/borders": ("beside closed forms", "window: a device that"),
     "choose": ("keeps the requirements", "held-out requests", "quality", "run it: python -m pipeline +policy=chosen"),
     "leaderboard": ("Synera's testbed, 4 devices", "without hyperion", "leaderboard.md"),
     "capacity": ("Devices that one cloud carries under an SLO", "any number", "best"),
