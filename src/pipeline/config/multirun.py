@@ -36,8 +36,7 @@ def defer_to_jobs(argv: Sequence[str]) -> list[str]:
     from hydra.errors import HydraException
 
     experiments = list(_experiment_nodes(argv))
-    chosen = any(node.get("mode") == "MULTIRUN" for node in experiments)
-    if not chosen and not {"-m", "--multirun"} & set(argv):
+    if not {"-m", "--multirun"} & set(argv) and _mode(argv, experiments) != "MULTIRUN":
         return list(argv)
     params = [key for node in experiments for key in _group(_group(node, "sweeper"), "params")]
     argv = [_spelled_like(params, word) for word in argv]
@@ -133,6 +132,12 @@ def _experiment_nodes(argv: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     for name in choices_given(argv, "experiment"):
         files = (folder / "experiment" / f"{name}.yaml" for folder in config_folders(argv))
         yield from _nodes(next(filter(Path.is_file, files), None))
+
+
+def _mode(argv: Sequence[str], experiments: Sequence[Mapping[str, Any]]) -> str | None:
+    """`hydra.mode` of the command line, else that of the experiments."""
+    given = [word.partition("=")[2] for word in argv if word.startswith("hydra.mode=")]
+    return next(iter(given), next((str(node["mode"]) for node in experiments if "mode" in node), None))
 
 
 def _nodes(file: Path | None) -> Iterator[Mapping[str, Any]]:

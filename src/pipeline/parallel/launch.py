@@ -16,6 +16,7 @@ from pipeline.artifacts.runner import is_forced
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config import sources
+from pipeline.config.compose import written_overrides
 from pipeline.errors import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, UserError
 from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
@@ -241,7 +242,7 @@ def _files(job: Cell, known: Mapping[str, str]) -> Mapping[str, str]:
         return known
     with _composed_job(job.config) as composed:
         composed.plan(str(job.config.goal))
-        return current_files(composed, cells.masked_overrides(job))
+        return current_files(composed, written_overrides(job.config.hydra))
 
 
 def _blocked(job: Cell, plan: CellPlan | None, problems: Mapping[str, str]) -> Cell:

@@ -94,7 +94,7 @@ class SoftwareEfficiency:
         """What reports show of where the two efficiencies come from; empty if each has a source of its own."""
         if "all" in self.sources:
             return self.sources["all"]
-        unsourced = [each for each in ("compute_efficiency", "bandwidth_efficiency") if each not in self.sources]
+        unsourced = [each for each in ("compute_efficiency", "bandwidth_efficiency") if not self.source(each)]
         return f"unverified: no source of {' and '.join(unsourced)}" if unsourced else ""
 
     @property

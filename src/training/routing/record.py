@@ -84,7 +84,7 @@ class Disagreement:
         return self.trajectory.query.request.max_new_tokens - self.position - 1
 
     def continuation_queries(self) -> list[Query]:
-        """The two queries whose answers are compared, if any budget is left."""
+        """The two queries whose answers are compared; `remaining_budget` must be above 0."""
         return [self._continuation_query(side, token) for side, token in (("small", self.small), ("large", self.large))]
 
     def session_id(self, side: str) -> str:
@@ -199,7 +199,8 @@ class TrajectoryRecorder:
 
 
 def _unended_continuations(disagreements: Sequence[Disagreement]) -> list[Query]:
-    """The queries of all continuations whose first token ends neither text nor budget.
+    """The queries of all continuations that can go on: their first token does not end the text, and the answer may have
+    another.
 
     `run_untimed` deals queries to its devices in turn, so in this order both of a state run on one device, where the
     second continues the cache of what both share, up to the first continuation that is left out and in whole groups.

@@ -62,6 +62,7 @@ def test_what_replaces_a_sweep_of_an_experiment_is_spelled_as_there(tmp_path: Pa
     assert defer_to_jobs(["+experiment=mine", given, f"--config-dir={tmp_path}"])[1] == given  # no multirun
     (folder / "own.yaml").write_text("defaults: [mine]\nhydra: {mode: MULTIRUN}")
     assert defer_to_jobs(["+experiment=own", given, f"--config-dir={tmp_path}"])[1] == meant
+    assert defer_to_jobs(["+experiment=own", given, f"--config-dir={tmp_path}", "hydra.mode=RUN"])[1] == given
 
 
 @pytest.mark.parametrize("text", ["a: [1\nb: 2\n", "- a\n", "hydra: 3\ndefaults: [absent]\n", ""])
