@@ -6,6 +6,8 @@ from pathlib import Path
 from native.machine import memory_nbytes, processor, usable_cores
 
 DISTRIBUTION = "tandem-llm"
+DIRTY = "-dirty"
+"""Ends the revision of a checkout with changes that were not committed, as git has it."""
 PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy", "pyarrow")
 
 
@@ -47,7 +49,7 @@ def _gpu(accelerator: str) -> dict[str, str]:
 
 
 def revision(file: Path = Path(__file__)) -> str | None:
-    """The commit of the code, with `-dirty` if it was changed since; None where git does not track `file`.
+    """The commit of the code, with `DIRTY` if it was changed since; None where git does not track `file`.
 
     A wheel may be installed inside a user's own repository, whose commit says nothing about this code.
     """
@@ -55,7 +57,7 @@ def revision(file: Path = Path(__file__)) -> str | None:
 
     try:
         _git(file.parent, "ls-files", "--error-unmatch", file.name)
-        return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
+        return _git(file.parent, "describe", "--always", f"--dirty={DIRTY}", "--abbrev=40", "--exclude=*") or None
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -94,11 +94,11 @@ def written_pages() -> Iterator[tuple[Path, str]]:
             yield path, pages.written_page(text, results, path.name)
     shares = draws.current_shares(kept.results_folder())
     of_papers = [result for name, result in results.items() if name.partition("/")[0] in claims_page.PAPERS]
-    claims = verdicts.decide(of_papers, shares)
+    claims, beside = verdicts.decide(of_papers, shares), verdicts.decide(of_papers, shares, ours=True)
     real = [result for name, result in results.items() if name.startswith(f"{claims_page.REAL_TEXT}/")]
     on_real_text = verdicts.decide(real, shares, ours=True)
     waiting = experiments_without_result(results)
-    yield docs / claims_page.CLAIMS_PAGE, claims_page.claims_page(claims, results, waiting, on_real_text)
+    yield docs / claims_page.CLAIMS_PAGE, claims_page.claims_page(claims, results, waiting, on_real_text, beside)
 
 
 def _kept() -> dict[str, kept.KeptResult]:

@@ -9,8 +9,10 @@ from typing import Literal
 from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim
+from pipeline.report.statistics import MeanError
 
 NO_INTERVAL = "no interval"
+SEEDS_ALONE = "Student's t over seeds"
 ClaimStatus = Literal["holds", "does not hold", "inconclusive", "not evaluated"]
 
 
@@ -64,8 +66,10 @@ def _cell(shown: RenderedExhibit, claim: Claim, group: str, row: str) -> Cell:
 def _difference_bounds(difference: Estimate) -> tuple[float, float, str]:
     if interval := difference.interval:
         return interval.low, interval.high, "95 % interval"
-    low, high = difference.seed_range or (difference.value, difference.value)
-    return low, high, "seeds alone" if difference.seed_range else NO_INTERVAL
+    if difference.seed_range is None:
+        return difference.value, difference.value, NO_INTERVAL
+    half = MeanError.of(list(difference.values.values()), 0.0).half_width()
+    return difference.value - half, difference.value + half, SEEDS_ALONE
 
 
 def claim_status(claim: Claim, low: float, high: float) -> ClaimStatus:

@@ -1,5 +1,6 @@
-"""Writes docs/claims.md: every claim of the papers with its verdict, and our claims on real text."""
+"""Writes docs/claims.md: every claim of the papers with its verdict, our claims beside them, and those on real text."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ _TITLES = {
     "token_routing": "Token Level Routing Inference System for Edge Devices",
 }
 _MOST_GROUPS_SHOWN = 3
+_RELATIVE = re.compile(r"\bof ([^,]+)")
+"""What a column is relative to: `TBT of edge, %`."""
 _CLAIMS_HEAD = """\
 # Claims of the five papers, and what holds here
 
@@ -53,7 +56,8 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 - **verdict**: *holds* or *does not hold* (with the side on which ours lies, where a number is claimed; an effect that
   is larger than claimed does not hold either) at p < {significance} after Holm's correction over all tests of this
   page. *Depends*: it holds in some groups and not in others. *Holds in part*: it holds in some, the others are
-  undecided or not run. Without an interval (one value, or a percentile) the values alone decide.
+  undecided or not run. What cannot be resampled, such as a percentile, has Student's t over its seeds; one value
+  without an interval decides alone.
 - ***undecided*** names its reason. *interval*: p is 0.05 or more before any correction. *Holm*: it is less, but many
   tests were made. *within the margin*: there is no interval, and the value is at the margin. *clock*: the clock's error
   turns the verdict in more than 5 % of its draws. *clock not drawn*: the values decide, but they are times, loads,
@@ -65,6 +69,12 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
   take. What tokens, texts and bytes alone decide does not; nor does what was measured on this machine, or timed by
   coefficients that a paper prints. Drawn for {drawn} claims. {waiting_for_draws}
 - *One seed*: nothing was repeated that a seed changes. *One profile*: this machine was measured once.
+{beside}"""
+_BESIDE = """\
+- ***ours beside them***: claims of ours on the same rows, by other measures than the papers': service time a token
+  beside TBT, ROUGE-1 beside exact match, the price of busy chips beside c = T W / Pf; and what the papers leave open.
+  {number} claims: {counts}.
+  Holm's correction is over these alone. {waiting_for_draws}
 """
 
 Waiting = Mapping[str, Mapping[str, str]]
@@ -76,36 +86,45 @@ def claims_page(
     results: Mapping[str, KeptResult],
     waiting: Waiting,
     on_real_text: Sequence[PaperClaim] = (),
+    beside: Sequence[PaperClaim] = (),
 ) -> str:
-    """docs/claims.md. `on_real_text`: our claims on pairs of real language models, a family of their own."""
-    lines = [_claims_head(claims, waiting), *_summary_lines(claims, waiting), *_headline_lines(claims)]
+    """docs/claims.md. Two more families are ours: `on_real_text`, on pairs of real language models, and `beside`, on
+    the papers' exhibits.
+    """
+    lines = [_claims_head(claims, waiting, beside), *_summary_lines(claims, waiting), *_headline_lines(claims, beside)]
     lines += _real_text_lines(on_real_text, results)
     for folder, title in PAPERS.items():
-        own, absent = _of_paper(claims, folder), _of_folder(waiting, folder)
-        if own or absent:
-            lines += [f"## {title}", "", f"*{_TITLES[folder]}.*", "", *_exhibit_lines(own, results)]
+        own, ours, absent = _of_paper(claims, folder), _of_paper(beside, folder), _of_folder(waiting, folder)
+        if own or ours or absent:
+            lines += [f"## {title}", "", f"*{_TITLES[folder]}.*", "", *_paper_lines(own, ours, results)]
             lines += _waiting_lines(absent)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _claims_head(claims: Sequence[PaperClaim], waiting: Waiting) -> str:
+def _claims_head(claims: Sequence[PaperClaim], waiting: Waiting, beside: Sequence[PaperClaim]) -> str:
     return _CLAIMS_HEAD.format(
         number=len(claims) + sum(map(len, waiting.values())),
         counts=", ".join(f"{number} {verdict}" for verdict, number in _all_counts(claims, waiting).items()),
         reasons=", ".join(f"{number} {reason}" for reason, number in count_reasons(claims)) or "none",
-        waiting_for_draws=_waiting_for_draws(claims),
+        waiting_for_draws=_waiting_for_draws(claims, "  "),
         drawn=sum(any(test.clock_share is not None for test in claim.tests) for claim in claims),
         significance=SIGNIFICANCE,
-    )
+        beside=_BESIDE.format(
+            number=len(beside), counts=_counted(beside), waiting_for_draws=_waiting_for_draws(beside, "  ")
+        ) if beside else "",
+    )  # fmt: skip
 
 
-def _waiting_for_draws(claims: Sequence[PaperClaim]) -> str:
+def _counted(claims: Sequence[PaperClaim]) -> str:
+    return ", ".join(f"{number} {verdict}" for verdict, number in count_verdicts(claims))
+
+
+def _waiting_for_draws(claims: Sequence[PaperClaim], indent: str = "") -> str:
     num_tests, num_claims = count_not_drawn(claims)
     if not num_tests:
-        return "No claim waits for draws."
-    return (
-        f"{num_tests} tests of {num_claims} claims are decided by\n  their values and wait for draws (`+draws=clock`)."
-    )
+        return "None of them waits for draws."
+    decided = f"{num_tests} tests of {num_claims} claims are decided by their"
+    return f"{decided}\n{indent}values and wait for draws (`+draws=clock`)."
 
 
 def _of_paper(claims: Sequence[PaperClaim], folder: str) -> list[PaperClaim]:
@@ -134,23 +153,37 @@ def _summary_lines(claims: Sequence[PaperClaim], waiting: Waiting) -> Iterator[s
     yield ""
 
 
-def _headline_lines(claims: Sequence[PaperClaim]) -> Iterator[str]:
+def _headline_lines(claims: Sequence[PaperClaim], beside: Sequence[PaperClaim]) -> Iterator[str]:
     headlines = [claim for claim in claims if claim.node.get("headline")]
     if headlines:
         yield from (
             "## Headlines",
             "",
-            "What abstracts and conclusions claim. Each stands again below, with its table.",
+            "What abstracts and conclusions claim, and ours about the same rows. Each stands again below.",
             "",
         )
         yield from (f"| paper | {' | '.join(_CLAIM_COLUMNS)} |", "|---|" + "---|" * len(_CLAIM_COLUMNS))
         for claim in headlines:
             paper = PAPERS[claim.experiment.partition("/")[0]].partition(" (")[0]
-            yield f"| {paper} | {' | '.join(map(escaped, _claim_cells(claim)))} |"
+            for name, one in ((paper, claim), *(("ours", one) for one in beside if _is_beside(one, claim))):
+                yield f"| {name} | {' | '.join(map(escaped, _claim_cells(one)))} |"
         yield ""
 
 
+def _is_beside(ours: PaperClaim, claim: PaperClaim) -> bool:
+    """True if both set the same row beside the same one: their baseline, or what their column is relative to."""
+    return ours.experiment == claim.experiment and None is not _compared(ours.node) == _compared(claim.node)
+
+
+def _compared(node: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The row of a claim and what it is compared with; None for a number by itself."""
+    relative = _RELATIVE.search(node["metric"])
+    other = node.get("baseline") or (relative and relative[1])
+    return (node["row"], other) if other else None
+
+
 _CLAIM_COLUMNS = ("claim", "reported", "asked", "ours", "clock", "verdict")
+_OUR_COLUMNS = tuple(column for column in _CLAIM_COLUMNS if column != "reported")
 
 
 def _claim_cells(claim: PaperClaim) -> tuple[str, ...]:
@@ -166,19 +199,29 @@ def _asked(node: Mapping[str, Any]) -> str:
     return f"{relation.replace('_', ' ')} {margin:g}" if margin else relation.replace("_", " ")
 
 
-def _exhibit_lines(
-    claims: Sequence[PaperClaim], results: Mapping[str, KeptResult], columns: Sequence[str] = _CLAIM_COLUMNS
+def _paper_lines(
+    claims: Sequence[PaperClaim], beside: Sequence[PaperClaim], results: Mapping[str, KeptResult]
 ) -> Iterator[str]:
-    """A table for each exhibit, with what decides its claims and what it rests on."""
-    for name in dict.fromkeys(claim.experiment for claim in claims):
-        result = results[name]
-        yield from (f"### {result.exhibit['title']}", "")
-        yield from (f"| {' | '.join(columns)} |", "|" + "---|" * len(columns))
-        for claim in (one for one in claims if one.experiment == name):
-            cells = dict(zip(_CLAIM_COLUMNS, _claim_cells(claim), strict=True))
-            yield f"| {' | '.join(escaped(cells[column]) for column in columns)} |"
-        decided = "; ".join(result.exhibit.get("assumptions", ()))
-        yield from ("", *([f"Decided by: {decided}."] if decided else []), basis_line(result), "")
+    """Each exhibit's claims and ours beside them, with what decides them and what they rest on."""
+    for name in (name for name in results if any(claim.experiment == name for claim in (*claims, *beside))):
+        yield from (f"### {results[name].exhibit['title']}", "")
+        if own := [claim for claim in claims if claim.experiment == name]:
+            yield from (*_table(own, _CLAIM_COLUMNS), "")
+        if ours := [claim for claim in beside if claim.experiment == name]:
+            yield from ("Ours beside them:" if own else "Ours:", "", *_table(ours, _OUR_COLUMNS), "")
+        yield from _basis_lines(results[name])
+
+
+def _table(claims: Sequence[PaperClaim], columns: Sequence[str]) -> Iterator[str]:
+    yield from (f"| {' | '.join(columns)} |", "|" + "---|" * len(columns))
+    for claim in claims:
+        cells = dict(zip(_CLAIM_COLUMNS, _claim_cells(claim), strict=True))
+        yield f"| {' | '.join(escaped(cells[column]) for column in columns)} |"
+
+
+def _basis_lines(result: KeptResult) -> Iterator[str]:
+    decided = "; ".join(result.exhibit.get("assumptions", ()))
+    yield from (*([f"Decided by: {decided}."] if decided else []), basis_line(result), "")
 
 
 _REAL_TEXT_HEAD = """\
@@ -187,16 +230,21 @@ _REAL_TEXT_HEAD = """\
 What the papers claim is decided below on models of 0.2 to 6 million parameters, or by arithmetic. Here the same
 questions are put to a language model, SmolLM2-135M-Instruct and 15 to 24 of its 30 layers, and to real prompts
 ([real_models.md](real_models.md) says which of the conclusions stand). The statements are ours, written before the
-runs. {number} claims: {counts}; Holm's correction is over these alone.
+runs. {number} claims: {counts}.
+Holm's correction is over these alone. {waiting_for_draws}
 """
 
 
 def _real_text_lines(claims: Sequence[PaperClaim], results: Mapping[str, KeptResult]) -> Iterator[str]:
     if not claims:
         return
-    counts = ", ".join(f"{number} {verdict}" for verdict, number in count_verdicts(claims))
-    yield _REAL_TEXT_HEAD.format(number=len(claims), counts=counts)
-    yield from _exhibit_lines(claims, results, [column for column in _CLAIM_COLUMNS if column != "reported"])
+    yield _REAL_TEXT_HEAD.format(
+        number=len(claims), counts=_counted(claims), waiting_for_draws=_waiting_for_draws(claims)
+    )
+    for name in dict.fromkeys(claim.experiment for claim in claims):
+        yield from (f"### {results[name].exhibit['title']}", "")
+        yield from (*_table([one for one in claims if one.experiment == name], _OUR_COLUMNS), "")
+        yield from _basis_lines(results[name])
 
 
 def _ours(claim: PaperClaim) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.artifacts.environment import DIRTY
 from pipeline.errors import UserError
 from pipeline.report.results.kept import KeptResult
 from pipeline.report.table import shared_decimals
@@ -176,11 +177,17 @@ def basis_line(result: KeptResult) -> str:
     sample = f"{requests:,} requests a row, {prompts:,} different prompts a seed; " if requests and prompts else ""
     seeds = _seeds(rows)
     named = f"seeds {', '.join(seeds)}; " if len(seeds) > 1 else ""
-    revision = ", ".join(dict.fromkeys(one[:7] for one in result.revisions)) or "unknown"
+    revision = ", ".join(dict.fromkeys(map(_short_revision, result.revisions))) or "unknown"
     changes = result.changes()
     stale = f" **Not run again since: {'; '.join(changes)}.**" if changes else ""
     intervals = "Intervals: 95 %. " if any("low" in cell for cell in _measured_cells(rows)) else ""
     return f"{intervals}{sample}{named}`{result.command}`, {result.date}, revision {revision}.{stale}"
+
+
+def _short_revision(revision: str) -> str:
+    """`d68239a`; of a checkout with changes, `d68239a with changes that were not committed`."""
+    commit, dirty, _ = revision.partition(DIRTY)
+    return commit[:7] + (" with changes that were not committed" if dirty else "")
 
 
 def _seeds(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -27,7 +27,7 @@ DRAWS_NEEDED = 0.95
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """A claim in one group. `p_value` None: there is no interval, and the values alone decide.
+    """A claim in one group. `p_value` None: there is one value without an interval, and it alone decides.
 
     p_value        adjusted over its family
     num_seeds      of the row
@@ -196,15 +196,22 @@ def _by_seed(result: KeptResult, node: Mapping[str, Any], row: str | None) -> Ma
 
 
 def _mean_error(result: KeptResult, node: Mapping[str, Any]) -> MeanError | None:
-    """That of the claim's difference; None without a standard error."""
-    error = node.get("standard_error")
-    if error is None or node.get("difference") is None:
+    """That of the claim's difference; None for one value without a standard error. What cannot be resampled, such as a
+    percentile, has what its seeds differ by.
+    """
+    error, values = node.get("standard_error"), _differences(result, node)
+    if node.get("difference") is None or (error is None and len(values) < 2):
         return None
+    return MeanError.of(values, error or 0.0)
+
+
+def _differences(result: KeptResult, node: Mapping[str, Any]) -> list[float]:
+    """The claim's difference in each seed; the row's own value where it has no baseline."""
     own = _by_seed(result, node, node["row"])
     if node.get("baseline") is None:
-        return MeanError.of(list(own.values()), error)
+        return list(own.values())
     other = _by_seed(result, node, node["baseline"])
-    return MeanError.of([value - other[seed] for seed, value in own.items() if seed in other], error)
+    return [value - other[seed] for seed, value in own.items() if seed in other]
 
 
 def _bounds(result: KeptResult, node: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -217,11 +224,11 @@ def _bounds(result: KeptResult, node: Mapping[str, Any]) -> tuple[float | None, 
 
 
 def _sides(result: KeptResult, node: Mapping[str, Any]) -> _Sides | None:
-    """None without a standard error."""
+    """None for one value without a standard error."""
     error = _mean_error(result, node)
     if error is None:
         return None
-    if node["standard_error"] == 0:
+    if not error.seeds and not error.prompts:
         return {"holds": _Sides(0.0, 1.0), "does not hold": _Sides(1.0, 0.0)}.get(node["status"], _Sides(0.5, 0.5))
     margin = node.get("margin", 0.0)
     above = {bound: error.chance_above(bound - node["difference"]) for bound in (margin, -margin)}

@@ -92,9 +92,20 @@ def test_without_an_interval_a_claim_is_judged_by_seeds_or_value():
     (one,) = evaluate_claims(shown(claim, a=Estimate({"0": 2.0}), b=Estimate({"0": 1.0})))
     assert (one.status, one.basis) == ("holds", "no interval")
     (seeds,) = evaluate_claims(shown(claim, a=Estimate({"0": 2.0, "3": 0.5}), b=Estimate({"0": 1.0, "3": 1.0})))
-    assert (seeds.status, seeds.basis, seeds.bounds) == ("inconclusive", "seeds alone", (-0.5, 1.0))
+    assert (seeds.status, seeds.basis) == ("inconclusive", "Student's t over seeds")
+    assert seeds.bounds == pytest.approx((0.25 - 12.706 * 0.75, 0.25 + 12.706 * 0.75), rel=1e-3)
     (other,) = evaluate_claims(shown(claim, a=GOOD, b=estimate_mean([0.0] * 7)))
     assert other.basis == "not the same prompts: no interval"
+
+
+def test_seeds_that_agree_may_differ_too_much_to_decide():
+    """All three are above the baseline, and a t of two degrees has 2.5 standard errors for p = 0.13."""
+    claim = Claim("so", "a", "q", "above", baseline="b")
+    cells = Estimate({"0": 1.1, "3": 1.3, "4": 1.8}), Estimate(dict.fromkeys("034", 1.0))
+    (found,) = evaluate_claims(shown(claim, a=cells[0], b=cells[1]))
+    assert found.status == "inconclusive"
+    (equal,) = evaluate_claims(shown(claim, a=Estimate(dict.fromkeys("034", 1.1)), b=cells[1]))
+    assert (equal.status, equal.bounds) == ("holds", pytest.approx((0.1, 0.1)))
 
 
 def test_a_claim_is_made_in_every_group_or_in_one():

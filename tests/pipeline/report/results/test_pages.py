@@ -194,10 +194,54 @@ def test_claims_on_real_text_stand_before_the_papers_with_their_own_counts():
     results = {"synera/x": paper, "real/x": replace(real, experiment="real/x")}
     on_real_text = decide([results["real/x"]], {}, ours=True)
     text = claims_page(decide([paper], {}), results, {}, on_real_text)
-    assert "runs. 1 claims: 1 holds; Holm's correction is over these alone." in text
+    assert "runs. 1 claims: 1 holds.\nHolm's correction is over these alone. None of them waits for draws." in text
     assert "| claim | asked | ours | clock | verdict |" in text
     assert "| drafts keep the text | above | +1.00 [+0.80, +1.20] | - | **holds** |" in text
     assert text.index("on real text") < text.index("## Synera")
+
+
+def test_ours_stand_beside_the_papers_claims_with_their_own_counts():
+    """Below the headline stand those about the same row beside the same one; each exhibit has a table of all."""
+    nodes = [
+        claim(statement="Synera is faster", headline=True),
+        claim(statement="ours: faster in service time", reported=""),
+        claim(statement="ours: another row's", reported="", row="b", baseline="a"),
+    ]
+    result = kept(nodes)
+    text = claims_page(decide([result], {}), {"synera/x": result}, {}, beside=decide([result], {}, ours=True))
+    assert "2 claims: 2 holds.\n  Holm's correction is over these alone. None of them waits for draws." in text
+    assert "| ours | faster in service time |  | above | +1.00 [+0.80, +1.20] | - | **holds** |" in text
+    assert "| ours | another row's |" not in text
+    assert "\nOurs beside them:\n\n| claim | asked | ours | clock | verdict |" in text
+    assert "\n| another row's | above | +1.00 [+0.80, +1.20] | - | **holds** |" in text
+
+
+def test_an_exhibit_with_claims_of_ours_alone_has_its_table():
+    result = kept([claim(statement="ours: faster", reported="")])
+    text = claims_page((), {"synera/x": result}, {}, beside=decide([result], {}, ours=True))
+    assert "### Fig. 1: speed\n\nOurs:\n\n| claim | asked | ours | clock | verdict |" in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "other", "shown"),
+    [
+        ("TBT of edge, %", "service of edge, %", True),
+        ("TBT of edge, %", "service of Hybrid, %", False),
+        ("speed", "TBT", False),  # numbers by themselves
+    ],
+)
+def test_relative_columns_stand_beside_each_other_where_they_are_relative_to_the_same_row(metric, other, shown):
+    nodes = [claim(value=1.0, baseline=None, metric=metric, headline=True),
+             claim(value=1.0, baseline=None, metric=other, reported="", statement="ours: so")]  # fmt: skip
+    result = kept(nodes)
+    text = claims_page(decide([result], {}), {"synera/x": result}, {}, beside=decide([result], {}, ours=True))
+    assert ("| ours | so |" in text) == shown
+
+
+def test_a_result_of_a_changed_checkout_says_so():
+    result = replace(kept(), revisions=("abcdef123-dirty", "abcdef123"))
+    text = written_page(PAGE, {"synera/x": result}, "page.md")
+    assert "revision abcdef1 with changes that were not committed, abcdef1." in text
 
 
 @pytest.mark.parametrize(
@@ -275,9 +319,9 @@ def test_the_page_says_how_many_claims_wait_for_draws_of_the_clock():
     assert "| **undecided** (clock not drawn) |" in text
     assert "have several: 1 interval, 1 clock not drawn." in text
     assert "1 tests of 1 claims are decided by" in text
-    assert "No claim waits" not in text
+    assert "None of them waits" not in text
     drawn = page_of(result, {claim_key(result.exhibit["claims"][0]): 1.0})
-    assert "Drawn for 1 claims. No claim waits for draws." in drawn
+    assert "Drawn for 1 claims. None of them waits for draws." in drawn
 
 
 def test_the_clock_s_shares_are_from_least_to_most():

@@ -75,6 +75,17 @@ def test_three_seeds_that_differ_are_less_sure_than_their_standard_error():
     assert alone.low == pytest.approx(error)
 
 
+def test_seeds_decide_what_cannot_be_resampled():
+    """A percentile has no standard error: three seeds of one sign are as sure as Student's t says, and are counted."""
+    apart = decide([by_seed({"0": 1.1, "3": 1.3, "4": 1.8}, claim(0.4, error=None), dict.fromkeys("034", 1.0))], {})
+    assert (apart[0].tests[0].verdict, apart[0].tests[0].reason) == ("undecided", "interval")
+    near = decide([by_seed({"0": 1.39, "3": 1.4, "4": 1.41}, claim(0.4, error=None), dict.fromkeys("034", 1.0))], {})
+    assert near[0].tests[0].verdict == "holds"
+    assert near[0].tests[0].low == pytest.approx(0.4 - 4.303 * 0.01 / 3**0.5, rel=1e-3)
+    equal = decide([by_seed(dict.fromkeys("034", 1.4), claim(0.4, error=None), dict.fromkeys("034", 1.0))], {})
+    assert (equal[0].tests[0].verdict, equal[0].tests[0].p_value) == ("holds", 0.0)
+
+
 def test_seeds_that_differ_as_their_baselines_do_are_as_sure():
     known = by_seed({"0": 2.0, "3": 3.0, "4": 4.0}, claim(1.0, 0.3), {"0": 1.0, "3": 2.0, "4": 3.0})
     assert decide([known], {})[0].tests[0].p_value == pytest.approx(0.00086, abs=1e-4)
