@@ -72,6 +72,14 @@ def test_the_pruned_pair_on_llama_cpp_brings_its_files() -> None:
     assert planned("smollm2_llama_cpp") == made
 
 
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("policy", ["citer", "co_llm"])
+def test_routers_are_refused_on_llama_cpp_before_they_are_trained(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.engines.models.find_spec", lambda _name: True)
+    with pytest.raises(UserError, match=r"offload=RoutedOffload has a trained score that reads hidden states"):
+        planned("smollm2_llama_cpp", "self_asked", policy)
+
+
 def test_any_gguf_files_are_a_pair(tmp_path: Path) -> None:
     pytest.importorskip("cyllama")
     for side in ("device", "cloud"):

@@ -1,6 +1,7 @@
 """Scores of a drafted token, by name. Trained ones come with a policy's slots, each as a `Scorer` that names it."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -58,6 +59,13 @@ class Scorer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class PlannedScorer:
+    """Stands for a score that is still to be trained, while a run is planned: it says what its features will be."""
+
+    feature_kind: Literal["scores", "hidden"]
+
+
 @runtime_checkable
 class ScoredChoice(Protocol):
     """A slot choice that decides by a trained score of its own."""
@@ -87,6 +95,11 @@ def by_name(scorers: Iterable[Scorer]) -> Scorers:
                 "another name"
             )
     return found
+
+
+def reads_hidden_states(choice: object) -> bool:
+    """True if a slot choice has a score of hidden states, trained or still to be trained."""
+    return getattr(getattr(choice, "scorer", None), "feature_kind", "") == "hidden"
 
 
 def reading_hidden_states(scorers: Scorers) -> Scorers:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serving.core.decoding import Decoding
 from serving.core.importance import importance_scores
-from serving.core.scores import UNTRAINED_SCORES, reading_hidden_states
+from serving.core.scores import UNTRAINED_SCORES, reads_hidden_states
 from serving.engines.checkpoint_architecture import max_positions
 from serving.engines.models import Checkpoint, ModelPair
 from serving.hardware.architecture import Architecture
@@ -203,11 +203,12 @@ class Setup:
                 f"policy.draft=TreeDraft runs several tokens of a level at once, and {here} one text; choose "
                 "policy/draft=window and policy/verify=lossless, or set model.device.backend=torch"
             )
-        if backend == "llama_cpp" and (hidden := ", ".join(reading_hidden_states(self.policy.scorers))):
-            raise ValueError(
-                f"policy: the trained score {hidden} reads hidden states, and {here} none; set "
-                "model.device.backend=torch"
-            )
+        for slot in ("draft", "offload", "lookahead") if backend == "llama_cpp" else ():
+            if reads_hidden_states(chosen := getattr(self.policy, slot)):
+                raise ValueError(
+                    f"policy.{slot}={type(chosen).__name__} has a trained score that reads hidden states, and {here} "
+                    f"none; choose another policy/{slot}, or set model.device.backend=torch"
+                )
 
     def _check_llama_cpp_cloud(self) -> None:
         here = "model.cloud.backend=llama_cpp runs the cloud's model whole, in one place"

@@ -15,7 +15,8 @@ from serving.engines.checkpoint_architecture import (
 )
 from serving.engines.remote.server import RemoteServer
 from serving.engines.tensor_parallel.commands import check_divisible_heads
-from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization
+from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization, adapter_draft_architecture
+from serving.learned import adapter
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Backend = Literal["torch", "onnx", "llama_cpp"]
@@ -128,27 +129,29 @@ class ModelConfig(Checkpoint):
 
     @property
     def is_timed_as_itself(self) -> bool:
-        """True if time, bytes and memory are those of a model of the checkpoint's own shape."""
-        if self.path is None or self.adapter is not None:
-            return False
-        return self.timed_architecture.source == str(self.path / CONFIG_FILE) or self._has_timed_shape(self.path)
+        """True if time, bytes and memory are those of a model of the same shape as the one that writes the tokens."""
+        if self.path and not self.adapter and self.timed_architecture.source == str(self.path / CONFIG_FILE):
+            return True
+        timed, own = replace(self.timed_architecture, quantization="none"), self._own_architecture
+        named = {name: getattr(timed, name) for name in ("name", "source", "published_parameters")}
+        return own is not None and replace(own, **named) == timed
 
     @property
     def own_parameters(self) -> int | None:
-        """Weights of the checkpoint; None if it has no shape that can be read, or is given by no path."""
+        """Weights of the model that writes the tokens; None if its shape cannot be read, or is given by no path."""
+        own = self._own_architecture
+        return own.parameters() if own else None
+
+    @property
+    def _own_architecture(self) -> Architecture | None:
+        """The checkpoint's shape, or that of the draft model which an adapter makes of its first layers."""
         try:
-            return checkpoint_architecture(self.path).parameters() if self.path else None
+            own = checkpoint_architecture(self.path) if self.path else None
+            if own is None or self.adapter is None:
+                return own
+            return adapter_draft_architecture(own, adapter.load(self.adapter).shallow_layers)
         except ValueError:
             return None
-
-    def _has_timed_shape(self, path: Path) -> bool:
-        timed = replace(self.timed_architecture, quantization="none")
-        try:
-            own = checkpoint_architecture(path)
-        except ValueError:
-            return False
-        named = {name: getattr(timed, name) for name in ("name", "source", "published_parameters")}
-        return replace(own, **named) == timed
 
     @property
     def onnx_graph(self) -> Path | None:

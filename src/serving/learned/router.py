@@ -5,7 +5,7 @@ from math import nextafter
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from serving.core.scores import THRESHOLD_SIDES, ThresholdSide, check_threshold
+from serving.core.scores import THRESHOLD_SIDES, PlannedScorer, ThresholdSide, check_threshold
 from serving.learned.artifact import ArtifactFormat
 from serving.learned.mlp_scorer import MLPScorer
 
@@ -70,3 +70,8 @@ def load(path: Path) -> TokenRouter:
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
     """
     return TokenRouter.load(path)
+
+
+def planned_load(path: object) -> PlannedScorer:  # noqa: ARG001
+    """What a plan knows of a router before it is trained."""
+    return PlannedScorer(TokenRouter.feature_kind)

@@ -1,6 +1,7 @@
 """Rows whose drafts and whose time are of unlike pairs of models are said to be, and decide no claim."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,5 @@ def test_a_hypothetical_row_is_shown_and_stays_out_of_verdicts(tmp_path: Path) -
     assert f"sled: {SAID}" in text
     assert "not evaluated drafts are faster: 'sled' is hypothetical" in text
     assert "holds the cloud answers within a second and a half" in text
+    rows = json.loads((tmp_path / "sweep" / "exhibit.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["row"]: row["hypothetical"] for row in rows} == {"sled": SAID, "cloud_centric": ""}

@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from serving.engines.checkpoint_architecture import checkpoint_architecture, num_parameters
 from serving.engines.models import ModelConfig, ModelPair
 from serving.engines.torch import ARCHITECTURES
+from serving.hardware.architecture import adapter_draft_architecture
+from serving.learned.adapter import Adapter
 from tests.support.conf_files import architecture
 
 SIZES = {
@@ -64,6 +66,27 @@ def test_a_pair_that_is_timed_as_an_unlike_pair_is_hypothetical(
     assert ModelPair(*unlike).hypothetical.endswith("of its target's weights, and timed as of one with 0.0101")
     assert ModelPair(*unlike, embedded=True).hypothetical == ""
     assert ModelPair(own[0], replace(unlike[1], path=None, hub="a/b")).hypothetical == ""  # its shape is not known here
+
+
+def test_a_draft_model_of_the_targets_first_layers_counts_these_and_its_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HAT's device model is given by the cloud's checkpoint, and has a part of its weights."""
+    monkeypatch.setattr("serving.engines.tokenizer.check_same_tokenizer", lambda *_: None)  # these have none
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama", "num_hidden_layers": 8}))
+    (tmp_path / "adapter").mkdir()
+    Adapter(shallow_layers=2, num_parameters=9).save(tmp_path / "adapter")
+    cloud = ModelConfig(path=tmp_path, timed_architecture=checkpoint_architecture(tmp_path))
+    timed = adapter_draft_architecture(cloud.timed_architecture, 2)
+    device = ModelConfig(path=tmp_path, adapter=tmp_path / "adapter", timed_architecture=timed)
+    assert device.own_parameters == timed.parameters() < (cloud.own_parameters or 0) / 2
+    assert device.is_timed_as_itself
+    assert ModelPair(device, cloud).hypothetical == ""
+    deeper = replace(device, timed_architecture=adapter_draft_architecture(cloud.timed_architecture, 7))
+    assert not deeper.is_timed_as_itself
+    assert ModelPair(deeper, cloud).hypothetical.startswith("hypothetical: the drafts are those of a model with 0.345")
+    lost = replace(device, adapter=tmp_path / "none")
+    assert (lost.own_parameters, lost.is_timed_as_itself) == (None, False)
 
 
 @pytest.mark.parametrize("text", ['{"model_type": "llama"}', '{"model_type": "llama", "num_attention_heads": "many"}'])

@@ -179,7 +179,7 @@ def _row_json(shown: RenderedExhibit, row: ExhibitRow) -> dict[str, Any]:
     }
     return {
         "group": row.group, "row": row.label, "problem": row.problem, "requests": row.num_requests,
-        "prompts": row.num_prompts, "columns": columns,
+        "prompts": row.num_prompts, "hypothetical": row.hypothetical, "columns": columns,
     }  # fmt: skip
 
 

@@ -99,7 +99,8 @@ def result_lines(name: str, result: KeptResult | None, selection: _Selection, wh
         if selection.spread
         else _row_lines(shown, columns, hides_groups=bool(selection.hide))
     )
-    return [*lines, "", basis_line(result)]
+    notes = dict.fromkeys(f"{row['row']}: {row['hypothetical']}." for row in shown if row.get("hypothetical"))
+    return [*lines, "", *notes, basis_line(result)]
 
 
 def _with_counts(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -238,6 +238,13 @@ def test_relative_columns_stand_beside_each_other_where_they_are_relative_to_the
     assert ("| ours | so |" in text) == shown
 
 
+def test_a_hypothetical_row_is_named_below_its_table():
+    result = kept()
+    result.exhibit["rows"][0]["hypothetical"] = "hypothetical: another share of its target's weights"
+    text = written_page(PAGE, {"synera/x": result}, "page.md")
+    assert "\n\na: hypothetical: another share of its target's weights.\nIntervals" in text
+
+
 def test_a_result_of_a_changed_checkout_says_so():
     result = replace(kept(), revisions=("abcdef123-dirty", "abcdef123"))
     text = written_page(PAGE, {"synera/x": result}, "page.md")

@@ -90,7 +90,7 @@ def test_policies_that_need_what_llama_cpp_does_not_show_are_refused(policy: str
 def test_scores_of_hidden_states_are_refused() -> None:
     layer = np.ones((1, 32), np.float32), np.zeros(1, np.float32)
     router = TokenRouter((layer,), np.zeros(32, np.float32), np.ones(32, np.float32))
-    with pytest.raises(ValueError, match=r"the trained score .* reads hidden states, and model\.device\.backend=llama"):
+    with pytest.raises(ValueError, match=r"RoutedOffload has a trained score .* hidden states, .*backend=llama_cpp"):
         both_on_llama_cpp("sled", offload=RoutedOffload(router))
 
 
