@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictConfig]":
+def composed(*overrides: str, config_dir: Path | str | None = None) -> "Iterator[DictConfig]":
     """The configuration that a command line with these overrides would have; `config_dir` is a folder of your own."""
     from hydra import compose, initialize_config_dir
     from omegaconf import open_dict
@@ -29,7 +29,7 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
     from pipeline.config.compose import composed_choices, prepare_hydra
 
     prepare_hydra()
-    own = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
+    own = [f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"] if config_dir else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("config", [*normalise(overrides), *own], return_hydra_config=True)
         choices = {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items()}

@@ -180,7 +180,8 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
 
 def _print_notes(job: Job) -> None:
     """Of what is allowed, and probably not meant."""
-    for note in preflight.unusual_values(job.config) + preflight.slow_dtypes(job.config, cpu_flags):
+    chips = preflight.unusual_chips(job.library.loaded)
+    for note in [*preflight.unusual_values(job.config), *chips, *preflight.slow_dtypes(job.config, cpu_flags)]:
         job.observer.note(f"note: {note}")
 
 
@@ -323,6 +324,7 @@ def _job_context(job: Job) -> "JobContext":
 
     from pipeline.artifacts import environment
     from pipeline.report.context import JobContext
+    from pipeline.report.mlflow_store import mask_override
 
     tracking = _tracking(job)
     common = JobContext(
@@ -338,6 +340,7 @@ def _job_context(job: Job) -> "JobContext":
         common,
         folder=Path(hydra.runtime.output_dir),
         overrides=tuple(written_overrides(hydra)),
+        command=() if swept else tuple(map(mask_override, sys.argv[1:])),
         number=int(hydra.job.num) if swept else None,
         sweep=Path(hydra.sweep.dir).absolute() if swept else None,
         may_defer=not swept and WAIT_VARIABLE not in os.environ,

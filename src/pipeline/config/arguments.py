@@ -131,8 +131,8 @@ def find_missing_folder(argv: Sequence[str]) -> str | None:
 
 
 def find_misspelling(argv: Sequence[str]) -> str | None:
-    """The error text for a command line without a policy, or with a choice that its group lacks; None if it has
-    neither.
+    """The error text for a command line without a policy or with two words for it, or with a choice that its group
+    lacks; None if it has none of these.
     """
     for word in argv:
         group, equals, value = word.lstrip("+").partition("=")
@@ -144,6 +144,13 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
             meant = f" Did you mean {near[0]}?" if near else ""
             choose = f"Choose one with {plus}{group}=NAME:\n{format_choices(known)}"
             return f"there is no {group} {unknown[0]!r}.{meant} {choose}"
+    named = [word for word in argv if word.lstrip("+").startswith("policy=")]
+    if len(named) > 1:
+        both = ",".join(word.partition("=")[2] for word in named)
+        return (
+            f"{' and '.join(named)} both choose the policy, and a run has one. Name one of them, or compare them: "
+            f"-m policy={both}"
+        )
     if not choices_given(argv, "policy") and not choices_given(argv, "experiment"):
         return f"which policy? Choose one with +policy=NAME:\n{format_choices(choices_available(argv, 'policy'))}"
     return None

@@ -19,7 +19,24 @@ def as_config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as problem:
-        raise ConfigError(_unknown_option(problem) or _unknown_default(problem) or str(problem)) from problem
+        raise ConfigError(
+            _unquoted_value(problem) or _unknown_option(problem) or _unknown_default(problem) or str(problem)
+        ) from problem
+
+
+def _unquoted_value(problem: Exception) -> str | None:
+    """The message for a value that Hydra's grammar does not read, such as a path with an ö; else None."""
+    from hydra.errors import OverrideParseException
+
+    if not isinstance(problem, OverrideParseException):
+        return None
+    key, equals, value = problem.override.partition("=")
+    if not equals or not value or value[0] in "'\"[{":
+        return None
+    return (
+        f"{problem.override} is not read: a value with letters beyond ASCII or with signs of Hydra's grammar has "
+        f"quotes of its own. Write \"{key}='{value}'\"."
+    )
 
 
 def _unknown_option(problem: Exception) -> str | None:

@@ -1,9 +1,11 @@
 """What is found out before any work: accelerators that this machine lacks, and values in a unit that was not meant."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from pipeline.artifacts.stage import Stage
+from pipeline.config.arguments import conf_dir
 from pipeline.config.build import TARGET, load
 from pipeline.config.compose import select
 from pipeline.config.plan import Plan
@@ -21,6 +23,20 @@ USUAL_RANGES: Mapping[str, tuple[float, float, str]] = {
     "policy.draft.k": (1, 64, "tokens of a draft"),
 }
 """Dotted place -> lowest and highest usual value, and what the value is. A value outside is allowed, and noted."""
+
+CHIPS = "hardware/chip"
+CHIP_RANGES: Mapping[str, tuple[float, float, str]] = {
+    "memory_gb": (0.1, 10_000, "GB"),
+    "memory_gbps": (0.1, 15_000, "GB/s"),
+    "fp16_tflops": (0.001, 10_000, "10^12 operations a second"),
+    "fp32_tflops": (0.001, 10_000, "10^12 operations a second"),
+    "int8_tops": (0.001, 20_000, "10^12 operations a second"),
+    "power_w": (0.1, 2_000, "W"),
+    "idle_w": (0, 500, "W"),
+    "forward_overhead_s": (0, 0.2, "seconds of each forward"),
+    "layer_overhead_s": (0, 0.05, "seconds of each layer"),
+}
+"""The same for figures of a chip, of its modes and of its software."""
 
 PROFILING = "serving.workload.workload.ProfilingWorkload"
 
@@ -117,6 +133,33 @@ def slow_dtypes(config: Mapping[str, Any], cpu_flags: Callable[[], frozenset[str
                 f"{place}=fp32."
             )
     return notes
+
+
+def unusual_chips(named: Mapping[tuple[str, str], Any]) -> list[str]:
+    """A note for each figure of a user's own chip that is probably in another unit than was meant; `named` are the
+    nodes that were asked for, by group and name.
+    """
+    own = {name: node for (group, name), node in named.items() if group == CHIPS and not _is_ours(name)}
+    return [
+        f"{place} is {value:g}: it is {meaning}, usually {low:g} to {high:g}. Is it meant so?"
+        for name, node in own.items()
+        for place, key, value in _numbers(node, f"chip {name}:")
+        for low, high, meaning in [CHIP_RANGES.get(key, (-inf, inf, ""))]
+        if not low <= value <= high
+    ]
+
+
+def _is_ours(chip: str) -> bool:
+    return (conf_dir() / CHIPS / f"{chip}.yaml").exists()
+
+
+def _numbers(node: Any, where: str) -> Iterator[tuple[str, str, float]]:
+    """(place, key, value) of each number."""
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        place = f"{where}{' ' if where.endswith(':') else '.'}{key}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield place, str(key), value
+        yield from _numbers(value, place)
 
 
 def unusual_values(config: Mapping[str, Any]) -> list[str]:

@@ -39,6 +39,8 @@ class JobContext:
     tracking: Tracking
     config: Mapping[str, Any]
     overrides: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    """The words of a single job's command, secrets masked; a sweep's are in its note. Empty from Python."""
     choices: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[StageRun, ...] = ()
     digest: str = ""

@@ -1,7 +1,8 @@
 """Logs a job to MLflow: what was chosen, its configuration and environment, and links to the runs of its stages."""
 
 import json
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.report import context, mlflow_stages
@@ -23,6 +24,9 @@ def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: st
     logger.log_params(run_id, params)
     logger.log_text(run_id, "config.yaml", yaml.safe_dump(mask_secrets(job.config), sort_keys=False))
     logger.log_text(run_id, "overrides.txt", "".join(f"{mask_override(one)}\n" for one in job.overrides))
+    if job.command:
+        logger.log_text(run_id, "command.txt", command_line(job.command))
+    logger.log_text(run_id, "conf_files.json", json.dumps(job.files, indent=1))
     logger.log_text(run_id, "environment.json", json.dumps(_environment(job), indent=1, default=str))
     models = [one.model_id for one in linked if one.model_id]
     logger.log_inputs(run_id, mlflow_stages.served_datasets(job), "serving", models)
@@ -32,6 +36,11 @@ def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: st
         logger.log_files(run_id, context.stage_figures(goal), goal.name)
     logger.set_tag(run_id, NOTE_TAG, _job_note(linked, error))
     return run_id
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command as a shell takes it."""
+    return f"python -m pipeline {shlex.join(words)}\n"
 
 
 _GROUPS = ("policy", "model", "hardware", "network", "workload", "runtime")

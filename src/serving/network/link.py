@@ -101,8 +101,8 @@ class Link:
         delay = f", {self.delay.described}" if self.delay else ""
         outages = f", {self.outages.described}, noticed after {self.detect_ms / 1e3:g} s" if self.outages else ""
         return (
-            f"{up} up, {down} down, {self.delay_ms:g} ms delay{delay}, "
-            f"{self.jitter_ms:g} ms jitter, {self.loss:.1%} lost{outages}"
+            f"{up} up, {down} down, {self.delay_ms:g} ms delay{delay}, {self.jitter_ms:g} ms jitter, "
+            f"{self.overhead_nbytes} bytes and {self.message_ms:g} ms a message, {self.loss:.1%} lost{outages}"
         )
 
     def mean_mbps(self, direction: TrafficDirection) -> float:

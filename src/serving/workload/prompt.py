@@ -44,12 +44,14 @@ BLANK_PROMPT = Prompt("blank", "", (), "blank")
 
 def check_prompts(prompts: Sequence[Prompt], source: str, has_text: bool = True, is_scored: bool = True) -> None:
     """Raises ValueError that names the first item of `source` with a blank text or, if answers are scored, a blank
-    reference, or with the id of an earlier one.
+    reference, with what is no text, or with the id of an earlier one.
     """
     seen: dict[str, int] = {}
     for number, prompt in enumerate(prompts, 1):
         problem = ""
-        if has_text and not prompt.text.strip():
+        if strange := [one for one in (prompt.text, *prompt.references) if not isinstance(one, str)]:
+            problem = f"it has {strange[0]!r} where a text is wanted"
+        elif has_text and not prompt.text.strip():
             problem = "its prompt is empty"
         elif is_scored and not all(reference.strip() for reference in prompt.references):
             problem = "a reference of it is empty"

@@ -104,6 +104,15 @@ def test_an_unknown_choice_lists_the_choices_one_per_line(argv: list[str], first
     assert all(len(line.split()) > 3 for line in said[1:])
 
 
+def test_two_words_for_the_policy_are_refused() -> None:
+    said = arguments.find_misspelling(["policy=synera", "network=lte", "policy=sled"])
+    assert said == (
+        "policy=synera and policy=sled both choose the policy, and a run has one. Name one of them, or compare them: "
+        "-m policy=synera,sled"
+    )
+    assert arguments.find_misspelling(["-m", "policy=synera,sled"]) is None
+
+
 @pytest.mark.parametrize(
     "how", ["--config-dir={}", "--config-dir {}", "-cd {}", "hydra.searchpath=[file://{}]", "+hydra.searchpath=[{}]"]
 )

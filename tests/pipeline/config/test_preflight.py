@@ -61,6 +61,20 @@ def test_a_value_in_another_unit_gets_a_note(place: str, value: Any, note: str |
     assert note is None or note in found[0]
 
 
+def test_figures_of_a_users_chip_in_another_unit_get_a_note() -> None:
+    """Those of the project are as they are meant: one has no limits at all."""
+    node = {"memory_gb": 16e9, "software": {"own": {"forward_overhead_s": 2}}, "modes": {"m": {"memory_gbps": 17.1}}}
+    found = preflight.unusual_chips(
+        {("hardware/chip", "farm"): node, ("hardware/chip", "instant"): {"memory_gbps": 1e9}}
+    )
+    assert found == [
+        "chip farm: memory_gb is 1.6e+10: it is GB, usually 0.1 to 10000. Is it meant so?",
+        "chip farm: software.own.forward_overhead_s is 2: it is seconds of each forward, usually 0 to 0.2. Is it "
+        "meant so?",
+    ]
+    assert preflight.unusual_chips({("network", "farm"): node}) == []
+
+
 def test_nothing_is_chosen_on_sealed_prompts() -> None:
     preflight.check_chosen_on_open_prompts({"workload": {"dataset": {"evaluation": "open"}}}, "a search")
     with pytest.raises(ConfigError, match=r"a search chooses .* Set workload.dataset.evaluation=open"):

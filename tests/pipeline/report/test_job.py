@@ -189,7 +189,8 @@ def test_mlflow_gets_the_run_with_everything_but_secrets(artifact, tmp_path, tra
     assert job.data.tags["tandem.digest"] == "d1g3st"
     found = {item.path for item in client.list_artifacts(job.info.run_id)}
     assert found == {
-        "records", "figures", "config.yaml", "overrides.txt", "environment.json", "report.txt", "metrics.csv"
+        "records", "figures", "config.yaml", "overrides.txt", "conf_files.json", "environment.json", "report.txt",
+        "metrics.csv",
     }  # fmt: skip
     assert len(client.list_artifacts(job.info.run_id, "records")) == 4
     environment = json.loads(next((tmp_path / "mlflow").rglob("environment.json")).read_text())

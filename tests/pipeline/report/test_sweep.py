@@ -181,7 +181,7 @@ def check_runs(tracking: Tracking, parent: str, last: str) -> None:
     assert whole.info.status == "FAILED"
     assert whole.data.metrics == {"jobs": 4.0, "jobs_complete": 2.0}
     assert {item.path for item in client.list_artifacts(parent)} == {
-        "comparison.csv", "comparison.md", "tradeoff.png", "overrides.txt", "preview"
+        "comparison.csv", "comparison.md", "tradeoff.png", "overrides.txt", "command.txt", "preview"
     }  # fmt: skip
     note = whole.data.tags["mlflow.note.content"]
     assert "**2 of 4 jobs complete**" in note

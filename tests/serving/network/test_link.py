@@ -177,7 +177,9 @@ def test_a_changing_rate_combines_with_delay_jitter_and_loss():
     assert [channel.arrival_s(999_000, 0.0), channel.arrival_s(999_000, 0.0)] == pytest.approx([1.012, 1.512])
     assert made.channel("up", 7).arrival_s(999_000, 0.0) == pytest.approx(1.012)
     assert made.mean_transfer_s(999_000, "down") == pytest.approx(0.1 + 0.012)
-    assert made.described == "8 Mbit/s up, more and more down, 10 ms delay, 0 ms jitter, 0.0% lost"
+    assert made.described == (
+        "8 Mbit/s up, more and more down, 10 ms delay, 0 ms jitter, 1000 bytes and 2 ms a message, 0.0% lost"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 from collections import Counter
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,8 @@ PROMPTS = [Prompt(f"{task}{number}", "?", (), task) for task in "abc" for number
     [
         (Prompt("b", " \n", ("yes",), "t"), "its prompt is empty"),
         (Prompt("b", "?", ("yes", " "), "t"), "a reference of it is empty"),
+        (Prompt("b", cast("str", None), ("yes",), "t"), "it has None where a text is wanted"),
+        (Prompt("b", "?", (cast("str", 5),), "t"), "it has 5 where a text is wanted"),
         (Prompt("a", "??", ("yes",), "t"), "item 1 has the same id"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from pipeline.artifacts import fingerprint
@@ -55,9 +55,13 @@ def _write(path: Path, text: str) -> Path:
 
 
 def _source(found: Finished) -> str:
-    """The command and the revisions, for a comment: no path of a machine."""
-    words = found.note.overrides if found.note else found.rows[0].result.overrides
-    public = [word for word in words if changes_result(word.lstrip("+")) and "=/" not in word]
+    """The command and the revisions, for a comment: of a machine's folders their last part alone."""
+    words = (found.note.command or found.note.overrides) if found.note else found.rows[0].result.overrides
+    public = [
+        PurePath(word).name if word.startswith("/") else word
+        for word in words
+        if changes_result(word.lstrip("+")) and "=/" not in word
+    ]
     revisions = sorted({row.result.revision for row in found.complete if row.result.revision})
     return f"python -m pipeline {' '.join(public)}; code {', '.join(revisions) or 'without revision'}"
 

@@ -69,7 +69,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lost = ("+policy=synera", "policy.offload.budget=0.9", "seed=0")
     JobResult("failed", 4, "synera", lost, error="out of memory").write(folder / "4")
     words = [["+policy=synera", f"policy.offload.budget={budget}", f"seed={seed}"] for budget, seed in jobs]
-    SweepNote(None, ("seed=0,1",), ("-m", "seed=0,1"), ".", [*words, list(lost), ["+policy=sled"]]).write(folder)
+    command = ("--config-dir", "/home/me/conf", "-m", "seed=0,1", "outputs=/tmp/x", "tracking.uri=none")
+    SweepNote(None, ("seed=0,1",), command, ".", [*words, list(lost), ["+policy=sled"]]).write(folder)
     return folder
 
 
@@ -245,7 +246,9 @@ def test_the_command_writes_the_kinds_and_says_what_lacks(sweep: Path, capsys: p
     own = json.loads((sweep / "2" / "job.json").read_text())["metrics"]
     tbt = next(line for line in lines if line["metric"] == "latency/tbt_s/mean" and line["label budget"] == "0.8")
     assert float(tbt["value"]) == pytest.approx(1000 * own["latency/tbt_s/mean"], rel=1e-12)
-    assert r"\multicolumn" in (sweep / "export" / "comparison.tex").read_text(encoding="utf-8")
+    text = (sweep / "export" / "comparison.tex").read_text(encoding="utf-8")
+    assert r"\multicolumn" in text
+    assert "python -m pipeline --config-dir conf -m seed=0,1; code" in text  # that repeats it, and no path of a machine
 
 
 def test_figures_are_vectors_with_fonts_one_column_wide(sweep: Path) -> None:
