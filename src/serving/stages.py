@@ -259,9 +259,10 @@ def draw_prefill_interference(
 ) -> None:
     """The table of `measure_prefill_interference` on each draw. Raises ValueError for a bad file of `errors`."""
     from serving.hardware.clock_draw import ClockErrors, drawn_testbed
-    from serving.studies.clock_draws import draw_folder
+    from serving.studies.clock_draws import draw_folder, note_drawn
 
     known = ClockErrors.read(errors)
+    note_drawn(out, setup.hardware.every_fleet, known)
     for draw in range(draws):
         drawn = setup.on_clock(drawn_testbed(setup.hardware, known, draw))
         folder = draw_folder(out, draw)
@@ -275,9 +276,10 @@ def draw_packing(
 ) -> None:  # fmt: skip
     """The table of `pack_replicas` on each draw. Raises ValueError for a bad file of `errors`."""
     from serving.hardware.clock_draw import ClockErrors, drawn_fleet
-    from serving.studies.clock_draws import draw_folder
+    from serving.studies.clock_draws import draw_folder, note_drawn
 
     known = ClockErrors.read(errors)
+    note_drawn(out, [packing.cluster], known)
     for draw in range(draws):
         drawn = replace(packing, cluster=drawn_fleet(packing.cluster, known, draw))
         pack_replicas(draw_folder(out, draw), packing=drawn, architectures=architectures)

@@ -100,8 +100,7 @@ class SoftwareEfficiency:
     @property
     def is_checked(self) -> bool:
         """True if the figures were fitted to rows of the chip, and checked on rows that a fit had not seen."""
-        source = self.sources.get("all", "")
-        return source.startswith("measured") and HELD_OUT_ERROR in source
+        return is_checked(self.sources.get("all", ""))
 
     def read_gbps(self, mode: PowerMode, precision: Precision) -> float:
         """GB/s at which weights of this precision are read. The mode has a bandwidth."""
@@ -112,6 +111,11 @@ class SoftwareEfficiency:
         if self.quantized_gbps_per_tflops is None or mode.fp16_tflops is None:
             return reached
         return min(reached, self.quantized_gbps_per_tflops * mode.fp16_tflops)
+
+
+def is_checked(source: str) -> bool:
+    """True if the source of a software's figures names measured rows and an error on rows that a fit had not seen."""
+    return source.startswith("measured") and HELD_OUT_ERROR in source
 
 
 _QUANTIZED = ("int8", "int4")

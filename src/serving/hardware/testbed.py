@@ -152,6 +152,12 @@ class Testbed:
     def device_fleets(self) -> tuple[Fleet, ...]:
         return self.fleets or ((self.device,) if self.device else ())
 
+    @property
+    def every_fleet(self) -> tuple[Fleet, ...]:
+        """Those of the devices, of the cloud and of all tiers."""
+        nodes = [fleet for tier in self.tiers.values() for fleet in tier.fleets]
+        return (*self.device_fleets, *((self.cloud,) if self.cloud else ()), *nodes)
+
     def assign_fleets(self, num_devices: int) -> tuple[Fleet, ...]:
         """The fleet of each of `num_devices` devices, in proportion to the fleets' counts.
 

@@ -1,10 +1,13 @@
 """The stage of `+draws=clock`: one job simulated on many draws of the clock, a folder of records for each."""
 
+import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from serving.deployment.setup import Setup
-from serving.hardware.clock_draw import ClockErrors, drawn_testbed
+from serving.hardware.clock_draw import DRAWN_FILE, ClockErrors, drawn_testbed, pool_identities
+from serving.hardware.fleet import Fleet
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.metrics.batch_timing import BatchObserver
 from serving.metrics.utilisation import UtilisationObserver
@@ -41,7 +44,7 @@ def draw_clock(
 ) -> None:
     """Simulates the first `num_prompts` prompts on each draw, and writes its records to the folder of its number; with
     `batches` also those of each batch, for claims on how long batches take, and with `time_lines` what each device did
-    when, for claims on how long devices wait.
+    when, for claims on how long devices wait. What was drawn is noted in DRAWN_FILE.
 
     The same draw has the same chips in all jobs, so that jobs pair. Raises ValueError for a bad file of `errors`.
     """
@@ -56,7 +59,17 @@ def draw_clock(
         utilisation = UtilisationObserver() if drawn.hardware.tiers else None
         served = brief.serve(drawn, "cpu", silent, [each for each in (batching, utilisation) if each])
         write_results(folder, drawn, brief, served, packing, batching.batches if batching else (), utilisation)
+        if not draw:
+            note_drawn(out, setup.hardware.every_fleet, known, workload.num_prompts, len(served.records))
         progress(draw + 1, draws, "draws")
+
+
+def note_drawn(
+    out: Path, fleets: Iterable[Fleet], errors: ClockErrors, prompts: int | None = None, requests: int | None = None
+) -> None:
+    """Writes DRAWN_FILE: the pool of each of `fleets`, and how many prompts and requests each draw served, if any."""
+    found = {"pools": pool_identities(fleets, errors), "prompts": prompts, "requests": requests}
+    (out / DRAWN_FILE).write_text(json.dumps(found), encoding="utf-8")
 
 
 def draw_folder(out: Path, draw: int) -> Path:

@@ -241,6 +241,23 @@ def clock_errors(found: Sequence[HeldOut]) -> dict[str, list[float]]:
     }
 
 
+def measured_modes(speeds: Sequence[PublishedSpeed], chips: Sequence[Chip]) -> dict[str, dict[str, list[str]]]:
+    """Chip -> software -> the power modes with a row; boards of one processor share theirs, as they share figures."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for chip in sorted((one for one in chips if one.has_peaks), key=lambda one: one.name):
+        own = [one for one in speeds if one.silicon == silicon_of(chip) and one.software != KERNELS]
+        by_software = _modes_by_software(own)
+        found[chip.name] = {software: sorted(by_software[software]) for software in sorted(by_software)}
+    return found
+
+
+def _modes_by_software(speeds: Sequence[PublishedSpeed]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in speeds:
+        found[one.software].add(one.power_mode)
+    return found
+
+
 def _source_and_group(one: HeldOut) -> str:
     return " ".join((one.speed.source, *one.speed.group))
 

@@ -12,7 +12,7 @@ from serving.hardware.chip import Chip
 from serving.hardware.fitted_latencies import load_fitted_latencies
 from serving.hardware.fleet import Fleet
 from serving.progress import Progress
-from serving.studies.clock_draws import draw_folder
+from serving.studies.clock_draws import draw_folder, note_drawn
 from training.latency import clock, tables
 from training.latency.artifact import read_profile, write_profile
 from training.latency.former_clock import FormerClock
@@ -204,6 +204,7 @@ def draw_interference(
     `errors`.
     """
     known = clock_draw.ClockErrors.read(errors)
+    note_drawn(out, [fleet], known)
     for draw in range(draws):
         drawn = clock_draw.drawn_fleet(fleet, known, draw)
         _write(draw_folder(out, draw), _interference_on(drawn, architecture, published))
@@ -253,7 +254,8 @@ def score_clock(
     groups |= {"rows of your own": clock.own_rows(held_out, own), "worst rows": clock.worst_rows(held_out)}
     _write(out, {title: found for title, found in groups.items() if found})
     (out / "software.yaml").write_text(clock.software_yaml(fit, rows, held_out, chips), encoding="utf-8")
-    (out / "errors.json").write_text(clock_draw.as_json(clock.clock_errors(held_out)), encoding="utf-8")
+    drawn_from = clock_draw.as_json(clock.clock_errors(held_out), clock.measured_modes(rows, chips))
+    (out / "errors.json").write_text(drawn_from, encoding="utf-8")
     (out / "held_out.csv").write_text(clock.held_out_csv(held_out, chips), encoding="utf-8")
     (out / "figures").mkdir(exist_ok=True)
     clock.draw_scatter(held_out, out / "figures" / "scatter.png")

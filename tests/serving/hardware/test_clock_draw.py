@@ -7,8 +7,15 @@ from math import exp
 import pytest
 
 from serving.hardware import testbed
-from serving.hardware.clock_draw import ClockErrors, as_json, drawn_testbed
-from serving.hardware.fleet import Fleet
+from serving.hardware.clock_draw import (
+    ERROR_LISTS,
+    ClockErrors,
+    as_json,
+    drawn_testbed,
+    pool_identities,
+    split_pool_key,
+)
+from serving.hardware.fleet import Fleet, PowerModeSchedule
 from serving.hardware.latency import batch_load
 from serving.hardware.roofline import TimeFactors
 from serving.hardware.testbed import Tier
@@ -49,6 +56,40 @@ def test_figures_that_no_held_out_row_checked_are_off_by_more():
     assert {factor for name, factor in drawn.items() if name != "transformers"} == {exp(0.5)}
 
 
+MODES = {"macbook_m1": {"llama_cpp": ["gpu", "gpu_7_core"]}}
+
+
+def read_factor(fleet, modes=MODES):
+    drawn = drawn_testbed(testbed.Testbed(MEASURED, fleet), replace(ERRORS, modes=modes), 0)
+    return drawn.device.time_factors.read
+
+
+def test_a_mode_without_a_row_is_off_by_more_whatever_is_known_of_the_chip_s_other_modes():
+    m1 = chip("macbook_m1")
+    assert read_factor(Fleet(m1, mode="gpu")) == exp(0.5)
+    assert read_factor(Fleet(m1, mode="cpu")) == exp(1.0)
+    assert read_factor(Fleet(m1, schedule=PowerModeSchedule(("gpu", "gpu_7_core")))) == exp(0.5)
+    assert read_factor(Fleet(m1, schedule=PowerModeSchedule(("gpu", "cpu")))) == exp(1.0)
+    assert read_factor(Fleet(m1, mode="cpu"), modes={}) == exp(0.5)  # a user's chip
+
+
+def test_the_m1_s_cpu_has_no_row_in_conf():
+    errors = ClockErrors.read(CONF / "hardware" / "measured" / "errors.json")
+    fleets = [Fleet(chip("macbook_m1"), mode=mode) for mode in ("gpu", "cpu")]
+    found = {name: pool.rpartition(" ")[0] for name, pool in pool_identities(fleets, errors).items()}
+    assert found == {"macbook_m1 gpu llama_cpp": "another source", "macbook_m1 cpu llama_cpp": "another processor"}
+
+
+def test_a_pool_is_another_if_one_of_its_errors_is():
+    """That of a chip stays where the other pool alone changes."""
+    fleets = [MEASURED, replace(UNMEASURED, schedule=PowerModeSchedule(("default",)))]
+    before, after = (pool_identities(fleets, own) for own in (ERRORS, replace(ERRORS, prefill_unmeasured=(2.0, 2.1))))
+    assert {name: before[name] == after[name] for name in before} == {
+        "a100_80gb default vllm": True, "rtx_a6000 default vllm": False
+    }  # fmt: skip
+    assert split_pool_key("m1 cpu+gpu llama_cpp") == ("m1", ("cpu", "gpu"), "llama_cpp")
+
+
 def test_fitted_coefficients_are_measurements_and_stay():
     coefficients = chip("a100_80gb").fitted
     fitted = Fleet(chip("a100_80gb"), timing=next(iter(coefficients)))
@@ -86,7 +127,15 @@ def spread(errors):
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "{", '{"decode": [1]}', '{"decode": ["fast"]}', as_json({key: [] for key in vars(ERRORS)})]
+    "text",
+    [
+        "[1]",
+        "{",
+        '{"modes": [1]}',
+        '{"decode": [1]}',
+        '{"decode": ["fast"]}',
+        as_json({key: [] for key in ERROR_LISTS}),
+    ],
 )
 def test_a_file_without_errors_is_named(tmp_path, text):
     (tmp_path / "errors.json").write_text(text)
@@ -95,11 +144,14 @@ def test_a_file_without_errors_is_named(tmp_path, text):
 
 
 def test_what_is_written_is_read(tmp_path):
-    (tmp_path / "errors.json").write_text(as_json({name: list(own) for name, own in vars(ERRORS).items()}))
-    assert ClockErrors.read(tmp_path / "errors.json") == ERRORS
+    (tmp_path / "errors.json").write_text(as_json({name: list(getattr(ERRORS, name)) for name in ERROR_LISTS}, MODES))
+    assert ClockErrors.read(tmp_path / "errors.json") == replace(ERRORS, modes=MODES)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"decode": []}', "[", json.dumps({**vars(ERRORS), "prefill": [float("inf")]})])
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"decode": []}', "[", json.dumps({**vars(ERRORS), "prefill": [float("inf")]})],
+)
 def test_a_file_without_errors_is_refused(tmp_path, text):
     (tmp_path / "errors.json").write_text(text)
     with pytest.raises(ValueError, match=r"errors of the clock|Expecting|Infinity"):

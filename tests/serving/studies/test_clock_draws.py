@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.report.results.draws import summarise_draws
-from serving.hardware.clock_draw import as_json
+from serving.hardware.clock_draw import DRAWN_FILE, as_json
 from serving.hardware.fleet import Fleet
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.metrics import definitions
@@ -84,6 +84,17 @@ def test_tiers_are_divided_by_the_drawn_clock_and_their_use_is_kept(tmp_path):
     assert max(found["tiers/nano/utilisation"]) > min(found["tiers/nano/utilisation"]) > 0
 
 
+def test_draws_say_from_which_pools_and_how_much_was_drawn(tmp_path):
+    draws(tmp_path, [0.0], num_prompts=4, draws=2)
+    found = json.loads((tmp_path / "draws" / DRAWN_FILE).read_text())
+    assert (found["prompts"], found["requests"]) == (4, 4)
+    hardware = setup("sled").hardware
+    assert set(found["pools"]) == {
+        f"{fleet.chip.name} {fleet.mode_name} {fleet.chip.software_name(fleet.software)}"
+        for fleet in (hardware.device, hardware.cloud)
+    }
+
+
 def test_without_errors_every_draw_is_the_clock_itself(tmp_path):
     assert len(set(draws(tmp_path, [0.0], draws=3)[TBT])) == 1
 
@@ -102,7 +113,8 @@ def tables(folder, draw, errors, name, **how):
     )))  # fmt: skip
     (folder / name).mkdir()
     draw(folder / name, progress=silent, errors=folder / "errors.json", **how)
-    drawn = sorted((folder / name).iterdir(), key=lambda one: int(one.name))
+    assert json.loads((folder / name / DRAWN_FILE).read_text())["pools"]
+    drawn = sorted((one for one in (folder / name).iterdir() if one.is_dir()), key=lambda one: int(one.name))
     return [json.loads((one / "rows.json").read_text()) for one in drawn]
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from serving.hardware.chip import SoftwareEfficiency, roofline
+from serving.hardware.clock_draw import ClockErrors
 from tests.support.conf_files import CONF, architecture, chip, names
 from training.latency import clock
 from training.latency.former_clock import FormerClock
@@ -201,6 +202,16 @@ def test_a_file_for_reports_has_the_errors_of_whole_processors_held_out():
     assert [row[:4] for row in written] == [row[:4] for row in kept]
     assert [float(row[4]) for row in written[1:]] == pytest.approx([float(row[4]) for row in kept[1:]], abs=0.02)
     assert {row[0] for row in kept if row[1] == "transformers"} >= {"jetson_agx_orin_32gb", "jetson_agx_orin_64gb", ""}
+
+
+def test_draws_know_the_modes_of_the_rows():
+    """Those of conf are what `+experiment=clock` writes today."""
+    chips = [CHIPS[name] for name in yaml.safe_load(EXPERIMENT.read_text())["stages"]["clock_scores"]["chips"]]
+    modes = clock.measured_modes(speeds(), chips)
+    assert modes == ClockErrors.read(CONF / "hardware" / "measured" / "errors.json").modes
+    assert modes["macbook_m1"] == {"llama_cpp": ["gpu", "gpu_7_core"]}
+    assert modes["jetson_agx_orin_32gb"] == modes["jetson_agx_orin_64gb"]  # one processor
+    assert "30W" not in modes["jetson_agx_orin_64gb"]["vllm"]
 
 
 def test_hypot_is_what_kernels_that_compute_and_read_take():
