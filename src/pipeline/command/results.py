@@ -11,11 +11,11 @@ from pipeline.errors import UserError
 from pipeline.report.results import claims_page, draws, kept, pages, verdicts
 
 USAGE = """\
-python -m pipeline results list             what is kept, and what has changed in conf/ since
+python -m pipeline results list             what is kept, and what has changed since: conf/, the rule of draws
 python -m pipeline results keep FOLDER ...  keep the exhibits of finished sweeps or runs below docs/results
 python -m pipeline results draws FOLDER ... keep how often the claims hold in sweeps with +draws=clock
 python -m pipeline results write            write docs/claims.md and the marked tables of docs
-python -m pipeline results check            name every page that `write` would change, and change nothing"""
+python -m pipeline results check            name every page that `write` would change, and draws of a former rule"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,8 +39,8 @@ def _list(_words: Sequence[str]) -> int:
     for result in results.values():
         print(f"{result.experiment:<34} {result.date}  {'; '.join(result.changes()) or 'up to date'}")
     for one in draws.read_draws(folder):
-        changes = "; ".join(one.changes())
-        print(f"{one.experiment:<34} draws of the clock: {changes or 'up to date'}")
+        said = "; ".join(filter(None, [*one.changes(), one.rule_text()]))
+        print(f"{one.experiment:<34} draws of the clock: {said or 'up to date'}")
     for name in experiments_without_result(results):
         print(f"{name:<34} not kept")
     return 0
@@ -74,6 +74,9 @@ def _check(_words: Sequence[str]) -> int:
     different = [path for path, _ in different_pages()]
     for path in different:
         print(f"{path} is not what docs/results says: `python -m pipeline results write`")
+    for one in draws.read_draws(kept.results_folder()):
+        if said := one.rule_text():
+            print(f"{one.experiment}: draws of the clock {said}")
     return 1 if different else 0
 
 
@@ -92,13 +95,16 @@ def written_pages() -> Iterator[tuple[Path, str]]:
         text = path.read_text(encoding="utf-8")
         if pages.marked_results(text):
             yield path, pages.written_page(text, results, path.name)
-    shares = draws.current_shares(kept.results_folder())
+    drawn = draws.current_draws(kept.results_folder())
+    shares = {name: one.claims for name, one in drawn.items()}
+    former = {name: one.former_claims for name, one in drawn.items()}
     of_papers = [result for name, result in results.items() if name.partition("/")[0] in claims_page.PAPERS]
     claims, beside = verdicts.decide(of_papers, shares), verdicts.decide(of_papers, shares, ours=True)
     real = [result for name, result in results.items() if name.startswith(f"{claims_page.REAL_TEXT}/")]
     on_real_text = verdicts.decide(real, shares, ours=True)
     waiting = experiments_without_result(results)
-    yield docs / claims_page.CLAIMS_PAGE, claims_page.claims_page(claims, results, waiting, on_real_text, beside)
+    text = claims_page.claims_page(claims, results, waiting, on_real_text, beside, former)
+    yield docs / claims_page.CLAIMS_PAGE, text
 
 
 def _kept() -> dict[str, kept.KeptResult]:

@@ -1,5 +1,7 @@
 """`python -m pipeline results` outside a checkout."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,26 @@ def test_an_installed_package_lists_what_was_kept(
     monkeypatch.setattr(results.kept, "results_folder", lambda: tmp_path)
     assert results.main(["list"]) == 0
     assert "synera/table4" in capsys.readouterr().out
+
+
+@pytest.fixture
+def former_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder of results with one file of draws, which does not say by which rule they were drawn."""
+    node = {"experiment": "synera/x", "draws": 200, "jobs": 1, "files": {}, "claims": {"a claim": 1.0}}
+    (tmp_path / "x.draws").write_text(json.dumps(node))
+    monkeypatch.setattr(results.kept, "results_folder", lambda: tmp_path)
+
+
+@pytest.mark.usefixtures("former_draws")
+def test_draws_of_a_former_rule_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert results.main(["list"]) == 0
+    assert re.search(r"^synera/x +draws of the clock: of an unknown rule$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("former_draws")
+def test_a_check_names_draws_of_a_former_rule_and_does_not_fail_for_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(results, "different_pages", list)
+    assert results.main(["check"]) == 0
+    assert capsys.readouterr().out == "synera/x: draws of the clock of an unknown rule\n"

@@ -1,7 +1,8 @@
 """Writes docs/claims.md: every claim of the papers with its verdict, our claims beside them, and those on real text."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.report.results.kept import KeptResult
@@ -12,6 +13,7 @@ from pipeline.report.results.verdicts import (
     VERDICTS,
     ClaimTest,
     PaperClaim,
+    claim_key,
     count_not_drawn,
     count_reasons,
     count_verdicts,
@@ -67,7 +69,7 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
 - **clock**: the share of 200 draws of the clock, from its held-out errors, in which the claim holds
   ([clock.md](clock.md)). A claim rests on the clock if a chip model times it and its metric changes with how long chips
   take. What tokens, texts and bytes alone decide does not; nor does what was measured on this machine, or timed by
-  coefficients that a paper prints. Drawn for {drawn} claims. {waiting_for_draws}
+  coefficients that a paper prints. Drawn for {drawn} claims. {waiting_for_draws}{former_draws}
 - *One seed*: nothing was repeated that a seed changes. *One profile*: this machine was measured once.
 {beside}"""
 _BESIDE = """\
@@ -79,6 +81,8 @@ _BESIDE = """\
 
 Waiting = Mapping[str, Mapping[str, str]]
 """Experiment without a kept result -> its claims, with what is reported."""
+FormerDraws = Mapping[str, Collection[str]]
+"""Experiment -> the claims (`claim_key`) whose draws of the clock are of a former rule."""
 
 
 def claims_page(
@@ -87,11 +91,14 @@ def claims_page(
     waiting: Waiting,
     on_real_text: Sequence[PaperClaim] = (),
     beside: Sequence[PaperClaim] = (),
+    former: FormerDraws = MappingProxyType({}),
 ) -> str:
     """docs/claims.md. Two more families are ours: `on_real_text`, on pairs of real language models, and `beside`, on
     the papers' exhibits.
     """
-    lines = [_claims_head(claims, waiting, beside), *_summary_lines(claims, waiting), *_headline_lines(claims, beside)]
+    of_former_rule = _former_draws([*claims, *on_real_text, *beside], former)
+    lines = [_claims_head(claims, waiting, beside, of_former_rule), *_summary_lines(claims, waiting)]
+    lines += _headline_lines(claims, beside)
     lines += _real_text_lines(on_real_text, results)
     for folder, title in PAPERS.items():
         own, ours, absent = _of_paper(claims, folder), _of_paper(beside, folder), _of_folder(waiting, folder)
@@ -101,12 +108,15 @@ def claims_page(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _claims_head(claims: Sequence[PaperClaim], waiting: Waiting, beside: Sequence[PaperClaim]) -> str:
+def _claims_head(
+    claims: Sequence[PaperClaim], waiting: Waiting, beside: Sequence[PaperClaim], former_draws: str
+) -> str:
     return _CLAIMS_HEAD.format(
         number=len(claims) + sum(map(len, waiting.values())),
         counts=", ".join(f"{number} {verdict}" for verdict, number in _all_counts(claims, waiting).items()),
         reasons=", ".join(f"{number} {reason}" for reason, number in count_reasons(claims)) or "none",
         waiting_for_draws=_waiting_for_draws(claims, "  "),
+        former_draws=former_draws,
         drawn=sum(any(test.clock_share is not None for test in claim.tests) for claim in claims),
         significance=SIGNIFICANCE,
         beside=_BESIDE.format(
@@ -125,6 +135,22 @@ def _waiting_for_draws(claims: Sequence[PaperClaim], indent: str = "") -> str:
         return "None of them waits for draws."
     decided = f"{num_tests} tests of {num_claims} claims are decided by their"
     return f"{decided}\n{indent}values and wait for draws (`+draws=clock`)."
+
+
+def _former_draws(claims: Sequence[PaperClaim], former: FormerDraws) -> str:
+    """A sentence that begins a line, or nothing."""
+    found = [claim.experiment for claim in claims if _rests_on(claim, former.get(claim.experiment, ()))]
+    if not found:
+        return ""
+    names = ", ".join(sorted(set(found)))
+    number = "1 claim rests" if len(found) == 1 else f"{len(found)} claims rest"
+    return f"\n  {number} on draws of a former rule ([clock.md](clock.md#draws)): {names}."
+
+
+def _rests_on(claim: PaperClaim, drawn: Collection[str]) -> bool:
+    """True if a test of the claim has its share of the clock from these draws."""
+    shared = [test for test in claim.tests if test.clock_share is not None]
+    return any(claim_key({**claim.node, "group": test.group}) in drawn for test in shared)
 
 
 def _of_paper(claims: Sequence[PaperClaim], folder: str) -> list[PaperClaim]:

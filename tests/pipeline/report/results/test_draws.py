@@ -4,17 +4,22 @@ import csv
 import io
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from pipeline.artifacts.manifest import write_manifest
+from pipeline.artifacts.stage import Stage
 from pipeline.config import sources
+from pipeline.config.arguments import conf_dir
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, RelativeTo, RowTemplate
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.results.draws import (
     DRAWS_FILE,
-    current_shares,
+    current_draws,
     keep_draws,
     read_draws,
     summarise_tables,
@@ -23,7 +28,11 @@ from pipeline.report.results.draws import (
 from pipeline.report.results.kept import KeptResultError, drawn_exhibit, finished_jobs
 from pipeline.report.results.verdicts import claim_key
 from pipeline.report.sweep import finish_sweep
+from pipeline.report.sweep_note import SweepNote
 from pipeline.report.table import plain_lines
+from serving.hardware.clock_draw import DRAWN_FILE, ClockErrors, pool_identities
+from serving.hardware.fleet import Fleet
+from tests.support.conf_files import chip
 
 EXHIBIT = Exhibit(
     "t",
@@ -58,7 +67,7 @@ def sweep(folder, series):
 
 def shares_of(folder):
     """The current shares in a folder of results, by statement."""
-    return {key.split(" / ")[1]: share for key, share in current_shares(folder)["synera/x"].items()}
+    return {key.split(" / ")[1]: share for key, share in current_draws(folder)["synera/x"].claims.items()}
 
 
 def test_a_claim_s_share_is_of_draws_over_the_mean_of_its_seeds(tmp_path):
@@ -72,7 +81,7 @@ def test_a_claim_s_share_is_of_draws_over_the_mean_of_its_seeds(tmp_path):
 
 def test_another_margin_is_another_claim_which_was_not_drawn(tmp_path):
     keep_draws(SweepExhibit(EXHIBIT), "synera/x", sweep(tmp_path, {("a", 0): [1.0], ("b", 0): [2.0]}), tmp_path)
-    known = current_shares(tmp_path)["synera/x"]
+    known = current_draws(tmp_path)["synera/x"].claims
     asked = {"statement": "a takes half", "row": "a", "metric": "of b", "relation": "equal", "value": 0.5}
     assert claim_key({**asked, "margin": 0.1}) in known
     assert claim_key({**asked, "margin": 0.2}) not in known
@@ -114,7 +123,7 @@ def test_draws_of_a_configuration_that_changed_decide_nothing_and_are_named(tmp_
     path.write_text(path.read_text().replace(FILES["config"], "0" * 12))
     (found,) = read_draws(tmp_path / "results")
     assert found.changes() == ["conf/config.yaml has changed"]
-    assert current_shares(tmp_path / "results") == {}
+    assert current_draws(tmp_path / "results") == {}
 
 
 def test_a_second_sweep_adds_the_claims_of_its_rows(tmp_path):
@@ -225,10 +234,8 @@ def test_a_table_of_one_run_decides_its_claims_draw_by_draw(tmp_path):
     tables = [{"a": {"latency/tbt_s/mean": own}, "b": b} for own in (4, 3, 2, 1)]
     path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", run(tmp_path, tables), tmp_path / "results")
     kept = json.loads(path.read_text())
-    assert (kept["draws"], kept["jobs"]) == (4, 1)
-    assert {key.split(" / ")[1]: share for key, share in kept["claims"].items()} == {
-        "a is faster": 0.25, "a takes half": 0.25,
-    }  # fmt: skip
+    assert (kept["draws"], kept["sweeps"][0]["jobs"]) == (4, 1)
+    assert shares_of(tmp_path / "results") == {"a is faster": 0.25, "a takes half": 0.25}
 
 
 def rows_of(a, b, c):
@@ -274,3 +281,89 @@ def test_draws_that_cannot_be_read_are_replaced(tmp_path):
     path.write_text("half a fi")
     keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
     assert shares_of(tmp_path / "results")["a is faster"] == 1.0
+
+
+def noted(folder, pools, requests=60):
+    """The jobs of the sweep, each with a note of these pools."""
+    for one in finished_jobs(folder):
+        note = {"pools": pools, "prompts": 60, "requests": requests + one.number}
+        (Path(one.artifact) / DRAWN_FILE).write_text(json.dumps(note))
+    return folder
+
+
+def pools_of_today(mode="gpu"):
+    errors = ClockErrors.read(conf_dir() / "hardware" / "measured" / "errors.json")
+    return pool_identities([Fleet(chip("macbook_m1"), mode=mode), Fleet(chip("a100_80gb"), software="vllm")], errors)
+
+
+def kept_draws(folder):
+    (found,) = read_draws(folder)
+    return found
+
+
+PAIR = {("a", 0): [1.0, 3.0], ("b", 3): [2.0, 2.0]}
+
+
+def test_kept_draws_say_how_they_were_drawn(tmp_path):
+    folder = noted(sweep(tmp_path, PAIR), pools_of_today())
+    for one in finished_jobs(folder):
+        replace(one, revision="abc").write(folder / str(one.number))
+    words = ["+experiment=synera/x", "+draws=clock", "seed=0,3", "tracking.uri=none", "data_root=/mine", "-m"]
+    SweepNote(command=words).write(folder)
+    path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    (drawn,) = kept_draws(tmp_path / "results").sweeps
+    assert drawn.command == "python -m pipeline +experiment=synera/x +draws=clock seed=0,3 -m"
+    assert (drawn.revisions, drawn.seeds, drawn.jobs) == (["abc"], {"seed": ["0", "3"]}, 2)
+    assert (drawn.prompts, drawn.requests) == ([60], [60, 61])
+    assert drawn.pools == pools_of_today()
+    assert '"requests": [60, 61]' in path.read_text()
+
+
+def test_the_date_and_command_of_a_run_are_those_of_its_record(tmp_path):
+    folder = run(tmp_path, [rows_of(1, 2, 1)])
+    write_manifest(Stage("draws", "some.function", {}), tmp_path / "draws", 1.0)
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", folder, tmp_path / "results")
+    (drawn,) = kept_draws(tmp_path / "results").sweeps
+    assert drawn.date == f"{datetime.now(UTC):%Y-%m-%d}"
+    assert drawn.command == "python -m pipeline experiment=synera/x draws=packing"
+
+
+def test_draws_from_pools_of_today_are_of_no_former_rule(tmp_path):
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", noted(sweep(tmp_path, PAIR), pools_of_today("cpu")), tmp_path)
+    kept = kept_draws(tmp_path)
+    assert (kept.rule_text(), kept.former_claims) == ("", frozenset())
+
+
+def test_draws_of_a_chip_from_another_pool_are_of_a_former_rule(tmp_path):
+    """As the M1's CPU before 2026-11-28, which was drawn from the pool of its GPU modes."""
+    pools = pools_of_today() | {"macbook_m1 cpu llama_cpp": pools_of_today()["macbook_m1 gpu llama_cpp"]}
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", noted(sweep(tmp_path, PAIR), pools), tmp_path)
+    kept = kept_draws(tmp_path)
+    assert kept.rule_text() == "of a former rule for macbook_m1 cpu llama_cpp"
+    assert kept.former_claims == set(kept.claims)
+
+
+def test_a_chip_that_conf_lacks_is_of_no_former_rule(tmp_path):
+    pools = {"my_chip default vllm": "another source 0", "a100_80gb default my_engine": "another source 0"}
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", noted(sweep(tmp_path, PAIR), pools), tmp_path)
+    assert kept_draws(tmp_path).rule_text() == ""
+
+
+def test_claims_that_are_drawn_again_by_today_s_rule_leave_the_others_of_a_former_one(tmp_path):
+    first = sweep(tmp_path / "first", {("a", 0): [1.0], ("b", 0): [2.0], ("c", 0): [1.0]})
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", first, tmp_path / "results")
+    assert kept_draws(tmp_path / "results").rule_text() == "of an unknown rule"
+    second = noted(sweep(tmp_path / "second", {("c", 0): [3.0], ("b", 0): [2.0]}), pools_of_today())
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", second, tmp_path / "results")
+    kept = kept_draws(tmp_path / "results")
+    assert {key.split(" / ")[1] for key in kept.former_claims} == {"a is faster", "a takes half"}
+    assert shares_of(tmp_path / "results") == {"a is faster": 1.0, "a takes half": 1.0, "c is faster": 0.0}
+    assert [len(one.claims) for one in kept.sweeps] == [2, 1]
+
+
+def test_a_file_that_says_nothing_of_its_drawing_is_read_and_of_an_unknown_rule(tmp_path):
+    former = {"experiment": "synera/x", "draws": 200, "jobs": 7, "files": FILES, "claims": {"a claim": 0.25}}
+    (tmp_path / "x.draws").write_text(json.dumps(former))
+    kept = kept_draws(tmp_path)
+    assert (kept.claims, kept.sweeps[0].jobs) == ({"a claim": 0.25}, 7)
+    assert (kept.rule_text(), kept.former_claims) == ("of an unknown rule", {"a claim"})

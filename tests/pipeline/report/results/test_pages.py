@@ -349,3 +349,21 @@ def test_a_claim_that_was_drawn_in_one_group_counts_as_drawn():
 def test_a_line_of_a_mark_without_a_colon_is_refused():
     with pytest.raises(MarkError, match="has the line 'rows a'; NAME: VALUES is wanted"):
         written_page(PAGE.replace("rows: a", "rows a"), {"synera/x": kept()}, "page.md")
+
+
+def former_sentence(former):
+    """What the head of the page says of draws of a former rule, where the claims of groups g and h were drawn and those
+    of the groups `former` are of such a rule.
+    """
+    nodes = [claim(group=group) for group in ("g", "h")]
+    result = replace(kept(nodes), files={"hardware/chip/rtx_a6000": ""})
+    decided = decide([result], {"synera/x": {claim_key(node): 1.0 for node in nodes}})
+    names = {"synera/x": {claim_key(node) for node in nodes if node["group"] in former}}
+    head = claims_page(decided, {"synera/x": result}, {}, (), names).partition("One seed")[0]
+    return [line.strip() for line in head.splitlines() if "former rule" in line]
+
+
+def test_the_page_says_how_many_claims_rest_on_draws_of_a_former_rule():
+    expected = "1 claim rests on draws of a former rule ([clock.md](clock.md#draws)): synera/x."
+    assert former_sentence(["h"]) == former_sentence(["g", "h"]) == [expected]
+    assert former_sentence([]) == []
