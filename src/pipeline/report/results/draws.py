@@ -50,8 +50,8 @@ class DrawnClaims:
     """The shares of the claims that one sweep, or one run, decided (`claim_key`), and how that was drawn.
 
     command     without what changes no result
-    date        on which it was drawn, or what git has where it was kept before this was noted
-    revisions   of the code that drew
+    date        on which it was drawn
+    revisions   of the code that drew; both are of the commit that kept it where neither was noted (until 2026-11-28)
     seeds       by key, of the jobs that name one; others have that of conf
     prompts     that one draw of a job served, and how many requests: each number that occurs
     pools       `chip modes software` -> identity of its pool of errors (`serving.hardware.clock_draw`); empty: unknown
