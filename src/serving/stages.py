@@ -258,7 +258,8 @@ def draw_prefill_interference(
     draws: int = 200,
 ) -> None:
     """The table of `measure_prefill_interference` on each draw. Raises ValueError for a bad file of `errors`."""
-    from serving.hardware.clock_draw import ClockErrors, drawn_testbed
+    from serving.hardware.clock_draw import drawn_testbed
+    from serving.hardware.error_pools import ClockErrors
     from serving.studies.clock_draws import draw_folder, note_drawn
 
     known = ClockErrors.read(errors)
@@ -275,7 +276,8 @@ def draw_packing(
     draws: int = 200,
 ) -> None:  # fmt: skip
     """The table of `pack_replicas` on each draw. Raises ValueError for a bad file of `errors`."""
-    from serving.hardware.clock_draw import ClockErrors, drawn_fleet
+    from serving.hardware.clock_draw import drawn_fleet
+    from serving.hardware.error_pools import ClockErrors
     from serving.studies.clock_draws import draw_folder, note_drawn
 
     known = ClockErrors.read(errors)

@@ -5,13 +5,11 @@ from pathlib import Path
 
 from serving.core.provenance import check_sources
 from serving.hardware.architecture import Architecture, Precision
+from serving.hardware.error_pools import is_checked
 from serving.hardware.fitted_latencies import FittedLatencies
 from serving.hardware.heat import SustainedSpeed
 from serving.hardware.price import Price
 from serving.hardware.roofline import RooflineLatency
-
-HELD_OUT_ERROR = "off on held-out decodes"
-"""What the source of a software's figures says of a check on rows that the fit had not seen."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,6 @@ class SoftwareEfficiency:
         if self.quantized_gbps_per_tflops is None or mode.fp16_tflops is None:
             return reached
         return min(reached, self.quantized_gbps_per_tflops * mode.fp16_tflops)
-
-
-def is_checked(source: str) -> bool:
-    """True if the source of a software's figures names measured rows and an error on rows that a fit had not seen."""
-    return source.startswith("measured") and HELD_OUT_ERROR in source
 
 
 _QUANTIZED = ("int8", "int4")

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.deployment.setup import Setup
-from serving.hardware.clock_draw import DRAWN_FILE, ClockErrors, drawn_testbed, pool_identities
+from serving.hardware.clock_draw import drawn_testbed, pool_identities
+from serving.hardware.error_pools import DRAWN_FILE, ClockErrors
 from serving.hardware.fleet import Fleet
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.metrics.batch_timing import BatchObserver

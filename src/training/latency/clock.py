@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from serving.hardware.chip import HELD_OUT_ERROR, Chip
+from serving.hardware.chip import Chip
+from serving.hardware.error_pools import HELD_OUT_ERROR
 from training.fitting.figures import save_figure
 from training.latency.former_clock import FormerClock
 from training.latency.kernel_fit import COMBINATIONS, kernel_errors

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from serving.engines.models import Dtype, ModelConfig, ModelPair
-from serving.hardware import clock_draw
+from serving.hardware import clock_draw, error_pools
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fitted_latencies import load_fitted_latencies
@@ -203,7 +203,7 @@ def draw_interference(
     """The rows that `interference` predicts on `fleet`, on each draw of the clock. Raises ValueError for a bad file of
     `errors`.
     """
-    known = clock_draw.ClockErrors.read(errors)
+    known = error_pools.ClockErrors.read(errors)
     note_drawn(out, [fleet], known)
     for draw in range(draws):
         drawn = clock_draw.drawn_fleet(fleet, known, draw)

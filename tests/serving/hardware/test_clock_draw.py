@@ -7,14 +7,8 @@ from math import exp
 import pytest
 
 from serving.hardware import testbed
-from serving.hardware.clock_draw import (
-    ERROR_LISTS,
-    ClockErrors,
-    as_json,
-    drawn_testbed,
-    pool_identities,
-    split_pool_key,
-)
+from serving.hardware.clock_draw import as_json, drawn_testbed, pool_identities
+from serving.hardware.error_pools import ERROR_LISTS, ClockErrors, split_pool_key
 from serving.hardware.fleet import Fleet, PowerModeSchedule
 from serving.hardware.latency import batch_load
 from serving.hardware.roofline import TimeFactors

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from pipeline.report.results.draws import summarise_draws
-from serving.hardware.clock_draw import DRAWN_FILE, as_json
+from serving.hardware.clock_draw import as_json
+from serving.hardware.error_pools import DRAWN_FILE
 from serving.hardware.fleet import Fleet
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.metrics import definitions

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from serving.hardware.chip import SoftwareEfficiency, roofline
-from serving.hardware.clock_draw import ClockErrors
+from serving.hardware.error_pools import ClockErrors
 from tests.support.conf_files import CONF, architecture, chip, names
 from training.latency import clock
 from training.latency.former_clock import FormerClock

@@ -35,8 +35,7 @@ from pipeline.report.results.verdicts import DRAWS_NEEDED, claim_key
 from pipeline.report.summary import summarise
 from pipeline.report.sweep_note import read_note
 from pipeline.report.table import LabelledTexts, ReportPart, csv_text
-from serving.hardware import clock_draw
-from serving.hardware.chip import is_checked
+from serving.hardware import error_pools
 
 DRAWS_FILE, TABLE_FILE = "draws.json", "table_draws.json"
 SUFFIX = ".draws"
@@ -54,7 +53,7 @@ class DrawnClaims:
     revisions   of the code that drew; both are of the commit that kept it where neither was noted (until 2026-11-28)
     seeds       by key, of the jobs that name one; others have that of conf
     prompts     that one draw of a job served, and how many requests: each number that occurs
-    pools       `chip modes software` -> identity of its pool of errors (`serving.hardware.clock_draw`); empty: unknown
+    pools       `chip modes software` -> identity of its pool of errors (`serving.hardware.error_pools`); empty: unknown
     """
 
     claims: Mapping[str, float]
@@ -110,17 +109,17 @@ class KeptDraws:
 def _pool_of_today(name: str) -> str | None:
     """None for a chip or software that conf/ lacks."""
     try:
-        chip, modes, software = clock_draw.split_pool_key(name)
+        chip, modes, software = error_pools.split_pool_key(name)
         node = (sources.read_named(f"hardware/chip/{chip}") or {})["software"][software]
     except (ValueError, KeyError):
         return None
     evidence = node.get("sources", {}).get("all", "")
-    return _errors().pool(chip, software, modes, checked=is_checked(evidence)).identity
+    return _errors().pool(chip, software, modes, checked=error_pools.is_checked(evidence)).identity
 
 
 @cache
-def _errors() -> clock_draw.ClockErrors:
-    return clock_draw.ClockErrors.read(conf_dir() / "hardware" / "measured" / "errors.json")
+def _errors() -> error_pools.ClockErrors:
+    return error_pools.ClockErrors.read(conf_dir() / "hardware" / "measured" / "errors.json")
 
 
 def read_draws(folder: Path) -> Iterator[KeptDraws]:
@@ -208,7 +207,7 @@ def _drawn_claims(shares: Mapping[str, float], folder: Path, jobs: Sequence[JobR
 
 def _read_note(job: JobResult) -> dict[str, Any]:
     """What the stage that drew noted; nothing if it was of former code."""
-    path = Path(str(job.artifact)) / clock_draw.DRAWN_FILE
+    path = Path(str(job.artifact)) / error_pools.DRAWN_FILE
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -325,8 +324,8 @@ def summarise_tables(out: Path, *, drawn: Path) -> None:
 
 
 def _copy_note(drawn: Path, out: Path) -> None:
-    if (drawn / clock_draw.DRAWN_FILE).exists():
-        shutil.copyfile(drawn / clock_draw.DRAWN_FILE, out / clock_draw.DRAWN_FILE)
+    if (drawn / error_pools.DRAWN_FILE).exists():
+        shutil.copyfile(drawn / error_pools.DRAWN_FILE, out / error_pools.DRAWN_FILE)
 
 
 def _draw_folders(drawn: Path) -> list[Path]:

@@ -30,7 +30,8 @@ from pipeline.report.results.verdicts import claim_key
 from pipeline.report.sweep import finish_sweep
 from pipeline.report.sweep_note import SweepNote
 from pipeline.report.table import plain_lines
-from serving.hardware.clock_draw import DRAWN_FILE, ClockErrors, pool_identities
+from serving.hardware.clock_draw import pool_identities
+from serving.hardware.error_pools import DRAWN_FILE, ClockErrors
 from serving.hardware.fleet import Fleet
 from tests.support.conf_files import chip
 
