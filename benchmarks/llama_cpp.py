@@ -24,6 +24,7 @@ from serving.engines.llama_cpp.gguf import convert
 from serving.engines.tokenizer import Tokenizer
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import load_model
+from serving.engines.torch.packed_layers import pack_weights
 from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.workload.datasets.tiny import TinyTasks
 
@@ -172,6 +173,7 @@ def main(checkpoint: Path, corpus: Path) -> bool:
         convert(checkpoint, file)
         model = LlamaModel(file)
         own = load_model(checkpoint)
+        pack_weights(own)  # as models that serve
         found = {
             "torch engine": EngineStreams(TorchEngine(own), len(own.layers)),
             "engine on llama.cpp": EngineStreams(LlamaCppEngine(model), model.layers),
