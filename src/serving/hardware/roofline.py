@@ -3,7 +3,7 @@
 Linear layers, attention and LM head are each an operator group: it computes and reads at the same time. It takes
 hypot(compute, read), which is the larger of the two except near the ridge, where both are equal and it is 1.41 times
 either: with it the kernels of Llama-2-7B on three GPUs at 1 to 4,096 tokens are 2.3 % off (the plain larger: 6.4 %,
-the sum: 6.0 %; docs/clock.md). What the process itself takes is added: a constant for each forward that it starts, and
+the sum: 6.2 %; docs/clock.md). What the process itself takes is added: a constant for each forward that it starts, and
 one for each layer that runs, as measured for the software that runs the model.
 """
 
