@@ -1,5 +1,5 @@
-"""What stands beside what in the exhibits of conf/: no conclusion from TBT alone, no quality without ROUGE-1, and a
-paper's rule as printed beside our reading of it.
+"""What stands beside what in the exhibits of conf/: no conclusion from TBT alone, no time without a cost or a reason, no
+quality without ROUGE-1, and a paper's rule as printed beside our reading of it.
 """
 
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.report.exhibit.schema import QUALITY, full_metric_name
 from tests.support.conf_files import read_yaml
 
 CONF = Path(__file__).parents[4] / "conf" / "experiment"
@@ -19,7 +20,8 @@ EXHIBITS = {
     and "columns" in found["exhibit"]
 }
 TBT, SERVICE, COST = "latency/tbt_s/mean", "latency/service_s_per_token/mean", "cost/usd_per_million_tokens"
-QUALITY, ROUGE_1 = "quality", "quality/rouge_1"
+TIMES = ("latency/service_s_per_token/", "latency/end_to_end_s/")
+ROUGE_1 = "quality/rouge_1"
 CLOUD_COST = re.compile(r"cost/(verified|generated)_s$")
 PRINTED = {
     "synera/table4.yaml": {"+variant/synera/method": {"synera_percentile", "edgefm_whole_answer"}},
@@ -33,8 +35,34 @@ the whole answer, HAT's Eq. 3 without a least chunk. WISP's printed scheduler is
 """
 
 
+COST_PAGE = Path(__file__).parents[4] / "docs" / "cost.md"
+WITHOUT_PRICE = COST_PAGE.read_text(encoding="utf-8").split("### Tables without a price")[1].split("\n## ")[0]
+LISTED = re.findall(r"`([a-z_]+/\w+)`", "".join(re.findall(r"^\|([^|]*)\|", WITHOUT_PRICE, re.MULTILINE)))
+"""The experiments in the first column of the list of docs/cost.md."""
+
+
 def metrics(exhibit):
-    return {column["metric"] for column in exhibit["columns"] if "metric" in column}
+    """A column without a metric shows the one that it is named after."""
+    return {full_metric_name(column.get("metric") or column["name"]) for column in exhibit["columns"]}
+
+
+def experiments(name):
+    """The experiment of a file; of one that is no experiment, those that have their columns from it."""
+    stem = name.removesuffix(".yaml")
+    if not Path(stem).name.startswith("_"):
+        return [stem]
+    return [
+        heir
+        for file, node in ((file, read_yaml(path)) for file, path in FILES.items())
+        if f"/experiment/{stem}" in node.get("defaults", ()) and file not in EXHIBITS
+        for heir in experiments(file)
+    ]
+
+
+def test_columns_without_a_metric_are_seen():
+    assert QUALITY in metrics(EXHIBITS["beyond/delay_text.yaml"])
+    assert QUALITY in metrics(EXHIBITS["real/long_prompts.yaml"])
+    assert sorted(experiments("hyperion/_latency_by_tasks.yaml")) == ["hyperion/fig5", "hyperion/fig6"]
 
 
 @pytest.mark.parametrize("name", [name for name, exhibit in EXHIBITS.items() if TBT in metrics(exhibit)])
@@ -44,6 +72,23 @@ def test_service_time_end_to_end_and_cost_stand_beside_tbt(name):
     assert SERVICE in found
     assert COST in found
     assert any(metric.startswith("latency/end_to_end_s/") for metric in found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, exhibit in EXHIBITS.items()
+        if COST not in (found := metrics(exhibit)) and any(metric.startswith(TIMES) for metric in found)
+    ],
+)
+def test_a_time_without_a_cost_is_in_the_list_of_the_cost_page(name):
+    assert set(experiments(name)) <= set(LISTED)
+
+
+def test_what_the_cost_page_lists_has_no_cost():
+    assert [name for name in LISTED if COST in metrics(EXHIBITS.get(f"{name}.yaml", {"columns": ()}))] == []
+    assert {f"{name}.yaml" for name in LISTED} <= FILES.keys()
 
 
 @pytest.mark.parametrize("name", [name for name, exhibit in EXHIBITS.items() if QUALITY in metrics(exhibit)])
