@@ -1,5 +1,5 @@
-"""What stands beside what in the exhibits of conf/: no conclusion from TBT alone, no time without a cost or a reason, no
-quality without ROUGE-1, and a paper's rule as printed beside our reading of it.
+"""What stands beside what in the exhibits of conf/: no conclusion from TBT alone, no time without a cost or a reason,
+no quality without ROUGE-1, and a paper's rule as printed beside our reading of it.
 """
 
 import re
