@@ -89,7 +89,8 @@ def decode(text: str) -> tuple[Path, JobContext]:
     given |= {key: Path(given[key]) for key in ("folder", "sweep") if given[key] is not None}
     stages = tuple(StageRun(**{**stage, "path": Path(stage["path"])}) for stage in given["stages"])
     context = JobContext(**{**given, "tracking": Tracking(**given["tracking"]), "stages": stages})
-    return Path(found["artifact"]), replace(context, overrides=tuple(context.overrides), may_defer=False)
+    overrides, command = tuple(context.overrides), tuple(context.command)
+    return Path(found["artifact"]), replace(context, overrides=overrides, command=command, may_defer=False)
 
 
 def write_failure(context: JobContext, reason: str, pid: int = 0) -> Path:

@@ -22,7 +22,7 @@ def deferrable(tmp_path: Path, tracking: Tracking, **changes: Any) -> Any:
 
 
 def test_a_context_survives_the_way_to_the_other_process(tmp_path: Path) -> None:
-    job = deferrable(tmp_path, Tracking(uri="none"))
+    job = deferrable(tmp_path, Tracking(uri="none"), command=("+policy=synera",))
     artifact, found = deferred.decode(deferred.encode(tmp_path / "serve", job))
     assert artifact == tmp_path / "serve"
     assert found == replace(job, may_defer=False)
