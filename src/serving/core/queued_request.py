@@ -77,6 +77,8 @@ class Task(NamedTuple):
     """The longest that its cache can become."""
     choice_index: int
     """How many nodes the same owner chose before."""
+    owner: str = ""
+    """The device or the node that sends it."""
 
     def compute_s(self, report: LoadReport) -> float:
         """Seconds that a node computes for it alone: F* / C of Hyperion, Eq. 20."""

@@ -43,7 +43,8 @@ class NodeSelector:
 
     def __init__(self, tiers: TierNodes, dispatch: Dispatch, owner: str, block_tokens: int = 1) -> None:
         self._block_tokens = block_tokens
-        self._tiers, self._dispatch, self._num_choices = tiers, dispatch, crc32(owner.encode())
+        self._tiers, self._dispatch, self._owner = tiers, dispatch, owner
+        self._num_choices = crc32(owner.encode())
         self.lost_nodes: dict[str, set[LossCause]] = {}
         """Node -> why it is lost."""
         self.load_reports: dict[str, LoadReport] = {}
@@ -85,7 +86,7 @@ class NodeSelector:
         if len(nodes) < 2:
             return (nodes or known)[0]
         tokens = round_up_to_blocks(seq.start + seq.num_tokens + budget - 1, self._block_tokens)
-        task = Task(seq.session, seq.num_tokens, budget, tokens, self._num_choices)
+        task = Task(seq.session, seq.num_tokens, budget, tokens, self._num_choices, self._owner)
         node = self._dispatch.choose(task, [self._load_report(n) for n in nodes])
         self._num_choices += 1
         report = self._load_report(node)

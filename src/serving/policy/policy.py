@@ -265,7 +265,7 @@ class Policy:
             (
                 self.dispatch.needs_load_reports or self.prefill.monitors_link or self.lookahead.monitors_link,
                 "under {placement} nodes send no measurements, which {dispatch}, {prefill} or {lookahead} reads; "
-                "choose policy/dispatch=round_robin or random, policy/prefill=whole and policy/lookahead=none",
+                "choose policy/dispatch=round_robin, affinity or random, policy/prefill=whole, policy/lookahead=none",
             ),
         ]
 

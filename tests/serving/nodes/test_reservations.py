@@ -27,7 +27,7 @@ from serving.messages import (
 from serving.nodes.hop_path import NodeSelector
 from serving.nodes.reservations import Reservations
 from serving.nodes.worker import Worker
-from serving.policy.slots.dispatch import HypSched, RoundRobin
+from serving.policy.slots.dispatch import Affinity, HypSched, RoundRobin
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.scheduler import ContinuousBatch, Fifo
 from tests.support.fake_pair import LAYERS
@@ -281,6 +281,19 @@ def test_a_single_node_is_chosen_without_dispatch() -> None:
     chooser = NodeSelector(NEAR, Unasked(), "device-0")
     assert chooser.choose("lone", ROWS, 1) == "lone-0"
     assert chooser.choose("cloud-0", ROWS, 1) == "cloud-0"
+
+
+def test_affinity_gets_the_name_of_its_owner() -> None:
+    """All requests of a device go to its node, which others need not share; to another one only while it is lost."""
+    choosers = {f"device-{i}": NodeSelector(NEAR, Affinity(), f"device-{i}") for i in range(20)}
+    own = {name: Affinity().node_of(name, NEAR["near"]) for name in choosers}
+    assert {*own.values()} == {*NEAR["near"]}
+    for name, chooser in choosers.items():
+        assert {chooser.choose("near", ROWS, 1) for _ in range(5)} == {own[name]}
+        chooser.mark_lost(PeerLost("near-1"))
+        assert (chooser.choose("near", ROWS, 1) == own[name]) == (own[name] != "near-1")
+        chooser.mark_restored(PeerRestored("near-1"))
+        assert chooser.choose("near", ROWS, 1) == own[name]
 
 
 def test_round_robin_starts_at_different_nodes_by_device() -> None:

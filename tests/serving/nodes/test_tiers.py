@@ -34,7 +34,7 @@ from serving.messages import (
 )
 from serving.network.channel import LinkDirection
 from serving.nodes.worker import Worker
-from serving.policy.slots.dispatch import EarliestFinish, HypSched, RandomDispatch, RoundRobin
+from serving.policy.slots.dispatch import Affinity, EarliestFinish, HypSched, RandomDispatch, RoundRobin
 from serving.policy.slots.prefill import ChunkedPrefill, WholePrefill
 from serving.policy.slots.scheduler import ContinuousBatch, Fifo, UpwardRank
 from tests.support.fake_pair import LAYERS
@@ -117,7 +117,9 @@ def test_every_node_runs_its_tiers_layers_and_gets_work() -> None:
 @pytest.mark.parametrize(
     "scheduler", [Fifo(), Fifo(3), UpwardRank(), ContinuousBatch(), ContinuousBatch(4, 8)], ids=repr
 )
-@pytest.mark.parametrize("dispatch", [HypSched(), EarliestFinish(), RandomDispatch(4), RoundRobin()], ids=repr)
+@pytest.mark.parametrize(
+    "dispatch", [HypSched(), EarliestFinish(), RandomDispatch(4), RoundRobin(), Affinity()], ids=repr
+)
 @pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_any_scheduler_and_dispatch_serve_tiers(name: str, dispatch: Any, scheduler: Any) -> None:
     """A chunk of 8 cuts verifications that are made anew, whose drafts go on to the head."""
@@ -404,7 +406,7 @@ def test_random_failures_lose_no_request_and_leave_no_state(data: st.DataObject)
     bed = data.draw(st.sampled_from(((1, 1), (2, 2), (1, 2, 1), (2, 3, 2), (2, 2, 2, 2))), "nodes")
     override = {
         "dispatch": data.draw(
-            st.sampled_from((HypSched(), EarliestFinish(), RandomDispatch(3), RoundRobin())), "dispatch"
+            st.sampled_from((HypSched(), EarliestFinish(), RandomDispatch(3), RoundRobin(), Affinity())), "dispatch"
         ),
         "scheduler": data.draw(
             st.sampled_from((Fifo(), UpwardRank(2), ContinuousBatch(), ContinuousBatch(4, 8))), "scheduler"

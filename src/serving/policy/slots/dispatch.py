@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from serving.core.keyed_random import key, uniform
 from serving.core.queued_request import Task
@@ -20,6 +20,15 @@ class Dispatch(Protocol):
 
         `reports` has one entry for each reachable node, two or more, and includes what was sent to the node since.
         """
+        ...
+
+
+@runtime_checkable
+class OwnerDispatch(Dispatch, Protocol):
+    """A dispatch that sends all tasks of an owner to one node while that node is reachable."""
+
+    def node_of(self, owner: str, nodes: Sequence[str]) -> str:
+        """The owner's node among `nodes`, one or more."""
         ...
 
 
@@ -43,6 +52,24 @@ class RandomDispatch:
     def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
         draw = uniform(key(self.seed, task.session), task.choice_index, f"dispatch to {reports[0].node}")
         return reports[int(draw * len(reports))].node
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """Rendezvous hashing: all tasks of an owner go to the node whose hash together with the owner's name is highest.
+
+    If a node is lost, only its owners go to other nodes. Source: Thaler and Ravishankar, Using name-based mappings to
+    increase hit rates, 1998.
+    """
+
+    needs_load_reports = False
+
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
+        return self.node_of(task.owner, [report.node for report in reports])
+
+    def node_of(self, owner: str, nodes: Sequence[str]) -> str:
+        stream = key(0, owner)  # mixed before the node's name is: a CRC-32 of both names together is linear in each
+        return max(nodes, key=lambda node: key(stream, node))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,17 @@ import pytest
 from serving.core.keyed_random import key, uniform
 from serving.core.queued_request import Task
 from serving.messages import LoadReport
-from serving.policy.slots.dispatch import Dispatch, EarliestFinish, HypSched, RandomDispatch, RoundRobin
+from serving.policy.slots.dispatch import (
+    Affinity,
+    Dispatch,
+    EarliestFinish,
+    HypSched,
+    OwnerDispatch,
+    RandomDispatch,
+    RoundRobin,
+)
 
-TASK = Task("s", num_tokens=11, num_passes=8, max_cached_len=18, choice_index=0)
+TASK = Task("s", num_tokens=11, num_passes=8, max_cached_len=18, choice_index=0, owner="device-0")
 """A prompt of 11 tokens and 8 to write: 10 rows and 8 passes."""
 
 
@@ -57,6 +65,9 @@ TABLE: dict[str, tuple[Dispatch, list[LoadReport], str]] = {
     "earliest finish: as HypSched's where all have room": (EarliestFinish(), FAST, B),
     "earliest finish: a node without room too": (EarliestFinish(), [backlog(A, 0.0, free=0), backlog(B, 0.1)], A),
     "earliest finish: the first of equals": (EarliestFinish(), [backlog(A, 0.1), backlog(B, 0.1)], A),
+    "affinity: whatever waits there": (Affinity(), [backlog(A, 9.0, free=0), backlog(B), backlog(C)], A),
+    "affinity: in whatever order": (Affinity(), [backlog(C), backlog(B), backlog(A)], A),
+    "affinity: the next best, where the best is lost": (Affinity(), [backlog(C), backlog(B)], B),
 }  # fmt: skip
 
 
@@ -101,7 +112,53 @@ def test_random_dispatch_is_independent_between_tiers() -> None:
     assert uniform(key(1, "s0"), 0, "dispatch to nano-0") != uniform(key(1, "s0"), 0, "dispatch to agx-0")
 
 
+OWNERS = [f"device-{i}" for i in range(10_000)]
+NODES = [f"cloud-{i}" for i in range(40)]
+
+
+def test_affinity_sends_all_tasks_of_an_owner_to_one_node() -> None:
+    nodes = [backlog(name) for name in NODES]
+    for owner in OWNERS[:100]:
+        tasks = [TASK._replace(owner=owner, session=f"s{i}", choice_index=i, num_tokens=9 * i) for i in range(5)]
+        assert {Affinity().choose(task, nodes) for task in tasks} == {Affinity().node_of(owner, NODES)}
+
+
+def test_only_the_owners_of_a_lost_node_go_to_others() -> None:
+    before = {owner: Affinity().node_of(owner, NODES) for owner in OWNERS}
+    left = [name for name in NODES if name != "cloud-7"]
+    after = {owner: Affinity().node_of(owner, left) for owner in OWNERS}
+    moved = {owner for owner in OWNERS if before[owner] != after[owner]}
+    assert moved == {owner for owner in OWNERS if before[owner] == "cloud-7"}
+    assert len({after[owner] for owner in moved}) == 39
+
+
+@pytest.mark.parametrize(
+    ("owners", "nodes", "limit"),
+    [  # the chi-square distribution's 0.1 % point for as many degrees of freedom as there are nodes but one
+        (OWNERS, NODES, 72.1),
+        (OWNERS, ["nano-0", "nano-1", "nano-2"], 13.8),
+        ([f"nano-{i}" for i in range(400)], ["agx-0", "agx-1"], 10.8),
+    ],
+    ids=["devices, 40 nodes", "devices, 3 nodes", "nodes, 2 nodes"],
+)
+def test_affinity_spreads_owners_evenly(owners: list[str], nodes: list[str], limit: float) -> None:
+    counts, expected = Counter(Affinity().node_of(owner, nodes) for owner in owners), len(owners) / len(nodes)
+    assert sum((counts[node] - expected) ** 2 / expected for node in nodes) < limit
+
+
+def test_affinity_is_independent_between_tiers() -> None:
+    """Else the nodes of a tier would meet the same number's node everywhere."""
+    near, far = ["nano-0", "nano-1"], ["agx-0", "agx-1"]
+    node_of = Affinity().node_of
+    same = sum(node_of(owner, near)[-1] == node_of(owner, far)[-1] for owner in OWNERS[:400])
+    assert abs(same - 200) < 60
+
+
+def test_affinity_alone_is_a_dispatch_by_owner() -> None:
+    others = (HypSched(), EarliestFinish(), RandomDispatch(), RoundRobin())
+    assert [isinstance(each, OwnerDispatch) for each in (Affinity(), *others)] == [True, False, False, False, False]
+
+
 def test_only_hypsched_and_earliest_finish_need_load_reports() -> None:
-    assert [each.needs_load_reports for each in (HypSched(), EarliestFinish(), RandomDispatch(), RoundRobin())] == [
-        True, True, False, False,
-    ]  # fmt: skip
+    each = (HypSched(), EarliestFinish(), RandomDispatch(), RoundRobin(), Affinity())
+    assert [one.needs_load_reports for one in each] == [True, True, False, False, False]
