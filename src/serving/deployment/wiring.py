@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from serving.deployment.queries import UNAVAILABLE_ENGINE
+from serving.deployment.shards import Shard, whole_testbed
 from serving.deployment.topology import Topology
 from serving.drivers.simulator import ComputeResource, Processor
 from serving.engines.prefix_reuse import PrefixReusingEngine
@@ -104,27 +105,30 @@ def add_nodes(
         driver.add(name, topology.create_node(name), make_chip(name))
 
 
-def connect_nodes(driver: Driver, topology: Topology) -> None:
-    """Connects every device with every cloud node by one access link per device, and the nodes of all tiers."""
-    behind = {worker: topology.intermediate_links(topology.tier_of[worker]) for worker in topology.workers}
+def connect_nodes(driver: Driver, topology: Topology, shard: Shard | None = None) -> None:
+    """Connects every device with every cloud node by one access link per device, and the nodes of all tiers; those of a
+    shard alone if one is given.
+    """
+    shard = shard or whole_testbed(topology)
+    behind = {worker: topology.intermediate_links(topology.tier_of[worker]) for worker in shard.workers}
     behind_links = {worker: links for worker, links in behind.items() if links}
-    for name in topology.devices:
+    for name in shard.devices:
         up, down = topology.channels(name)
         driver.connect_access(name, up, down)
         for worker in behind_links:
             driver.connect(name, worker, _with_relay(up, behind_links[worker], "up"))
             driver.connect(worker, name, _with_relay(down, behind_links[worker], "down"))
     if topology.setup.hardware.tiers:
-        _connect_tiers(driver, topology)
+        _connect_tiers(driver, topology, shard.workers)
 
 
-def _connect_tiers(driver: Driver, topology: Topology) -> None:
+def _connect_tiers(driver: Driver, topology: Topology, workers: Sequence[str]) -> None:
     """A node has one port towards later tiers and one towards earlier tiers, each shaped as its link."""
     ports: dict[tuple[str, TrafficDirection], Channel] = {}
-    for a in topology.workers:
+    for a in workers:
         before = topology.intermediate_links(topology.tier_of[a])
         stream = topology.link_stream(a)
-        for b in topology.workers:
+        for b in workers:
             after = topology.intermediate_links(topology.tier_of[b])
             up = after[len(before) :]
             down = before[len(after) :][::-1]

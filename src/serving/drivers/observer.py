@@ -1,7 +1,7 @@
 """What a driver tells of a run: every event, job and message."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from serving.messages import Command, Event, Message, Outcome, Work
 
@@ -23,3 +23,13 @@ class NodeObserver(Protocol):
     """An observer that is also told when a node is created, or created again after a failure, with empty state."""
 
     def node_created(self, node: str, at_s: float) -> None: ...
+
+
+@runtime_checkable
+class PerNodeObserver(Protocol):
+    """An observer for which only the order of each node's own events matters, as its attribute says.
+
+    Of nodes that exchange no message it may be told one after the other, each from time 0.
+    """
+
+    is_per_node: ClassVar[Literal[True]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from serving.hardware.estimator import Estimator
 from serving.messages import Command, Event, ForwardWork, Message, Outcome, Work
@@ -20,8 +20,11 @@ class BatchTiming(NamedTuple):
 class BatchObserver:
     """An observer that keeps every batch."""
 
+    is_per_node: ClassVar[Literal[True]] = True
+
     def __init__(self) -> None:
         self.batches: list[BatchTiming] = []
+        """Those of each node in the order of their times."""
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
 

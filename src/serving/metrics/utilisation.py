@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from serving.deployment.topology import Topology
 from serving.hardware.architecture import Architecture
@@ -44,6 +44,8 @@ class _Caches:
 
 class UtilisationObserver:
     """An observer of busy time and cached tokens of the cloud's nodes."""
+
+    is_per_node: ClassVar[Literal[True]] = True
 
     def __init__(self) -> None:
         self.busy_s: dict[str, float] = defaultdict(float)

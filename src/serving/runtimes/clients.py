@@ -28,16 +28,19 @@ class WorkloadClients:
         self._pending: dict[str, deque[Query]] = defaultdict(deque)
         self.ended: set[str] = set()
 
-    def start(self, post: PostRequest) -> None:
-        """Posts the requests with arrival times, and each closed loop's first request."""
-        for query in self.queries:
+    def start(self, post: PostRequest, queries: "Sequence[Query] | None" = None) -> None:
+        """Posts the requests with arrival times, and each closed loop's first request; of some devices alone if their
+        queries are given.
+        """
+        queries = self.queries if queries is None else queries
+        for query in queries:
             name = self._device_names[query.device]
             if query.arrival_s is None:
                 self._pending[name].append(query)
             else:
                 post(query.arrival_s, name, RequestArrived(query.request))
-        for name in self._device_names:
-            self._send_next(name, 0.0, post)
+        for device in sorted({query.device for query in queries if query.arrival_s is None}):
+            self._send_next(self._device_names[device], 0.0, post)
 
     def on_session_end(self, session: str, now: float, post: PostRequest, clock: str = "virtual time") -> None:
         """Posts the next request of the session's device, if it is a closed loop."""

@@ -43,7 +43,7 @@ class Simulated:
     ) -> RunResult:
         queries = self.outcomes.make_queries(setup.workload.requests(setup.num_devices), setup.decoding, setup.seed)
         engines = self.outcomes.open(queries, setup.policy, setup.seed)
-        records = simulate(setup, engines, queries, progress, observers, self.shared_chip, self.detail)
+        records = simulate(setup, engines, queries, progress, observers, self.shared_chip, self.detail, may_divide=True)
         return RunResult(
             queries,
             records,
