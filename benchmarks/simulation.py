@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from statistics import median
 
 from native import loader
@@ -26,6 +26,7 @@ from serving.core.decoding import Decoding
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.outcomes.constant import ConstantAcceptance
+from serving.policy.slots.dispatch import Affinity, Dispatch
 from serving.runtimes.emulated import simulate
 from serving.workload.arrivals import Arrivals, ClosedLoop, Poisson
 from serving.workload.prompt import Prompt
@@ -41,6 +42,7 @@ LIMIT_GB = 0.6
 LIMIT_COMPILED = 2.2
 """Least conversations of the compiled core for one of the sources, in runs that alternate; the aim is 2.5."""
 ALTERNATIONS = 7
+AFFINITY_MINUTE = "minute_with_affinity"
 REQUEST_INTERVAL_S = 60.0
 """Poisson: how often a device asks, on average."""
 _BLANK_PROMPT = Prompt("p", "?", (), "made up")
@@ -93,7 +95,7 @@ def without_jitter(setup: Setup) -> Setup:
 
 def run(setup: Setup, queries: Sequence[Query], detail: bool = True) -> None:
     """Raises StalledError if a conversation does not end."""
-    simulate(setup, OUTCOMES.open(queries, setup.policy, 0), queries, detail=detail)
+    simulate(setup, OUTCOMES.open(queries, setup.policy, 0), queries, detail=detail, may_divide=True)
 
 
 def measure_speed(setup: Setup, queries: Sequence[Query], amount: float, detail: bool = True) -> list[float]:
@@ -164,20 +166,24 @@ def poisson_1000() -> float:
     return simulated_s
 
 
-def poisson_10000() -> float:
+def poisson_10000(part: str) -> float:
     """GB at most: 10,000 devices that ask once a minute each, forty cloud nodes, for a minute, in a process of its
-    own.
+    own that runs this part.
     """
-    told = subprocess.run([sys.executable, "-m", __spec__.name, "minute"], check=True, capture_output=True, text=True)
+    told = subprocess.run([sys.executable, "-m", __spec__.name, part], check=True, capture_output=True, text=True)
     seconds, gb = map(float, told.stdout.split())
-    print(f"10,000 devices, each asking every {REQUEST_INTERVAL_S:.0f} s, for a minute: {seconds:.1f} s "
-          f"({REQUEST_INTERVAL_S / seconds:.1f} x real time), {gb:.2f} GB at most, limit {LIMIT_GB} GB")  # fmt: skip
+    print(f"10,000 devices, each asking every {REQUEST_INTERVAL_S:.0f} s, for a {part.replace('_', ' ')}: "
+          f"{seconds:.1f} s ({REQUEST_INTERVAL_S / seconds:.1f} x real time), {gb:.2f} GB at most, limit {LIMIT_GB} GB"
+    )  # fmt: skip
     return gb
 
 
-def simulate_minute() -> None:
+def simulate_minute(dispatch: Dispatch | None = None) -> None:
+    """Prints the seconds and GB of a minute of 10,000 devices; None: with the conf files' own dispatch, round robin."""
     queries = make_queries(10_000, 10_000, Poisson(rate_per_s=10_000 / REQUEST_INTERVAL_S))
-    setup, began = testbed(10_000, 40), time.process_time()
+    setup = testbed(10_000, 40)
+    setup = replace(setup, policy=replace(setup.policy, dispatch=dispatch or setup.policy.dispatch))
+    began = time.process_time()
     run(setup, queries)
     peak_nbytes = PeakMemory().read_nbytes()  # getrusage would include what the parent had when it forked
     print(time.process_time() - began, (peak_nbytes or 0) / 1e9)
@@ -194,11 +200,14 @@ def main() -> bool:
     """Retried, because a machine that does other things is slow for a while."""
     fast = any(closed_loop_100() >= LIMIT_CONVERSATIONS for _ in range(ATTEMPTS))
     real = any(poisson_1000() >= LIMIT_SECONDS for _ in range(ATTEMPTS))
-    small = poisson_10000() <= LIMIT_GB
+    small = max(map(poisson_10000, ("minute", AFFINITY_MINUTE))) <= LIMIT_GB
     ratio = compare_builds()
     return fast and real and small and (ratio is None or ratio >= LIMIT_COMPILED)
 
 
 if __name__ == "__main__":
-    parts = {"minute": simulate_minute, "speed": print_speed, "builds": compare_builds, "profile": profile}
+    parts = {
+        "minute": simulate_minute, AFFINITY_MINUTE: partial(simulate_minute, Affinity()), "speed": print_speed,
+        "builds": compare_builds, "profile": profile,
+    }  # fmt: skip
     sys.exit(0 if parts.get(sys.argv[-1], main)() is not False else 1)
