@@ -29,7 +29,7 @@ from serving.policy.by_condition import PlacedPolicy
 from serving.policy.slots.placement import TieredPlacement
 from serving.runtimes.runtime import RunResult, Runtime
 from serving.workload.dataset import quality_note
-from serving.workload.metrics import Rouge1
+from serving.workload.metrics import Rouge1, checked_score
 
 ResultRow = dict[str, Any]
 
@@ -134,7 +134,7 @@ def _request_row(
         "chunks_offloaded": record.num_offloaded,
         "chunks_verified": record.num_verified,
         "device_energy_j": fleet.joules(record.device_busy_s, idle_s, mode),
-        "quality": metrics[0].score(answer, prompt) if metrics else None,
+        "quality": checked_score(metrics[0], answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
         **{name: getattr(record, name) for name in _RECORD_COLUMNS},
     }

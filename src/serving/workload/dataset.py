@@ -25,7 +25,7 @@ _DIGEST_CHARS = 12
 
 
 class Dataset(Protocol):
-    """Yields prompts. The first of `metrics`, if any, is the headline metric.
+    """Yields prompts. The first of `metrics`, if any, scores the answers; behind it stands none or `Rouge1`.
 
     `measures_quality_of` names the models whose quality the metrics measure: `embedded` (the pair trained on the
     project's corpus), `pretrained` (models that know English), or `none` (the data set is for speed and acceptance).

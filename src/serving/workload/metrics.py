@@ -5,17 +5,54 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
+from math import nan
+from reprlib import repr as short_repr
 from string import ascii_uppercase
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 from serving.workload.prompt import Prompt
 
 
+@runtime_checkable
 class Metric(Protocol):
     @property
     def name(self) -> str: ...
     def score(self, text: str, prompt: Prompt) -> float:
         """Scores a generated text, decoded without special tokens, from 0 to 1."""
+
+
+def checked_score(metric: Metric, text: str, prompt: Prompt) -> float:
+    """The metric's score of a text. Raises ValueError for what is no number from 0 to 1: a metric may be a user's."""
+    found: object = metric.score(text, prompt)
+    try:
+        score = float(found) if isinstance(found, SupportsFloat) else nan
+    except (TypeError, ValueError):  # an array of several numbers
+        score = nan
+    if not 0 <= score <= 1:
+        raise ValueError(
+            f"{type(metric).__name__}.score returned {short_repr(found)} for the prompt {prompt.id!r}; a number from 0 "
+            "to 1 is wanted"
+        )
+    return score
+
+
+def check_metrics(metrics: object, where: str) -> None:
+    """Raises ValueError, which names `where`, for what are no metrics, and for one that no run scores."""
+    if not isinstance(metrics, tuple | list):
+        raise ValueError(  # noqa: TRY004 - what a person wrote
+            f"{where} is a {type(metrics).__name__}; a tuple with one metric or none is wanted: (ExactMatch(),) or ()"
+        )
+    for metric in metrics:
+        if isinstance(metric, type) or not isinstance(metric, Metric):
+            raise ValueError(  # noqa: TRY004 - what a person wrote
+                f"{where} holds {short_repr(metric)}; an object with `name` and `score(text, prompt)` is wanted"
+            )
+    unscored = [type(metric).__name__ for metric in metrics[1:] if not isinstance(metric, Rouge1)]
+    if unscored:
+        raise ValueError(
+            f"{where} has {type(metrics[0]).__name__} and {', '.join(unscored)}; a run scores its answers with the "
+            "first metric, and with ROUGE-1 where a prompt has references: leave one, or make one metric of them"
+        )
 
 
 def _equals(text: str, prompt: Prompt) -> bool:

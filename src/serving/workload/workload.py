@@ -9,6 +9,7 @@ from serving.workload import slo
 from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop, Episodes, Poisson, checked_times
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
+from serving.workload.metrics import check_metrics
 from serving.workload.prompt import Prompt, check_prompts, select_prompts
 from serving.workload.sharing import PromptSharing
 from serving.workload.slo import SloClass
@@ -82,6 +83,7 @@ class Workload:
         if isinstance(self.arrivals, AzureTrace) and self.arrivals.use_lengths and self.truncate == "refuse":
             raise ValueError("workload.arrivals.use_lengths=true cuts prompts: set workload.truncate=left or middle")
         slo.check_classes(self.slo)
+        check_metrics(self.dataset.metrics, f"{self.section}.dataset: {type(self.dataset).__name__}.metrics")
         self._check_files()
 
     @property

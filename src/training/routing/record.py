@@ -20,7 +20,7 @@ from serving.outcomes.offline import CONCURRENT_SESSIONS, run_untimed
 from serving.policy.policy import Policy
 from serving.policy.slots.kv_cache import SharedPrefixCaching
 from serving.progress import Progress, reported
-from serving.workload.metrics import Metric, Rouge1
+from serving.workload.metrics import Metric, Rouge1, checked_score
 from serving.workload.prompt import Prompt
 from training.fitting.held_out import with_note
 from training.routing.states import PREFERENCE_REASONS, PreferenceReason, RoutingStates
@@ -186,7 +186,7 @@ class TrajectoryRecorder:
         )
         prompt: Prompt = disagreement.trajectory.query.prompt
         answer = prompt.extract_answer(self.models.tokenizer.decode(text))
-        found = [metric.score(answer, prompt) for metric in self.metrics]
+        found = [checked_score(metric, answer, prompt) for metric in self.metrics]
         return (*found, Rouge1().score(answer, prompt)) if any(prompt.references) else tuple(found)
 
     @cached_property

@@ -21,7 +21,7 @@ from serving.policy.slots.offload import NeverOffload, Offload, RandomOffload
 from serving.policy.slots.routed_offload import RoutedOffload
 from serving.policy.slots.verify import Replace
 from serving.progress import Progress
-from serving.workload.metrics import Metric
+from serving.workload.metrics import Metric, checked_score
 from training.fitting.held_out import with_note
 
 
@@ -93,7 +93,7 @@ def _score_answers(
     for query in queries:
         record = records[query.request.session]
         answer = query.prompt.extract_answer(models.tokenizer.decode(record.tokens))
-        scores.append(metric.score(answer, query.prompt))
+        scores.append(checked_score(metric, answer, query.prompt))
         routed += record.origins.count("cloud")
         total += len(record.origins)
     return np.array(scores), routed / max(1, total)

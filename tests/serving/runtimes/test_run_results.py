@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace as Namespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -201,3 +203,21 @@ def test_requests_beyond_a_models_positions_are_noted(tmp_path: Path, positions:
     write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
     notes = json.loads((tmp_path / "meta.json").read_text())["notes"]
     assert any("the cloud's model was trained for 20" in note for note in notes) == noted
+
+
+class Shouted:
+    """A metric that returns a text."""
+
+    name: str = "shouted"
+
+    def score(self, text: str, prompt: object) -> Any:
+        return text.upper()
+
+
+def test_what_a_metric_returns_is_checked_before_it_is_written(tmp_path: Path) -> None:
+    made, asked = setup("cloud_centric"), queries(2)
+    dataset: Any = Namespace(name="shouts", metrics=(Shouted(),), measures_quality_of="pretrained")
+    made = replace(made, workload=replace(made.workload, dataset=dataset))
+    records = simulate(made, models(), asked)
+    with pytest.raises(ValueError, match=r"^Shouted.score returned '.*' for the prompt 'p\d+'; a number from 0 to 1"):
+        write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]

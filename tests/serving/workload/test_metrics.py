@@ -1,6 +1,18 @@
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
-from serving.workload.metrics import ChoiceAccuracy, ExactMatch, FinalNumber, Rouge1, chosen_option, final_number
+from serving.workload.metrics import (
+    ChoiceAccuracy,
+    ExactMatch,
+    FinalNumber,
+    Rouge1,
+    check_metrics,
+    checked_score,
+    chosen_option,
+    final_number,
+)
 from serving.workload.prompt import Prompt
 
 PLACES = ("bank", "library", "department store", "mall", "department")
@@ -112,3 +124,61 @@ def test_rouge1_uses_the_best_reference_and_stemming():
     assert Rouge1().score("dog sleeps", asked) == 1
     assert Rouge1().score("a cat sat here", asked) == pytest.approx(2 * (2 / 4) * 1 / (2 / 4 + 1))
     assert Rouge1().score("", asked) == 0
+
+
+class Own:
+    """A metric of a user's, which gives the same to every text."""
+
+    name = "own"
+
+    def __init__(self, found=0.5):
+        self.found = found
+
+    def score(self, text, prompt):
+        return self.found
+
+
+@pytest.mark.parametrize("found", [0, 1, True, 0.25, np.float32(0.25), np.bool_(True), np.array(0.25), Fraction(1, 4)])
+def test_a_metric_may_return_any_number_from_0_to_1(found):
+    score = checked_score(Own(found), "", prompt())
+    assert type(score) is float
+    assert score == found
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (1.5, r"1\.5"),
+        (-0.1, r"-0\.1"),
+        (None, "None"),
+        ("0.5", "'0.5'"),
+        (np.array([0.5, 0.5]), r"array\(\[0.5, 0.5\]\)"),
+        ("x" * 1000, r"'x+\.\.\.x+'"),
+    ],
+)
+def test_what_is_no_number_from_0_to_1_is_refused_with_metric_prompt_and_value(found, shown):
+    message = rf"^Own.score returned {shown} for the prompt '1'; a number from 0 to 1 is wanted$"
+    with pytest.raises(ValueError, match=message):
+        checked_score(Own(found), "", prompt())
+
+
+@pytest.mark.parametrize("metrics", [(), (Own(),), [Own()], (Own(), Rouge1()), (ExactMatch(), Rouge1())])
+def test_a_data_set_has_one_metric_and_perhaps_rouge_1(metrics):
+    check_metrics(metrics, "Riddles.metrics")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ((ExactMatch(), Own()), "has ExactMatch and Own; a run scores its answers with the first metric"),
+        ((Rouge1(), Own(), Own()), "has Rouge1 and Own, Own; a run scores"),
+        (Own(), "is a Own; a tuple with one metric or none is wanted"),
+        ((Own,), "holds <class .*Own.*>; an object with `name` and `score"),
+        (("exact_match",), "holds 'exact_match'; an object with"),
+    ],
+)
+def test_metrics_that_no_run_scores_are_refused_in_the_plan(metrics, message):
+    with pytest.raises(ValueError, match=rf"^Riddles.metrics {message}"):
+        check_metrics(metrics, "Riddles.metrics")

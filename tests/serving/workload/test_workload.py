@@ -4,6 +4,7 @@ import pytest
 
 from serving.workload.arrivals import AzureTrace, Poisson
 from serving.workload.datasets.commonsense_qa import CommonsenseQA
+from serving.workload.metrics import ExactMatch, FinalNumber
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass
 from serving.workload.workload import ProfilingWorkload, Workload
@@ -32,6 +33,17 @@ class TwoWithOneId(Twenty):
 def test_a_workload_checks_the_prompts_of_its_data_set():
     with pytest.raises(ValueError, match=r"^Twenty: item 2 \(id '3'\): item 1 has the same id"):
         Workload(dataset=TwoWithOneId(), num_prompts=2).requests(1)
+
+
+class TwiceJudged(Twenty):
+    """A data set of two metrics, of which a run would score one."""
+
+    metrics = (ExactMatch(), FinalNumber())
+
+
+def test_a_workload_checks_the_metrics_of_its_data_set():
+    with pytest.raises(ValueError, match=r"^workload.dataset: TwiceJudged.metrics has ExactMatch and FinalNumber; "):
+        Workload(dataset=TwiceJudged())
 
 
 def test_a_closed_loop_gives_every_device_its_queue():
