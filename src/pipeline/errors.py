@@ -51,7 +51,13 @@ def print_problem(problem: Exception) -> int:
 
 def print_error(problem: str | UserError) -> int:
     """Prints the error, with its traceback if TANDEM_DEBUG is set; the exit status."""
-    if isinstance(problem, UserError) and os.environ.get("TANDEM_DEBUG"):
-        traceback.print_exception(problem)
+    if isinstance(problem, UserError):
+        print_wanted_traceback(problem)
     print(f"error: {problem}", file=sys.stderr)
     return BAD_INPUT
+
+
+def print_wanted_traceback(problem: UserError) -> None:
+    """Prints its traceback if TANDEM_DEBUG is set."""
+    if os.environ.get("TANDEM_DEBUG"):
+        traceback.print_exception(problem)

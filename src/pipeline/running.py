@@ -13,7 +13,7 @@ from pipeline.artifacts.progress_display import NullObserver, ProgressCallback, 
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config import preflight
-from pipeline.config.build import ConfigSchema, construct, load
+from pipeline.config.build import TARGET, ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, group_choices, written_overrides
 from pipeline.config.own_classes import error_text
 from pipeline.config.plan import Plan, build_arguments, make_plan
@@ -94,7 +94,10 @@ class Job:
 
 
 def call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
-    """Runs a stage's function with its options, `out`, and, if it declares them, `work` and `progress`."""
+    """Runs a stage's function with its options, `out`, and, if it declares them, `work` and `progress`.
+
+    Raises ConfigError for whatever ends a function or a class of the user's, SystemExit included.
+    """
     target = load(stage.target, stage.name)
     wanted = inspect.signature(target).parameters
     own = {name: value for name, value in (("work", work), ("progress", progress)) if name in wanted}
@@ -102,8 +105,8 @@ def call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], 
         target(out, **own, **build_arguments(stage, inputs.__getitem__))
     except UserError:
         raise
-    except Exception as problem:
-        of_user = error_text(problem, stage.args, stage.name)
+    except (Exception, SystemExit) as problem:
+        of_user = error_text(problem, {**stage.args, TARGET: stage.target}, stage.name)
         if of_user or isinstance(problem, ValueError):
             raise ConfigError(of_user or f"{stage.name}: {problem}") from problem
         raise

@@ -1,6 +1,7 @@
 """A job builds missing and forced stages."""
 
 import re
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +56,7 @@ def test_an_artifact_of_sealed_prompts_is_counted_when_it_is_made(tmp_path: Path
 def test_an_artifact_of_sealed_prompts_is_counted_although_a_later_stage_fails(tmp_path: Path) -> None:
     served = {"_target_": "tests.support.stage_functions.measure_after", "x": 1.0, "base": {"_stage_": "asked"}}
     one = job(tmp_path, stages={"asked": SEALED, "serve": {**served, "_kind_": "serve"}})
-    with pytest.raises(AssertionError):
+    with pytest.raises(ConfigError, match=r"measure_after \(.* AssertionError\. TANDEM_DEBUG=1 shows the traceback"):
         one.run([one.plan().serve])
     assert (tmp_path / "sealed_uses.txt").read_text().startswith("gsm8k ")
 
@@ -151,7 +152,7 @@ def test_a_checkpoint_given_by_its_path_is_timed_as_itself_unless_it_is_told_oth
     assert timed_as(*own, "model.device.timed_architecture=llama_68m")["name"] == "llama_68m"
 
 
-@pytest.mark.parametrize("kind", ["AttributeError", "KeyError", "ValueError"])
+@pytest.mark.parametrize("kind", ["AttributeError", "KeyError", "ValueError", "SystemExit"])
 def test_an_error_of_a_users_class_in_a_run_names_the_class_and_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -165,6 +166,30 @@ def test_an_error_of_a_users_class_in_a_run_names_the_class_and_its_line(
         ConfigError, match=rf"serve\.choice: own_choice_{kind}\.Choice \(.*own_choice_{kind}.py line 3\)"
     ):
         built(job(tmp_path / "outputs", stages=stages))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return {}['rate']", r"line 2\): KeyError: 'rate'\. TANDEM_DEBUG=1 shows the traceback\.$"),
+        ("raise ValueError('rate is 0')", r"line 2\): rate is 0$"),
+        ("raise SystemExit", r"line 2\): SystemExit\. TANDEM_DEBUG=1"),
+        ("raise ValueError", r"line 2\): ValueError\. TANDEM_DEBUG=1"),
+        ("import json; json.dumps(out)", r"line 2\): TypeError: .*not JSON serializable\. TANDEM_DEBUG=1"),
+        ("pass", r"line 1\) returned without writing anything; a stage function must write its files to the folder "),
+        ("(out / 'stage.json').touch()", r"line 1\) wrote stage.json, which the store writes; a stage function must "),
+    ],
+)
+def test_an_error_of_a_users_stage_names_the_function_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    module = f"own_stage_{zlib.crc32(body.encode())}"
+    (tmp_path / f"{module}.py").write_text(f"def fit(out):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    stages = {"fitted": {"_target_": f"{module}.fit", "_kind_": "serve"}}
+    one = job(tmp_path / "outputs", stages=stages)
+    with pytest.raises(ConfigError, match=rf"^fitted: {module}\.fit \(\S+{module}\.py {said}"):
+        one.run([one.plan("fitted").stages["fitted"]])
 
 
 def test_a_fault_of_the_project_in_a_run_stays_one(tmp_path: Path) -> None:

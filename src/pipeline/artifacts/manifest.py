@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import environment
+from pipeline.artifacts.own_code import is_own, place
 from pipeline.artifacts.stage import Stage
+from pipeline.errors import ConfigError
 
 MANIFEST_FILE = "stage.json"
 
@@ -58,11 +60,17 @@ class Manifest:
 
 
 def write_manifest(stage: Stage, out: Path, seconds: float, peak_memory_nbytes: int | None = None) -> None:
-    """Record `stage`, finished in `out`. Raises RuntimeError if the stage function broke its contract."""
+    """Record `stage`, finished in `out`.
+
+    Raises RuntimeError if the stage function broke its contract, and ConfigError if that function is a user's.
+    """
     files = {path.relative_to(out).as_posix(): _file_record(path) for path in sorted(out.rglob("*")) if path.is_file()}
     if not files or MANIFEST_FILE in files:
         problem = f"wrote {MANIFEST_FILE}, which the store writes" if files else "returned without writing anything"
-        raise RuntimeError(f"{stage.key}: {stage.target} {problem}; a stage function must fill its folder `out`.")
+        wanted = "a stage function must write its files to the folder that it gets as `out`"
+        if is_own(stage.target):
+            raise ConfigError(f"{stage.name}: {stage.target} ({place(stage.target)}) {problem}; {wanted}.")
+        raise RuntimeError(f"{stage.key}: {stage.target} {problem}; {wanted}.")
     inputs = {name: needed.digest for name, needed in stage.inputs.items()}
     record = Manifest(
         stage.name, stage.digest, stage.target, stage.version, stage.identity, inputs, round(seconds, 3),

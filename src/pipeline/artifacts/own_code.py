@@ -12,6 +12,18 @@ from pathlib import Path
 PROJECT_PACKAGES = ("pipeline", "serving", "training", "native", "hydra_plugins")
 
 
+def is_own(path: str) -> bool:
+    """True if this dotted path is a user's."""
+    return path.partition(".")[0] not in PROJECT_PACKAGES
+
+
+def place(path: str) -> str:
+    """The file and line of the function at a dotted path whose module is loaded; empty where it is not known."""
+    module, _, name = path.rpartition(".")
+    code = getattr(getattr(sys.modules.get(module), name, None), "__code__", None)
+    return f"{code.co_filename} line {code.co_firstlineno}" if code else ""
+
+
 def code_digests(modules: Iterable[str]) -> dict[str, str]:
     """The sha256 of the source of each of these modules that is neither the project's nor installed, and of all such
     modules that it imports.

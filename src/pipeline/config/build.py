@@ -16,8 +16,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from pipeline.artifacts.own_code import is_own
 from pipeline.artifacts.stage import CONTENT, REFERENCE
-from pipeline.config.own_classes import error_text, is_own, missing_members
+from pipeline.config.own_classes import error_text, missing_members
 from pipeline.errors import ConfigError
 
 TARGET = "_target_"
@@ -187,11 +188,11 @@ def construct(data: Any, artifact: Callable[[str], Path | PendingArtifact] | Non
     _check_protocols(data, built, where)
     try:
         return target(**built)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise_placed(problem, data, where)
 
 
-def raise_placed(problem: Exception, data: Any, where: str) -> NoReturn:
+def raise_placed(problem: BaseException, data: Any, where: str) -> NoReturn:
     """Raises ConfigError for what is wrong with the node `data`: a ValueError, or anything from a user's class."""
     own = error_text(problem, data, where)
     if own or isinstance(problem, ValueError):
@@ -242,12 +243,12 @@ def load(path: str, where: str) -> Callable[..., Any]:
             f"directory {Path.cwd()} and in the folders of PYTHONPATH ({os.environ.get('PYTHONPATH') or 'not set'}), "
             "and one of them has to hold the package."
         ) from problem
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         if not is_own(path):
             raise
+        said = f": {problem}" if str(problem) else ""
         raise ConfigError(
-            f"{where}: importing {module} ended in {type(problem).__name__}: {problem}. "
-            "TANDEM_DEBUG=1 shows the traceback."
+            f"{where}: importing {module} ended in {type(problem).__name__}{said}. TANDEM_DEBUG=1 shows the traceback."
         ) from problem
     if not callable(found):
         raise ConfigError(f"{where}: {path} is a {type(found).__name__}; {TARGET} names a class or a function.")

@@ -5,17 +5,12 @@ from json import JSONDecodeError
 from traceback import walk_tb
 from typing import Any
 
-from pipeline.artifacts.own_code import PROJECT_PACKAGES
+from pipeline.artifacts.own_code import PROJECT_PACKAGES, is_own
 
 _TARGET = "_target_"
 
 
-def is_own(path: str) -> bool:
-    """True if this dotted path is a user's."""
-    return path.partition(".")[0] not in PROJECT_PACKAGES
-
-
-def error_text(problem: Exception, data: Any, where: str) -> str | None:
+def error_text(problem: BaseException, data: Any, where: str) -> str | None:
     """What went wrong in a user's class below the node `data`, with its place; None if none of its lines took part."""
     own = dict(_own_targets(data, where))
     tops = {path.partition(".")[0] for path in own}
@@ -45,12 +40,13 @@ def _module(frame: Any) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _reason(problem: Exception) -> str:
+def _reason(problem: BaseException) -> str:
     """Its words; those of Python and of libraries with the kind of error, and a text that is no JSON with its start."""
-    if type(problem) is ValueError or not is_own(type(problem).__module__):
+    if str(problem) and (type(problem) is ValueError or not is_own(type(problem).__module__)):
         return str(problem)
     of = f" in {problem.doc[:60]!r}" if isinstance(problem, JSONDecodeError) else ""
-    return f"{type(problem).__name__}: {problem}{of}. TANDEM_DEBUG=1 shows the traceback."
+    said = f": {problem}" if str(problem) else ""
+    return f"{type(problem).__name__}{said}{of}. TANDEM_DEBUG=1 shows the traceback."
 
 
 def missing_members(value: object, protocol: Any) -> list[str]:

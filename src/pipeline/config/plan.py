@@ -123,8 +123,8 @@ def _check_arguments(path: str, args: Mapping[str, Any], data: Mapping[str, Any]
     try:
         if check:
             check(**args)
-    except Exception as problem:
-        raise_placed(problem, data, where)
+    except (Exception, SystemExit) as problem:
+        raise_placed(problem, {**data, TARGET: path}, where)
 
 
 def _beside(path: str, what: str) -> Any:

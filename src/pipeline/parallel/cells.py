@@ -17,7 +17,7 @@ from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config.compose import written_overrides
-from pipeline.errors import INTERRUPTED, UserError
+from pipeline.errors import INTERRUPTED, UserError, print_wanted_traceback
 from pipeline.report import job_result, sealed_uses
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import mask_override
@@ -174,6 +174,7 @@ def build_stage(launch: Launch, root: Path, force: bool, stage: Stage) -> str:
         try:
             runner.ensure_built(stage)
         except UserError as problem:
+            print_wanted_traceback(problem)
             return str(problem)
         except Exception as problem:  # a fault of the project: printed in full
             traceback.print_exc()

@@ -285,7 +285,7 @@ def test_a_stage_that_writes_nothing_is_an_error(store: Store, files: list[str])
     out, _ = store.workspace(corpus())
     for name in files:
         (out / name).write_text("{}")
-    with pytest.raises(RuntimeError, match=r"training\.embedded_pair\.corpus\.build .*must fill its folder `out`"):
+    with pytest.raises(RuntimeError, match=r"training\.embedded_pair\.corpus\.build .*must write its files to"):
         store.commit(corpus(), out, 0.0)
 
 

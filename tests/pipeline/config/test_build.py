@@ -304,6 +304,7 @@ def test_a_users_class_that_lacks_a_method_of_its_protocol_is_refused() -> None:
     [
         ("def Every(:\n", r"SyntaxError: .*\(own_slot_0.py, line 1\)"),
         ("Every = 1 / 0\n", "ZeroDivisionError: division"),
+        ("raise SystemExit\n", "SystemExit. TANDEM_DEBUG=1"),
     ],
 )
 def test_a_users_module_that_cannot_be_loaded_is_named(

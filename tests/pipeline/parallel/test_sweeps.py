@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -208,8 +209,36 @@ def test_a_fault_in_a_stage_fails_the_jobs_that_need_it_and_no_others(run: Run) 
     code, out, err = sweep(run)
     assert code == 1
     assert "2 of 4 jobs complete" in out
-    assert out.count("failed: stage base, which several jobs need: RuntimeError: out of memory") == 2
-    assert "Traceback" in err
+    said = (
+        r"error: stage base, which several jobs need: base: tests.support.stage_functions.measure "
+        r"\(\S+stage_functions.py line \d+\): RuntimeError: out of memory. TANDEM_DEBUG=1 shows the traceback"
+    )
+    assert len(re.findall(said, err)) == 2
+    assert out.count("failed: stage base, which several jobs need: base: tests.support.") == 2
+    assert "Traceback" not in err
+
+
+def test_a_fault_of_the_project_in_a_stage_of_several_jobs_is_printed_in_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here of a function that is given a folder without draws."""
+    (tmp_path / "no_draw.txt").write_text("1")
+    drawn = {"drawn": {"_content_": "0", "path": str(tmp_path)}}
+    stage = Stage("asked", "pipeline.report.results.draws.summarise_draws", drawn)
+    launch: Any = SimpleNamespace(restore=lambda: None)
+    assert build_stage(launch, tmp_path / "artifacts", False, stage).startswith("TypeError: ")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_traceback_of_a_users_stage_is_printed_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TANDEM_DEBUG", "1")
+    monkeypatch.setattr(stage_functions, "FAULTY", [(2,)])
+    stage = Stage("asked", "tests.support.stage_functions.measure", {"x": 1.0, "shape": [2]})
+    launch: Any = SimpleNamespace(restore=lambda: None)
+    assert "out of memory" in build_stage(launch, tmp_path / "artifacts", False, stage)
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_resume_goes_on_in_the_same_mlflow_run_and_the_same_command_has_its_own(run: Run, tracking: Tracking) -> None:
