@@ -37,7 +37,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_extension_docs_have_the_expected_files_and_commands() -> None:
     assert len(commands()) == 13
-    assert len(FILE.findall(text())) == 24
+    assert len(FILE.findall(text())) == 25
 
 
 def test_commands_plan_as_written(lab: Path) -> None:
@@ -68,6 +68,16 @@ def run(lab: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 def in_outputs(outputs: Path, command: str) -> str:
     return f"{command} outputs={outputs} trainer.threads=1 tracking.uri=none"
+
+
+def test_a_users_test_of_a_policy_passes(lab: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "check_unsure.py"],
+        cwd=lab, env=os.environ | {"PYTHONPATH": f"{DOCS.parent}{os.pathsep}{DOCS.parent / 'src'}"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
 
 
 @pytest.mark.slow
