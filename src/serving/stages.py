@@ -17,6 +17,7 @@ from serving.hardware.payload_size import HIDDEN_DTYPES, HiddenDtype
 from serving.hardware.replica_packing import ReplicaPacking
 from serving.learned.medusa import MedusaHeads
 from serving.log.recording import RecordingOptions
+from serving.outcomes.outcomes import PlannedOutcomes
 from serving.policy.policy import NO_REQUIREMENTS, Policy
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import EarlyExit
@@ -40,8 +41,12 @@ def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
     setup.workload.check_dataset()
 
 
-def unread_serve(*, setup: Setup, **_: object) -> tuple[object, ...]:
-    """Artifacts of the setup that `serve` does not read."""
+def unread_serve(*, setup: Setup, runtime: Runtime, **_: object) -> tuple[object, ...]:
+    """Artifacts of the setup that `serve` does not read: all of the pair where tokens are looked up in what no stage
+    makes.
+    """
+    if isinstance(runtime, Simulated) and not isinstance(runtime.outcomes, PlannedOutcomes):
+        return setup.pair.artifacts
     return setup.unread_artifacts
 
 

@@ -50,6 +50,7 @@ def make_plan(
     planner = _Planner(nodes, schema, folder)
     wanted = [planner.stage(goal, ()) for goal in goals]
     stages = _read_stages(planner.stages, wanted)
+    planner.raise_problem(stages)
     return Plan(stages, {name: _stage_kind(planner.nodes[name], name) for name in stages})
 
 
@@ -65,6 +66,8 @@ class _Planner:
     ) -> None:
         self.nodes, self.schema, self.folder = nodes, schema, folder
         self.stages: dict[str, Stage] = {}
+        self.problems: dict[str, ConfigError] = {}
+        """Stages whose options are refused, inputs first: whether anything reads one is known once all are planned."""
 
     def stage(self, name: str, path: tuple[str, ...]) -> Stage:
         if name in path:
@@ -80,6 +83,12 @@ class _Planner:
             self.stages[name] = self._make_stage(name, path)
         return self.stages[name]
 
+    def raise_problem(self, stages: Iterable[str]) -> None:
+        """Raises ConfigError for the first of `stages` whose options are refused."""
+        for name in self.problems:
+            if name in stages:
+                raise self.problems[name]
+
     def _make_stage(self, name: str, path: tuple[str, ...]) -> Stage:
         node = self.nodes[name]
         if TARGET not in node:
@@ -89,16 +98,24 @@ class _Planner:
         data = self.schema.coerce_target({TARGET: node[TARGET], **options, **resources}, name)
         args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
-        objects = construct(args, self._pending, name)
-        _check_arguments(node[TARGET], objects, args, name)
         where = {key: data[key] for key in resources}
-        construct(where, None, name)
+        unread = self._checked(node[TARGET], args, where, name)
         try:
             code = code_digests(_modules({TARGET: node[TARGET], **args}))
-            unread = self._unread(node[TARGET], objects, args)
             return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where, code, unread)
         except (ValueError, TypeError) as problem:
-            raise ConfigError(f"stages.{name}: {problem}") from problem
+            raise self.problems.get(name) or ConfigError(f"stages.{name}: {problem}") from problem
+
+    def _checked(self, path: str, args: Mapping[str, Any], resources: Mapping[str, Any], name: str) -> frozenset[str]:
+        """The inputs that the stage does not read. Keeps the problem of options that are refused."""
+        try:
+            objects = construct(args, self._pending, name)
+            _check_arguments(path, objects, args, name)
+            construct(resources, None, name)
+            return self._unread(path, objects, args)
+        except ConfigError as problem:
+            self.problems[name] = problem
+            return frozenset()
 
     def _unread(self, path: str, args: Mapping[str, Any], data: Mapping[str, Any]) -> frozenset[str]:
         """The inputs that `unread_NAME`, if the module of the stage's function `NAME` has one, leaves alone at every

@@ -272,8 +272,7 @@ class Setup:
     @property
     def unread_artifacts(self) -> tuple[object, ...]:
         """Where the pair says that the device's model lies, if that is not read."""
-        device = self.pair.device
-        return () if self.reads_device_model else (device.path, device.adapter, device.graph, device.gguf)
+        return () if self.reads_device_model else self.pair.device.artifacts
 
     @property
     def engine_requirements(self) -> EngineRequirements:

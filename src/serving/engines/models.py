@@ -128,8 +128,20 @@ class ModelConfig(Checkpoint):
             object.__setattr__(self, "timed_architecture", self.timed_architecture.quantized(self.quantization))
 
     @property
+    def artifacts(self) -> tuple[object, ...]:
+        """Where its weights lie, whichever of them a backend reads."""
+        return (self.path, self.adapter, self.graph, self.gguf)
+
+    @property
+    def is_there(self) -> bool:
+        """False where the checkpoint is an artifact that was not built, since nothing reads it."""
+        return self.path is None or isinstance(self.path, Path)
+
+    @property
     def is_timed_as_itself(self) -> bool:
         """True if time, bytes and memory are those of a model of the same shape as the one that writes the tokens."""
+        if not self.is_there:
+            return False
         if self.path and not self.adapter and self.timed_architecture.source == str(self.path / CONFIG_FILE):
             return True
         timed, own = replace(self.timed_architecture, quantization="none"), self._own_architecture
@@ -146,7 +158,7 @@ class ModelConfig(Checkpoint):
     def _own_architecture(self) -> Architecture | None:
         """The checkpoint's shape, or that of the draft model which an adapter makes of its first layers."""
         try:
-            own = checkpoint_architecture(self.path) if self.path else None
+            own = checkpoint_architecture(self.path) if self.path and self.is_there else None
             if own is None or self.adapter is None:
                 return own
             return adapter_draft_architecture(own, adapter.load(self.adapter).shallow_layers)
@@ -244,6 +256,11 @@ class ModelPair:
             check_same_tokenizer(self.device.path, self.cloud.path)
 
     @property
+    def artifacts(self) -> tuple[object, ...]:
+        """Where the weights of both models lie."""
+        return (*self.device.artifacts, *self.cloud.artifacts)
+
+    @property
     def hypothetical(self) -> str:
         """Says that a drafter's acceptance and its time are those of unlike pairs: its share of the target's weights is
         another. Empty if the shares are near each other or not known, and for the embedded pair, which always stands
@@ -335,13 +352,18 @@ def _check_gguf(model: ModelConfig) -> None:
         )
     if isinstance(model.gguf, Path):
         _check_gguf_path(model.gguf)
-    for option, allowed in (("quantization", "none"), ("adapter", None), ("server", None), ("tensor_parallel", 1)):
-        found = getattr(model, option)
-        if found != allowed:
-            raise ValueError(
-                f"model: backend=llama_cpp runs a GGUF file as it is, and {option} is {found}; set {option}="
-                f"{'null' if allowed is None else allowed}, or backend=torch"
-            )
+    runs = "model: backend=llama_cpp runs a GGUF file as it is, and"
+    if model.adapter is not None:
+        raise ValueError(
+            f"{runs} policy/draft=adapter or tree_adapter (HAT) drafts with the large model's first layers and an "
+            "adapter, which only torch runs; choose policy/draft=window with policy/placement=cloud and "
+            "policy/payload=tokens, or set model.device.backend=torch and model.cloud.backend=torch"
+        )
+    if model.server is not None:
+        raise ValueError(f"{runs} server={model.server.display_name} runs another; set server=null, or backend=torch")
+    for option, allowed in (("quantization", "none"), ("tensor_parallel", 1)):
+        if (found := getattr(model, option)) != allowed:
+            raise ValueError(f"{runs} {option} is {found}; set {option}={allowed}, or backend=torch")
 
 
 def _check_gguf_path(path: Path) -> None:

@@ -224,6 +224,7 @@ def _models(setup: Setup) -> dict[str, dict[str, str]]:
             "timed_as": "itself" if model.is_timed_as_itself else model.timed_architecture.name,
         }
         for side, model in _used_models(setup).items()
+        if model.is_there
     }
 
 

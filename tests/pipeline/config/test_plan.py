@@ -134,6 +134,16 @@ def test_an_input_that_is_not_read_is_not_planned_and_stays_in_the_identity() ->
     assert isinstance(made["model"], PendingArtifact)
 
 
+def test_what_is_refused_of_an_input_that_is_not_read_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise ValueError("the model's package is missing")
+
+    monkeypatch.setitem(globals(), "check_model", refuse)
+    assert list(planned(serve__setup__network=1).stages) == ["serve"]
+    with pytest.raises(ConfigError, match="the model's package is missing"):
+        planned(serve__setup__network=2)
+
+
 def test_an_input_that_another_option_reads_is_planned() -> None:
     plan = planned(serve__setup__network=1, serve__setup__beside={"_stage_": "model"})
     assert list(plan.stages) == ["corpus", "model", "serve"]
