@@ -41,7 +41,9 @@ _MODELS = "serving.engines.models."
 """Where the classes of checkpoints are."""
 _REMEASURE_S = 3600.0
 _TRAINING_NBYTES, _SERVING_NBYTES = 16, 4
-"""Bytes for each parameter: weights, gradients and two moments; weights."""
+"""Bytes for each parameter: weights, gradients and two moments; weights of which no format is known."""
+_WEIGHT_NBYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "nf4": 0.5}
+"""Bytes for each parameter of a checkpoint, by its quantisation, or else its dtype."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,27 @@ def estimate(
 
 def _is_comparable(stage: Stage, one: Manifest, maker: Maker) -> bool:
     """True if the same function built it, in the runtime that the stage has, on inputs that the same functions made: a
-    trained model says nothing of one that was unpacked.
+    trained model says nothing of one that was unpacked. Where models run, they are the same ones, too.
     """
     if one.target != stage.target or _runtime(one.args) != _runtime(stage.args):
+        return False
+    if _runtime(stage.args) != _SIMULATED and _loaded_weights(one.args) != _loaded_weights(stage.identity):
         return False
     used = ((needed, one.inputs.get(name, needed.digest)) for name, needed in stage.inputs.items())
     return all(
         digest == needed.digest or maker(needed.name, digest) in (None, needed.target) for needed, digest in used
     )
+
+
+def _loaded_weights(args: Mapping[str, Any]) -> list[str]:
+    """Where the weights of each model lie: a name, an artifact or a digest of content."""
+    places = ([model.get(key) for key in ("hub", "path", "gguf")] for model in _checkpoints(args))
+    return sorted(json.dumps(each, sort_keys=True) for each in places)
+
+
+def _checkpoints(args: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The models among the arguments, without pairs of them."""
+    return [node for node in _nodes(args, "hub") if str(node.get("_target_")).startswith(_MODELS)]
 
 
 def _runtime(args: Mapping[str, Any]) -> Any:
@@ -126,7 +141,24 @@ def _from_sizes(stage: Stage, flops_per_s: float, pair: float) -> BuildEstimate:
     seconds = OTHER_S + 2 * run * (prompts + tokens) / flops_per_s + tokens * FORWARD_S
     if prompts:  # tokens come one by one, and each reads all weights
         seconds += tokens * _SERVING_NBYTES * run / READ_NBYTES_PER_S
-    return BuildEstimate(seconds, BASE_NBYTES + _SERVING_NBYTES * run, False)
+    weights_nbytes = 0.0 if trained or not pair else _timed_weights_nbytes(stage.args)
+    return BuildEstimate(seconds, BASE_NBYTES + (weights_nbytes or _nbytes_per_weight(stage.args) * run), False)
+
+
+def _timed_weights_nbytes(args: Mapping[str, Any]) -> float:
+    """Of the models that run here, by the architectures that time them; 0 where none is named."""
+    timed = [model for model in _checkpoints(args) if model.get("timed_architecture") and not model.get("server")]
+    return sum(_value(model["timed_architecture"], "published_parameters") * _weight_nbytes(model) for model in timed)
+
+
+def _nbytes_per_weight(args: Mapping[str, Any]) -> float:
+    """The most that one of the models takes."""
+    return max(map(_weight_nbytes, _checkpoints(args)), default=_SERVING_NBYTES)
+
+
+def _weight_nbytes(model: Mapping[str, Any]) -> float:
+    by_dtype = _WEIGHT_NBYTES.get(str(model.get("dtype")), _SERVING_NBYTES)
+    return _WEIGHT_NBYTES.get(str(model.get("quantization")), by_dtype)
 
 
 def _table_seconds(stage: Stage) -> float:

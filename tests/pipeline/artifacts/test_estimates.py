@@ -115,6 +115,47 @@ def test_an_estimate_is_a_tenth_of_a_second_or_more(tmp_path: Path):
     assert estimate(model(), [built(model(seed=1), 0.0, tmp_path / "a")], lambda: 1e11).seconds == 0.1
 
 
+def hub_run(cloud: str, parameters: int, **args: Any) -> Stage:
+    """A stage that runs a pair of the Hub's."""
+    sides = {"device": ("Small", 6 * 10**8), "cloud": (cloud, parameters)}
+    pair = {
+        side: {
+            "_target_": "serving.engines.models.ModelConfig", "hub": hub, "path": None, "dtype": "bf16",
+            "quantization": "none", "timed_architecture": {"name": hub, "published_parameters": count},
+        }
+        for side, (hub, count) in sides.items()
+    }  # fmt: skip
+    workload = {"num_prompts": 10, "max_prompt_tokens": 100, "max_new_tokens": 64}
+    return Stage("serve", "serve", {"pair": pair, "w": workload, **args})
+
+
+def test_a_run_of_another_model_tells_nothing_and_weights_count_by_their_dtype(tmp_path: Path) -> None:
+    small, large = hub_run("Large-1B", 10**9), hub_run("Large-8B", 8 * 10**9)
+    earlier = [built(small, 24.0, tmp_path / "a", 600_000_000)]
+    assert estimate(hub_run("Large-1B", 10**9, seed=1), earlier, lambda: 1e11).memory_nbytes == 600_000_000
+    found = estimate(large, earlier, lambda: 1e11, estimates.pair_parameters([large]))
+    assert not found.learned
+    assert found.memory_nbytes == pytest.approx(estimates.BASE_NBYTES + 2 * 8.6e9)
+    assert found.seconds > 2 * 8.6e9 * 10 * 164 / 1e11
+
+
+def test_weights_of_quantised_models_and_of_servers_take_less() -> None:
+    whole = hub_run("Large-8B", 8 * 10**9)
+    found = {}
+    for name, change in {"nf4": {"quantization": "nf4"}, "server": {"server": {"base_url": "http://there"}}}.items():
+        pair = {**whole.args["pair"], "cloud": {**whole.args["pair"]["cloud"], **change}}
+        stage = Stage("serve", "serve", {**whole.args, "pair": pair})
+        found[name] = estimate(stage, [], lambda: 1e11, estimates.pair_parameters([stage])).memory_nbytes
+    assert found["nf4"] == pytest.approx(estimates.BASE_NBYTES + 2 * 6e8 + 4e9)
+    assert found["server"] == pytest.approx(estimates.BASE_NBYTES + 2 * 6e8)
+
+
+def test_a_simulation_is_estimated_by_one_of_other_models(tmp_path: Path) -> None:
+    runtime = {"_target_": SIMULATED["_target_"]}
+    earlier = [built(hub_run("Large-1B", 10**9, runtime=runtime), 24.0, tmp_path / "a", 300_000_000)]
+    assert estimate(hub_run("Large-8B", 8 * 10**9, runtime=runtime), earlier, lambda: 1e11).seconds == 24.0
+
+
 def test_a_build_in_another_runtime_or_of_a_model_made_otherwise_tells_nothing(tmp_path: Path):
     emulated, simulated = ({"runtime": {"_target_": name}} for name in ("Emulated", "Simulated"))
     earlier = [built(served(**emulated), 9000.0, tmp_path / "a")]
