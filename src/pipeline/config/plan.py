@@ -77,7 +77,8 @@ class _Planner:
             raise ConfigError(
                 f"{needed_by} {name!r}, which is none of: {', '.join(sorted(self.nodes))}. Stages come with the "
                 "choices of groups: model=tiny brings the tasks of workload=tiny, model=smollm2 the questions of "
-                "workload=self_asked; public data sets go with every model."
+                "workload=self_asked. With every model go public data sets (workload=spec_bench data_root=FOLDER) and "
+                "requests without text (workload=synthetic runtime=simulated runtime/outcomes=constant)."
             )
         if name not in self.stages:
             self.stages[name] = self._make_stage(name, path)

@@ -284,7 +284,7 @@ def test_a_refused_configuration_ends_in_one_line(say: Say, word: str, message: 
         ("network.detct_ms=3", "network has no 'detct_ms'. Did you mean +network.detect_ms? It lists uplink_mbps"),
         ("network.colour=3", "(added as +network.NAME=VALUE)."),
         ("policy.x.y=3", "policy has no 'x'. It lists draft, artifacts, offload"),
-        ("sede=3", "the configuration has no 'sede'. Did you mean seed? It lists model, policy, hardware"),
+        ("sede=3", "the configuration has no 'sede'. Did you mean seed? It lists workload, model, policy"),
         ("+seed=3", "An item is already at 'seed'"),
         ("seed=[1", "no viable alternative at input '[1'"),
     ],
