@@ -195,3 +195,13 @@ def test_services_take_the_models_workload(program: str, tmp_path: Path, monkeyp
 def test_a_pair_without_prompts_says_which_go_with_it() -> None:
     with pytest.raises(UserError, match=r"needs 'corpus'.*workload=spec_bench data_root=FOLDER.*workload=synthetic"):
         planned("qwen3_hub", "tiny")
+
+
+def test_a_pruned_drafter_takes_the_place_of_a_pairs_own() -> None:
+    made = planned("qwen3_hub", "self_asked", "sled", "+model/drafter=pruned")
+    assert sorted(made) == ["layer_influences", "pruned_model", "questions", "self_prompts", "serve"]
+
+
+def test_the_embedded_pair_has_no_conversations_to_prune_on() -> None:
+    with pytest.raises(UserError, match=r"the embedded pair's has no turns.*model=smollm2"):
+        planned("tiny", "tiny", "sled", "+model/drafter=pruned")

@@ -59,6 +59,15 @@ def export_gguf(out: Path, *, checkpoint: Path, weights: Weights = "f16") -> Non
     convert(checkpoint, out / GGUF_FILE, weights)
 
 
+def check_record_self_prompts(*, model: Checkpoint, **_: object) -> None:
+    """Raises ValueError for a model that is trained here, on items without turns."""
+    if "corpus" in getattr(model.path, "options", ()):
+        raise ValueError(
+            "model/drafter=pruned learns from what a chat model writes when it prompts itself, and the embedded pair's "
+            "has no turns of a conversation; choose a pair of chat models, as model=smollm2 or model=qwen3_hub"
+        )
+
+
 def record_self_prompts(
     out: Path,
     *,
