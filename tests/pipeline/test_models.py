@@ -205,3 +205,13 @@ def test_a_pruned_drafter_takes_the_place_of_a_pairs_own() -> None:
 def test_the_embedded_pair_has_no_conversations_to_prune_on() -> None:
     with pytest.raises(UserError, match=r"the embedded pair's has no turns.*model=smollm2"):
         planned("tiny", "tiny", "sled", "+model/drafter=pruned")
+
+
+@pytest.mark.usefixtures("package")
+def test_hat_on_llama_cpp_is_refused_by_words_that_lead_to_a_plan() -> None:
+    pytest.importorskip("cyllama")
+    with pytest.raises(UserError, match="policy/draft=adapter") as refused:
+        planned("smollm2_llama_cpp", "self_asked", "hat")
+    assert len(str(refused.value)) < 400
+    chosen = re.findall(r"policy/\w+=(?:window|cloud|tokens)", str(refused.value))
+    assert planned("smollm2_llama_cpp", "self_asked", "hat", *chosen)[-1] == "serve"

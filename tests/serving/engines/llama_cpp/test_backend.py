@@ -40,7 +40,11 @@ def both_on_llama_cpp(policy: str, **override: Any) -> Setup:
     ("settings", "message"),
     [
         ({"gguf": None}, "backend=llama_cpp needs gguf, a GGUF file or the folder"),
-        ({"adapter": Path("a/b")}, "runs a GGUF file as it is, and adapter is a/b; set adapter=null, or backend=torch"),
+        (
+            {"adapter": Path("a/b")},
+            "^model: backend=llama_cpp runs a GGUF file as it is, and policy/draft=adapter or tree_adapter .HAT. drafts "
+            "with .* an adapter, which only torch runs; choose policy/draft=window with policy/placement=cloud and ",
+        ),
         ({"tensor_parallel": 2}, "tensor_parallel is 2; set tensor_parallel=1, or backend=torch"),
     ],
 )
