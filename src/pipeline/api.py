@@ -26,7 +26,7 @@ def composed(*overrides: str, config_dir: Path | str | None = None) -> "Iterator
     from omegaconf import open_dict
 
     from pipeline.config.arguments import conf_dir, normalise
-    from pipeline.config.compose import composed_choices, prepare_hydra
+    from pipeline.config.compose import composed_choices, composed_words, prepare_hydra
 
     prepare_hydra()
     own = [f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"] if config_dir else []
@@ -35,11 +35,12 @@ def composed(*overrides: str, config_dir: Path | str | None = None) -> "Iterator
         choices = {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items()}
         with open_dict(cfg):
             del cfg["hydra"]
-        token = composed_choices.set(choices)
+        token, words = composed_choices.set(choices), composed_words.set(tuple(overrides))
         try:
             yield cfg
         finally:
             composed_choices.reset(token)
+            composed_words.reset(words)
 
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":

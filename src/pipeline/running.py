@@ -14,7 +14,7 @@ from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config import preflight
 from pipeline.config.build import TARGET, ConfigSchema, construct, load
-from pipeline.config.compose import ConfigLibrary, group_choices, written_overrides
+from pipeline.config.compose import ConfigLibrary, given_overrides, group_choices, written_overrides
 from pipeline.config.own_classes import error_text
 from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_problem
@@ -67,6 +67,8 @@ class Job:
                 f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
             )
         preflight.check_profiled_prompts(found)
+        if self.library.loader is not None:  # what was composed before was accepted
+            preflight.check_dtypes(self.config, found, given_overrides())
         preflight.check_accelerators(self.config, found.stages.values(), self.store.has)
         return found
 

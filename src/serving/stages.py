@@ -36,7 +36,15 @@ RUNS_FILE = "runs.json"
 
 
 def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
-    """Raises ValueError for a setup that this runtime cannot run, or a data set that cannot be read or is too small."""
+    """Raises ValueError for a setup that this runtime cannot run, a data set that cannot be read or is too small, and
+    an option of decoding that has no effect.
+    """
+    _check_serves(setup, runtime)
+    if not isinstance(runtime, Simulated):  # whose recording reads these options
+        setup.check_decoding_used()
+
+
+def _check_serves(setup: Setup, runtime: Runtime) -> None:
     runtime.check(setup)
     setup.workload.check_dataset()
 
@@ -92,9 +100,11 @@ def serve(
 
 
 def check_serve_policies(*, setup: Setup, policies: Mapping[str, Policy], runtime: Runtime, **_: object) -> None:
-    """Raises ValueError for a policy that cannot serve this setup on this runtime, and as `check_serve`."""
+    """Raises ValueError for a policy that cannot serve this setup on this runtime, and as `check_serve`; an option of
+    decoding has an effect on some of them.
+    """
     for each in _setups(setup, policies).values():
-        check_serve(setup=each, runtime=runtime)
+        _check_serves(each, runtime)
 
 
 def serve_policies(

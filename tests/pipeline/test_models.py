@@ -115,7 +115,9 @@ def test_a_missing_package_is_said_before_any_work(monkeypatch: pytest.MonkeyPat
         planned("smollm2")
 
 
-DOCUMENTED = re.compile(r"^    python -m +(pipeline|serving\.\w+) ([^#\n\\]*\bmodel=smollm2[^#\n\\]*?)\s*(?:#.*)?$", re.MULTILINE)
+DOCUMENTED = re.compile(
+    r"^    python -m +(pipeline|serving\.\w+) ([^#\n\\]*\bmodel=smollm2[^#\n\\]*?)\s*(?:#.*)?$", re.MULTILINE
+)
 
 
 def documented() -> list[tuple[str, str]]:
@@ -138,7 +140,8 @@ def files(tmp_path: Path) -> dict[str, str]:
         (data / name).write_text("".join(f"{json.dumps(each)}\n" for each in rows), encoding="utf-8")
     checkpoint.mkdir()
     shape = {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 30, "num_attention_heads": 4, "vocab_size": 512,
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 30, "num_attention_heads": 4,
+        "vocab_size": 512,
     }  # fmt: skip
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shape}
     (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -215,3 +218,12 @@ def test_hat_on_llama_cpp_is_refused_by_words_that_lead_to_a_plan() -> None:
     assert len(str(refused.value)) < 400
     chosen = re.findall(r"policy/\w+=(?:window|cloud|tokens)", str(refused.value))
     assert planned("smollm2_llama_cpp", "self_asked", "hat", *chosen)[-1] == "serve"
+
+
+@pytest.mark.usefixtures("package")
+def test_a_dtype_of_a_model_that_llama_cpp_runs_is_refused_where_nothing_loads_its_checkpoint() -> None:
+    pytest.importorskip("cyllama")
+    with pytest.raises(UserError, match=r"model\.cloud\.dtype is bf16, and has no effect: model\.cloud\.backend=llama"):
+        planned("smollm2_llama_cpp", "self_asked", "sled", "model.cloud.dtype=bf16")
+    assert "rejection_predictor" in planned("smollm2_llama_cpp", "self_asked", "wisp", "model.cloud.dtype=bf16")
+    assert planned("smollm2_llama_cpp", "self_asked", "sled", "model.cloud.dtype=fp32")[-1] == "serve"

@@ -3,7 +3,7 @@
 `ConfigLibrary` reads the files of groups whose nodes may be given by a plain name, such as `chip: rtx_a6000`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 composed_choices: ContextVar[Mapping[str, str]] = ContextVar("composed_choices", default=MappingProxyType({}))
 """Group -> the choice of a configuration that is composed from Python; on the command line Hydra knows it."""
+
+
+composed_words: ContextVar[tuple[str, ...]] = ContextVar("composed_words", default=())
+"""The overrides of a configuration that is composed from Python."""
+
+
+def given_overrides() -> Sequence[str]:
+    """The overrides of the command, or of what is composed from Python."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return written_overrides(HydraConfig.get()) if HydraConfig.initialized() else composed_words.get()
 
 
 def group_choices() -> dict[str, str]:

@@ -104,6 +104,36 @@ def _check_draws(stage: str, served: Mapping[str, Any], profiled: Mapping[str, A
         )
 
 
+def check_dtypes(config: Mapping[str, Any], plan: Plan, given: Iterable[str]) -> None:
+    """Raises ConfigError if one of the overrides `given` chooses a dtype for a checkpoint that no stage loads, since
+    llama.cpp runs the model from its file.
+    """
+    for side in ("device", "cloud"):
+        place, model = f"model.{side}.dtype", select(config, f"model.{side}") or {}
+        written = any(word.lstrip("+").startswith(f"{place}=") for word in given)
+        if written and model["dtype"] != "fp32" and model.get("backend") == "llama_cpp" and not _is_loaded(model, plan):
+            raise ConfigError(
+                f"{place} is {model['dtype']}, and has no effect: model.{side}.backend=llama_cpp computes with the "
+                f"weights of a GGUF file as they are, and no stage of this plan loads the checkpoint. Leave {place} "
+                f"out, choose another file (model.{side}.gguf), or set model.{side}.backend=torch."
+            )
+
+
+def _is_loaded(model: Mapping[str, Any], plan: Plan) -> bool:
+    """True if a stage before serving loads the model's checkpoint in its dtype."""
+    before = (stage for name, stage in plan.stages.items() if plan.kinds[name] in ("train", "profile"))
+    return any(_has_checkpoint(stage.args, model) for stage in before)
+
+
+def _has_checkpoint(node: Any, model: Mapping[str, Any]) -> bool:
+    """True if the model's checkpoint, in its dtype, is among a stage's options."""
+    if isinstance(node, Mapping):
+        if "dtype" in node and all(node.get(key) == model.get(key) for key in ("path", "hub", "dtype")):
+            return True
+        node = list(node.values())
+    return isinstance(node, list) and any(_has_checkpoint(item, model) for item in node)
+
+
 def _sees_gpu() -> bool:
     import torch
 

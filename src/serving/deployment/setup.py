@@ -165,6 +165,33 @@ class Setup:
                 "chosen here; set decoding.exact=false"
             )
 
+    def check_decoding_used(self) -> None:
+        """Raises ValueError for an option of decoding, set away from its default, that no model of this policy reads. A
+        policy by condition reads it under another one.
+        """
+        decoding, name = self.decoding, self.policy.name
+        if isinstance(self.policy, PlacedPolicy):
+            return
+        if decoding.exact and not self.uses_target:
+            raise ValueError(
+                f"decoding.exact is true, and has no effect: it is about the cloud's model, which policy {name} never "
+                "asks; set decoding.exact=false, or choose a policy that asks it"
+            )
+        if self._runs_torch:
+            return
+        for option in ("packed_weights", "cuda_graphs"):
+            if not getattr(decoding, option):
+                raise ValueError(
+                    f"decoding.{option} is false, and has no effect: it is about models that torch runs, and policy "
+                    f"{name} has none here; set decoding.{option}=true, or backend=torch for a model"
+                )
+
+    @property
+    def _runs_torch(self) -> bool:
+        """True if torch computes one of the models that the policy uses."""
+        sides = ((self.pair.device, self.policy.draft.source == "model"), (self.pair.cloud, self.uses_target))
+        return any(used and model.backend == "torch" and model.server is None for model, used in sides)
+
     def _check_scores(self) -> None:
         known = (*UNTRAINED_SCORES, *self.policy.scorers)
         for slot in (self.policy.draft, self.policy.offload, self.policy.lookahead):

@@ -99,6 +99,14 @@ def test_exact_decoding_is_refused_where_others_compute() -> None:
         replace(setup(), pair=shared, decoding=Decoding(exact=True))
 
 
+def test_exact_decoding_of_a_policy_that_never_asks_the_cloud_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"decoding\.exact is true, and has no effect: .* policy edge_centric never asks"
+    ):
+        replace(setup("edge_centric"), decoding=Decoding(exact=True)).check_decoding_used()
+    replace(setup("cloud_centric"), decoding=Decoding(exact=True)).check_decoding_used()
+
+
 def test_greedy_is_the_absence_of_sampling() -> None:
     assert Decoding().sampling(3) is None
     drawn = Decoding(0.8, 50, 0.9).sampling(3)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serving.core.decoding import Decoding
 from serving.deployment.model_loading import load_models
 from serving.deployment.setup import Setup
 from serving.engines.llama_cpp.engine import LlamaCppEngine
@@ -42,7 +43,7 @@ def both_on_llama_cpp(policy: str, **override: Any) -> Setup:
         ({"gguf": None}, "backend=llama_cpp needs gguf, a GGUF file or the folder"),
         (
             {"adapter": Path("a/b")},
-            "^model: backend=llama_cpp runs a GGUF file as it is, and policy/draft=adapter or tree_adapter .HAT. drafts "
+            "model: backend=llama_cpp runs a GGUF file as it is, and policy/draft=adapter or tree_adapter .HAT. drafts "
             "with .* an adapter, which only torch runs; choose policy/draft=window with policy/placement=cloud and ",
         ),
         ({"tensor_parallel": 2}, "tensor_parallel is 2; set tensor_parallel=1, or backend=torch"),
@@ -51,6 +52,20 @@ def both_on_llama_cpp(policy: str, **override: Any) -> Setup:
 def test_settings_that_llama_cpp_cannot_run_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         on_llama_cpp(**settings)
+
+
+@pytest.mark.parametrize("option", ["packed_weights", "cuda_graphs"])
+def test_options_of_torch_are_refused_where_it_runs_no_model(option: str) -> None:
+    off = Decoding(**{option: False})
+    with pytest.raises(
+        ValueError, match=rf"decoding\.{option} is false, and has no effect: .* torch runs, and policy sl"
+    ):
+        replace(both_on_llama_cpp("sled"), decoding=off).check_decoding_used()
+    beside = ModelPair(on_llama_cpp(backend="torch", gguf=None), on_llama_cpp())
+    setup("sled", pair=beside, decoding=off).check_decoding_used()
+    with pytest.raises(ValueError, match=r"policy cloud_centric has none here"):
+        replace(setup("cloud_centric", pair=beside), decoding=off).check_decoding_used()
+    both_on_llama_cpp("sled").check_decoding_used()
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
