@@ -22,6 +22,7 @@ from serving.policy.policy import NO_REQUIREMENTS, Policy
 from serving.policy.slots.draft import TreeDraft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.lookahead import Lookahead, TreeLookahead
+from serving.policy.stateless import check_slots
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.runtimes.simulated import Simulated
@@ -45,6 +46,7 @@ def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
 
 
 def _check_serves(setup: Setup, runtime: Runtime) -> None:
+    check_slots(setup.policy)
     runtime.check(setup)
     setup.workload.check_dataset()
 

@@ -22,7 +22,6 @@ from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, Colocate
 from serving.policy.slots.prefill import Prefill, WholePrefill
 from serving.policy.slots.scheduler import Scheduler
 from serving.policy.slots.verify import Lossless, TreeVerify, Verify
-from serving.policy.stateless import check_stateless
 
 if TYPE_CHECKING:
     from serving.engines.models import ModelPair
@@ -114,8 +113,6 @@ class Policy:
 
     def __post_init__(self) -> None:
         check_scope(self.offload)
-        for slot, choice in vars(self).items():
-            check_stateless(slot, choice)
         for broken, why in self._rules():
             if broken:
                 raise SlotConflictError(

@@ -13,6 +13,15 @@ _READ_ONLY = (Mapping, Sequence, Set)
 _WRITABLE = (MutableMapping, MutableSequence, MutableSet)
 
 
+def check_slots(policy: object) -> None:
+    """Raises ValueError for a slot of the policy that is not stateless, as `check_stateless` says.
+
+    For policies that a configuration chose: what measures or trains a policy puts slots into it that keep something.
+    """
+    for slot, choice in vars(policy).items():
+        check_stateless(slot, choice)
+
+
 def check_stateless(slot: str, choice: object) -> None:
     """Raises ValueError for a choice that holds a container which its methods could fill.
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from serving.core.session import Session
-from serving.policy.policy import Policy
-from serving.policy.stateless import check_stateless
+from serving.policy.stateless import check_slots, check_stateless
+from serving.runtimes.local import Local
+from serving.stages import check_serve
+from tests.support.fake_setup import setup
 from tests.support.policies import policy
 
 
@@ -29,9 +31,11 @@ class Slope:
         return int(now < before)
 
 
-def test_a_policy_refuses_a_slot_that_remembers() -> None:
+def test_a_slot_that_remembers_is_refused_before_any_work() -> None:
+    plain = setup()
+    own = replace(plain, policy=replace(plain.policy, offload=Slope()))
     with pytest.raises(ValueError, match=r"^policy.offload=Slope holds a dict in seen: one slot object serves all"):
-        policy("synera", offload=Slope())
+        check_serve(setup=own, runtime=Local())
 
 
 def held_by(slot: object) -> str:
@@ -109,4 +113,4 @@ def test_an_option_of_which_the_configuration_says_nothing_is_what_the_class_mad
 
 @pytest.mark.parametrize("name", ["edge_centric", "cloud_centric", "sled", "synera", "hat", "u_medusa"])
 def test_the_policies_of_the_tests_hold_no_state(name: str) -> None:
-    assert isinstance(policy(name), Policy)
+    check_slots(policy(name))

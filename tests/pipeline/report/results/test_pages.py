@@ -359,7 +359,7 @@ def former_sentence(former):
     result = replace(kept(nodes), files={"hardware/chip/rtx_a6000": ""})
     decided = decide([result], {"synera/x": {claim_key(node): 1.0 for node in nodes}})
     names = {"synera/x": {claim_key(node) for node in nodes if node["group"] in former}}
-    head = claims_page(decided, {"synera/x": result}, {}, (), names).partition("One seed")[0]
+    head = claims_page(decided, {"synera/x": result}, {}, former=names).partition("One seed")[0]
     return [line.strip() for line in head.splitlines() if "former rule" in line]
 
 

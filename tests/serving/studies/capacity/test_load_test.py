@@ -121,7 +121,7 @@ def test_devices_keep_their_slo_class_and_start_staggered() -> None:
 def test_a_load_on_a_trace_asks_all_of_its_prompts() -> None:
     """Those of a data set that was recorded, too: the first of them was asked by every device before."""
     recorded = trace(20)
-    text = SimpleNamespace(prompts=lambda: [one.prompt for one in recorded.sessions])
+    text = SimpleNamespace(prompts=lambda: [one.prompt for one in recorded.sessions], metrics=())
     asked = setup(dataset=text)
     load = make_load(asked, TraceOutcomes(recorded, None), 40, 10.0, 2.0)  # type: ignore[arg-type]
     times_asked = Counter(query.prompt.id for query in load.queries)
