@@ -145,7 +145,7 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
             choose = f"Choose one with {plus}{group}=NAME:\n{format_choices(known)}"
             return f"there is no {group} {unknown[0]!r}.{meant} {choose}"
     named = [word for word in argv if word.lstrip("+").startswith("policy=")]
-    if len(named) > 1:
+    if len(named) > 1 and not any("," in word for word in named):  # a word may narrow what a sweep before it named
         both = ",".join(word.partition("=")[2] for word in named)
         return (
             f"{' and '.join(named)} both choose the policy, and a run has one. Name one of them, or compare them: "

@@ -111,6 +111,7 @@ def test_two_words_for_the_policy_are_refused() -> None:
         "-m policy=synera,sled"
     )
     assert arguments.find_misspelling(["-m", "policy=synera,sled"]) is None
+    assert arguments.find_misspelling(["-m", "policy=synera,sled", "policy=sled"]) is None  # narrows the sweep
 
 
 @pytest.mark.parametrize(
