@@ -8,7 +8,7 @@ from pipeline.artifacts import fingerprint
 from pipeline.config import sources
 from pipeline.config.arguments import WHEEL_CONF, conf_dir
 from pipeline.errors import UserError
-from pipeline.report.results import claims_page, draws, kept, pages, verdicts
+from pipeline.report.results import claims_page, kept, kept_draws, pages, verdicts
 
 USAGE = """\
 python -m pipeline results list             what is kept, and what has changed since: conf/, the rule of draws
@@ -38,7 +38,7 @@ def _list(_words: Sequence[str]) -> int:
     results, folder = _kept(), kept.results_folder()
     for result in results.values():
         print(f"{result.experiment:<34} {result.date}  {'; '.join(result.changes()) or 'up to date'}")
-    for one in draws.read_draws(folder):
+    for one in kept_draws.read_draws(folder):
         said = "; ".join(filter(None, [*one.changes(), one.rule_text()]))
         print(f"{one.experiment:<34} draws of the clock: {said or 'up to date'}")
     for name in experiments_without_result(results):
@@ -59,7 +59,7 @@ def _keep_draws(words: Sequence[str]) -> int:
         raise UserError("results draws: name the folders of finished sweeps with +draws=clock.")
     for folder in (Path(word).absolute() for word in words):
         experiment = kept.experiment_of(folder, kept.finished_jobs(folder))
-        print(draws.keep_draws(kept.drawn_exhibit(experiment), experiment, folder, kept.results_folder()))
+        print(kept_draws.keep_draws(kept.drawn_exhibit(experiment), experiment, folder, kept.results_folder()))
     return 0
 
 
@@ -74,7 +74,7 @@ def _check(_words: Sequence[str]) -> int:
     different = [path for path, _ in different_pages()]
     for path in different:
         print(f"{path} is not what docs/results says: `python -m pipeline results write`")
-    for one in draws.read_draws(kept.results_folder()):
+    for one in kept_draws.read_draws(kept.results_folder()):
         if said := one.rule_text():
             print(f"{one.experiment}: draws of the clock {said}")
     return 1 if different else 0
@@ -95,7 +95,7 @@ def written_pages() -> Iterator[tuple[Path, str]]:
         text = path.read_text(encoding="utf-8")
         if pages.marked_results(text):
             yield path, pages.written_page(text, results, path.name)
-    drawn = draws.current_draws(kept.results_folder())
+    drawn = kept_draws.current_draws(kept.results_folder())
     shares = {name: one.claims for name, one in drawn.items()}
     former = {name: one.former_claims for name, one in drawn.items()}
     of_papers = [result for name, result in results.items() if name.partition("/")[0] in claims_page.PAPERS]

@@ -1,7 +1,6 @@
 """What is found out before any work: accelerators that this machine lacks, and values in a unit that was not meant."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import inf
 from typing import Any
 
 from pipeline.artifacts.stage import Stage
@@ -170,33 +169,35 @@ def unusual_chips(named: Mapping[tuple[str, str], Any]) -> list[str]:
     nodes that were asked for, by group and name.
     """
     own = {name: node for (group, name), node in named.items() if group == CHIPS and not _is_ours(name)}
-    return [
-        f"{place} is {value:g}: it is {meaning}, usually {low:g} to {high:g}. Is it meant so?"
-        for name, node in own.items()
-        for place, key, value in _numbers(node, f"chip {name}:")
-        for low, high, meaning in [CHIP_RANGES.get(key, (-inf, inf, ""))]
-        if not low <= value <= high
-    ]
+    figures = (each for name, node in own.items() for each in _values(node, f"chip {name}:"))
+    notes = (_unit_note(place, value, CHIP_RANGES.get(key)) for place, key, value in figures)
+    return list(filter(None, notes))
+
+
+def _unit_note(place: str, value: Any, usual: tuple[float, float, str] | None) -> str:
+    """Empty for a value in its usual range, for no number, and where no range is known."""
+    if usual is None or not isinstance(value, int | float) or isinstance(value, bool):
+        return ""
+    low, high, meaning = usual
+    if low <= value <= high:
+        return ""
+    return f"{place} is {value:g}: it is {meaning}, usually {low:g} to {high:g}. Is it meant so?"
 
 
 def _is_ours(chip: str) -> bool:
     return (conf_dir() / CHIPS / f"{chip}.yaml").exists()
 
 
-def _numbers(node: Any, where: str) -> Iterator[tuple[str, str, float]]:
-    """(place, key, value) of each number."""
+def _values(node: Any, where: str) -> Iterator[tuple[str, str, Any]]:
+    """(place, key, value) of each entry of a mapping, and of those in it."""
     for key, value in node.items() if isinstance(node, Mapping) else ():
         place = f"{where}{' ' if where.endswith(':') else '.'}{key}"
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield place, str(key), value
-        yield from _numbers(value, place)
+        yield place, str(key), value
+        yield from _values(value, place)
 
 
 def unusual_values(config: Mapping[str, Any]) -> list[str]:
     """A note for each value that is possible and probably in another unit than was meant."""
-    notes = []
-    for place, (low, high, meaning) in USUAL_RANGES.items():
-        value = select(config, place)
-        if isinstance(value, int | float) and not isinstance(value, bool) and not low <= value <= high:
-            notes.append(f"{place} is {value:g}: it is {meaning}, usually {low:g} to {high:g}. Is it meant so?")
-    return notes
+    return list(
+        filter(None, (_unit_note(place, select(config, place), usual) for place, usual in USUAL_RANGES.items()))
+    )

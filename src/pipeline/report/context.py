@@ -5,8 +5,9 @@ and the run of a job that ends with the stage.
 """
 
 import json
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -65,6 +66,11 @@ class JobContext:
     def config_value(self, path: str) -> Any:
         """The value at a dotted path of the configuration, or None."""
         return select(self.config, path)
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command as a shell takes it."""
+    return f"python -m pipeline {shlex.join(words)}"
 
 
 METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"

@@ -1,12 +1,11 @@
 """Logs a job to MLflow: what was chosen, its configuration and environment, and links to the runs of its stages."""
 
 import json
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from pipeline.report import context, mlflow_stages
-from pipeline.report.context import JobContext
+from pipeline.report.context import JobContext, command_line
 from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger, prefix_tags, select_numbers
 from pipeline.report.mlflow_stages import LoggedStage
 from pipeline.report.mlflow_store import changes_result, flatten, mask_override, mask_secrets, split_masked
@@ -25,7 +24,7 @@ def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: st
     logger.log_text(run_id, "config.yaml", yaml.safe_dump(mask_secrets(job.config), sort_keys=False))
     logger.log_text(run_id, "overrides.txt", "".join(f"{mask_override(one)}\n" for one in job.overrides))
     if job.command:
-        logger.log_text(run_id, "command.txt", command_line(job.command))
+        logger.log_text(run_id, "command.txt", f"{command_line(job.command)}\n")
     logger.log_text(run_id, "conf_files.json", json.dumps(job.files, indent=1))
     logger.log_text(run_id, "environment.json", json.dumps(_environment(job), indent=1, default=str))
     models = [one.model_id for one in linked if one.model_id]
@@ -36,11 +35,6 @@ def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: st
         logger.log_files(run_id, context.stage_figures(goal), goal.name)
     logger.set_tag(run_id, NOTE_TAG, _job_note(linked, error))
     return run_id
-
-
-def command_line(words: Sequence[str]) -> str:
-    """The command as a shell takes it."""
-    return f"python -m pipeline {shlex.join(words)}\n"
 
 
 _GROUPS = ("policy", "model", "hardware", "network", "workload", "runtime")

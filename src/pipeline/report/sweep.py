@@ -184,7 +184,7 @@ def _experiment_first(config: "DictConfig") -> None:
 
 def start_sweep(folder: Path, note: SweepNote, tracking: Tracking, file: TextIO, goes_on: bool = False) -> None:
     """Notes the sweep in `folder` and in MLflow; one that `goes_on` keeps the run of the command that was stopped."""
-    from pipeline.report.mlflow_job import command_line
+    from pipeline.report.context import command_line
     from pipeline.report.mlflow_logger import MlflowLogger
 
     note = replace(note, store=str(mask_secrets(tracking.address)) if tracking.enabled else OFF)
@@ -198,7 +198,7 @@ def start_sweep(folder: Path, note: SweepNote, tracking: Tracking, file: TextIO,
             logger = MlflowLogger.open(tracking)
             run_id = logger.start_run(f"sweep {_result_words(note.overrides)}", tags={"tandem.kind": "sweep"})
             logger.log_text(run_id, "overrides.txt", "".join(f"{one}\n" for one in note.overrides))
-            logger.log_text(run_id, "command.txt", command_line(note.command))
+            logger.log_text(run_id, "command.txt", f"{command_line(note.command)}\n")
     replace(note, run_id=run_id).write(folder)
 
 

@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report.comparison import ComparisonRow
+from pipeline.report.context import command_line
 from pipeline.report.exhibit.claims import evaluate_claims
 from pipeline.report.exhibit.render import exhibit_parts
 from pipeline.report.export import provenance
@@ -91,7 +92,7 @@ def _header(found: Finished) -> Iterator[str]:
     jobs = f"{len(found.complete)} of {total} jobs complete" if found.note else "one run"
     yield f'<p class="facts">{jobs}</p>\n'
     if words:
-        yield f"<pre class=command>{escape(' '.join(['python -m pipeline', *words]))}</pre>\n"
+        yield f"<pre class=command>{escape(command_line(words))}</pre>\n"
     if found.lacking:
         items = "".join(f"<li>{escape(text)}</li>" for text in found.lacking)
         yield f'<div class="lacking"><b>Not all jobs have results.</b><ul>{items}</ul></div>\n'

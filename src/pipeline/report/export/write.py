@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.errors import UserError
+from pipeline.report.context import command_line
 from pipeline.report.exhibit.schema import Exhibit
 from pipeline.report.export.finished import Finished, FinishedError
 from pipeline.report.export.latex import latex_table
@@ -63,7 +64,7 @@ def _source(found: Finished) -> str:
         if changes_result(word.lstrip("+")) and "=/" not in word
     ]
     revisions = sorted({row.result.revision for row in found.complete if row.result.revision})
-    return f"python -m pipeline {' '.join(public)}; code {', '.join(revisions) or 'without revision'}"
+    return f"{command_line(public)}; code {', '.join(revisions) or 'without revision'}"
 
 
 def write_kept(file: Path, kinds: Sequence[str], folder: Path) -> list[Path]:

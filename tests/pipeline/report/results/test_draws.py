@@ -17,15 +17,9 @@ from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, Relati
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.results.draws import (
-    DRAWS_FILE,
-    current_draws,
-    keep_draws,
-    read_draws,
-    summarise_tables,
-    write_shares,
-)
+from pipeline.report.results.draws import DRAWS_FILE, summarise_tables, write_shares
 from pipeline.report.results.kept import KeptResultError, drawn_exhibit, finished_jobs
+from pipeline.report.results.kept_draws import current_draws, keep_draws, read_draws
 from pipeline.report.results.verdicts import claim_key
 from pipeline.report.sweep import finish_sweep
 from pipeline.report.sweep_note import SweepNote
