@@ -15,7 +15,7 @@ from serving.hardware.latency import LatencyModel, LayerScale, layer_scale
 from serving.hardware.payload_size import hidden_nbytes
 from serving.hardware.testbed import Tier, cache_tokens
 from serving.hardware.timed_executor import ModelSplit
-from serving.messages import INF, Hop, Node
+from serving.messages import INF, Hop, LoadReport, Node, Span
 from serving.network.channel import Channel
 from serving.network.link import Link
 from serving.network.outages import OutageInterval
@@ -164,6 +164,7 @@ class Topology:
             hidden_nbytes(1, width, hidden_dtype),
             self._token_text,
             max_idle_sessions=self.max_idle_sessions,
+            idle_reports=self.idle_reports,
         )
 
     def _create_speculator(self, name: str) -> Speculator:
@@ -194,6 +195,7 @@ class Topology:
             self.session_lease_s,
             self.estimator(name),
             token_text=self._token_text,
+            idle_reports=self.idle_reports,
         )
 
     def _token_text(self, token: int) -> str:
@@ -213,10 +215,23 @@ class Topology:
             return ()
         return self.tiers[tiers[at - 1]] if at else self.devices
 
+    @cached_property
+    def idle_reports(self) -> dict[str, LoadReport]:
+        """What each node of the cloud reports while it has no work; empty if the dispatch slot asks for no reports."""
+        if not self.setup.policy.dispatch.needs_load_reports:
+            return {}
+        spans = {hop.node: hop.span for hop in reversed(self.hops)}
+        return {node: self._idle_report(node, spans[tier]) for node, tier in self.tier_of.items()}
+
+    def _idle_report(self, node: str, span: Span) -> LoadReport:
+        estimator = self.estimator(node)
+        return LoadReport(node, 0.0, estimator.per_token_s(span), estimator.pass_s(span), self._cache_tokens(node))
+
     def _cache_tokens(self, node: str) -> float:
-        """Cached tokens that fit into the node's memory beside its weights."""
-        fleet = self.cloud_fleets[node]
-        return min(cache_tokens(fleet, *models) for models in self._models_on_chips(self.tier_of[node]))
+        """Cached tokens that fit into the node's memory beside its weights, or fewer if the policy keeps fewer."""
+        fleet, most = self.cloud_fleets[node], self.setup.policy.kv_cache.capacity_tokens
+        fit = min(cache_tokens(fleet, *models) for models in self._models_on_chips(self.tier_of[node]))
+        return fit if most is None else min(fit, most)
 
     def device_link(self, device: str) -> Link:
         """A device's access link, shared by its messages to all cloud nodes."""

@@ -116,10 +116,9 @@ class TimedExecutor:
         seq = work.slices[i]
         num_tokens = seq.num_tokens if work.hidden_exports[i] == "all" else seq.num_drafts + 1
         dtype: HiddenDtype = self._split.hidden_dtype if self._split else "fp16"
-        return replace(
-            result,
-            hidden_states=TensorRef(result.hidden_states.id, hidden_nbytes(num_tokens, self._hidden_size, dtype)),
-        )
+        nbytes = hidden_nbytes(num_tokens, self._hidden_size, dtype)
+        # not by `replace`: it looks every field up, a twelfth of the time of a tiered simulation
+        return SliceOutcome(result.verdict, TensorRef(result.hidden_states.id, nbytes))
 
 
 class DeviceExecutor:

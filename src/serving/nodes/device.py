@@ -4,7 +4,7 @@ Messages between the two stay on the device: requests to the local hops and repl
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -98,11 +98,12 @@ class Device:
         token_text: TokenText = no_token_text,
         local_target: LocalTarget = _ON_USERS_DEVICE,
         max_idle_sessions: int = MAX_IDLE_SESSIONS,
+        idle_reports: Mapping[str, LoadReport] | None = None,
     ) -> None:
         self.name, self.policy, self.seed, self.timeout_s = name, policy, seed, timeout_s
         self.max_concurrency, self.token_text, self.max_idle_sessions = max_concurrency, token_text, max_idle_sessions
         tiers = {**tiers, DEVICE_TIER: (name,)}
-        self.node_selector = NodeSelector(tiers, policy.dispatch, name, policy.kv_cache.block_tokens)
+        self.node_selector = NodeSelector(tiers, policy.dispatch, name, policy.kv_cache.block_tokens, idle_reports)
         self.ids = count(1)
         """Job and timer ids, unique within the node."""
         self.hop_path = HopPath(name, policy, hops, self.node_selector)
@@ -131,7 +132,7 @@ class Device:
         if is_tier:
             self.local_worker = Worker(
                 name, policy, tiers, capacity_tokens=local_target.capacity_tokens, estimator=local_target.estimator,
-                scheduler=local_target.scheduler, ids=self.ids, token_text=token_text,
+                scheduler=local_target.scheduler, ids=self.ids, token_text=token_text, idle_reports=idle_reports,
             )  # fmt: skip
             if self.local_worker.monitor:
                 self.monitor.local_hop_time = self.local_worker.monitor.batch_time

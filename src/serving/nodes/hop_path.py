@@ -31,7 +31,7 @@ TierNodes = Mapping[str, tuple[str, ...]]
 """Tier -> its nodes. A name that is not a tier stands for the node of that name."""
 
 _NOMINAL_TOKEN_S = 0.001
-"""Assumed seconds per token for a node that has not reported."""
+"""Assumed seconds per token where nothing times the nodes."""
 
 
 class NodeSelector:
@@ -39,10 +39,19 @@ class NodeSelector:
 
     Args:
         block_tokens: caches grow by blocks of so many tokens.
+        idle_reports: node -> what it reports while it has no work, which holds until it reports (Hyperion, Algorithm 2,
+            knows the compute and the memory of every node).
     """
 
-    def __init__(self, tiers: TierNodes, dispatch: Dispatch, owner: str, block_tokens: int = 1) -> None:
-        self._block_tokens = block_tokens
+    def __init__(
+        self,
+        tiers: TierNodes,
+        dispatch: Dispatch,
+        owner: str,
+        block_tokens: int = 1,
+        idle_reports: Mapping[str, LoadReport] | None = None,
+    ) -> None:
+        self._block_tokens, self._idle_reports = block_tokens, idle_reports or {}
         self._tiers, self._dispatch, self._owner = tiers, dispatch, owner
         self._num_choices = crc32(owner.encode())
         self.lost_nodes: dict[str, set[LossCause]] = {}
@@ -98,7 +107,8 @@ class NodeSelector:
         return node
 
     def _load_report(self, node: str) -> LoadReport:
-        return self.load_reports.get(node) or LoadReport(node, 0.0, _NOMINAL_TOKEN_S, _NOMINAL_TOKEN_S, INF)
+        known = self.load_reports.get(node) or self._idle_reports.get(node)
+        return known or LoadReport(node, 0.0, _NOMINAL_TOKEN_S, _NOMINAL_TOKEN_S, INF)
 
 
 class HopPath:

@@ -7,7 +7,7 @@
 4. If the chip is idle and a request waits, something runs: `admit` evicts caches to make room.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from operator import attrgetter
@@ -82,6 +82,7 @@ class Worker:
         scheduler: Scheduler | None = None,
         ids: Iterator[int] | None = None,
         token_text: TokenText = no_token_text,
+        idle_reports: Mapping[str, LoadReport] | None = None,
     ) -> None:
         self.name, self.policy, self.watchers, self.token_text = name, policy, watchers, token_text
         self.session_lease_s, self.estimator, self.scheduler = session_lease_s, estimator, scheduler or policy.scheduler
@@ -93,7 +94,7 @@ class Worker:
         capacity = capacity_tokens if own is None else min(own, capacity_tokens)
         cache = policy.kv_cache
         self.kv_accounting = KVAccounting(capacity, cache.keeps_prefixes, cache.block_tokens, cache.idle_sessions)
-        self.node_selector = NodeSelector(tiers or {}, policy.dispatch, name, policy.kv_cache.block_tokens)
+        self.node_selector = NodeSelector(tiers or {}, policy.dispatch, name, cache.block_tokens, idle_reports)
         self.queue: dict[str, list[QueuedRequest]] = {}
         """Session -> the chunks of its request, in order."""
         self.session_tokens: dict[str, tuple[TokenIds, int]] = {}

@@ -11,11 +11,12 @@ from serving.deployment.topology import Topology
 from serving.deployment.wiring import connect_nodes as connect
 from serving.hardware.testbed import Testbed as Bed
 from serving.hardware.testbed import Tier
-from serving.messages import Hop, Span
+from serving.messages import Hop, Request, SequenceSlice, Span
 from serving.network.channel import Channel, LinkTable, MultiLinkChannel
 from serving.network.link import Link
 from serving.network.outages import ListedOutages, PeriodicOutages
 from serving.nodes.device import Device
+from serving.nodes.reservations import Reservations
 from serving.nodes.worker import Worker
 from serving.policy.slots.dispatch import HypSched, RoundRobin
 from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, TieredPlacement, UShapedPlacement, scale_layers
@@ -175,6 +176,31 @@ def test_a_dispatch_without_load_reports_has_no_watchers() -> None:
         ()
     }
     assert not topology.setup.policy.dispatch.needs_load_reports
+
+
+ONE_TOKEN = SequenceSlice("s", 0, 1, (0,), 0, "greedy")
+
+
+def test_nodes_know_what_a_node_without_work_reports() -> None:
+    other = {"nx": Tier(fleet(NX), other_nodes=(fleet(AGX),)), "agx": Tier(fleet(AGX, count=2))}
+    topology = Topology(tiered_setup(other), LAYERS)
+    for name in topology.workers:
+        worker = topology.create_node(name)
+        assert isinstance(worker, Worker)
+        reservations = Reservations(worker.estimator)
+        span = next(hop.span for hop in topology.hops if hop.node == topology.tier_of[name])
+        reservations.reserve(Request(1, ONE_TOKEN, topology.hops, 0, (name,), "device-0"), span)
+        reservations.release("s")
+        assert topology.idle_reports[name] == reservations.load_report(name, worker.kv_accounting)
+    slow, fast = topology.idle_reports["nx-0"], topology.idle_reports["nx-1"]
+    assert fast.pass_s < slow.pass_s
+
+
+def test_the_first_task_of_a_device_goes_to_the_faster_node() -> None:
+    other = {"nx": Tier(fleet(NX), other_nodes=(fleet(AGX),))}
+    device = Topology(tiered_setup(other), LAYERS).create_node("device-0")
+    assert isinstance(device, Device)
+    assert device.node_selector.choose("nx", ONE_TOKEN, 8) == "nx-1"
 
 
 def test_devices_that_run_the_first_hop_choose_among_the_first_tier() -> None:

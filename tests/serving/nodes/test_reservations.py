@@ -250,6 +250,21 @@ def test_a_burst_is_spread_evenly_over_nodes_without_reports() -> None:
     assert [chooser.choose("near", ROWS, 5) for _ in range(6)] == ["near-0", "near-1", "near-2"] * 2
 
 
+def test_the_speed_of_nodes_without_reports_is_known() -> None:
+    """The compute of each node is an input of Algorithm 2 (Hyperion): a slow idle node is not taken for a fast one."""
+    idle = {
+        name: LoadReport(name, 0.0, 0.01, pass_s, 1000)
+        for name, pass_s in zip(NEAR["near"], (0.5, 0.1, 0.2), strict=True)
+    }
+    chooser = NodeSelector(NEAR, HypSched(), "device-0", idle_reports=idle)
+    chosen = [chooser.choose("near", ROWS, 5) for _ in range(8)]
+    assert [chosen.count(name) for name in NEAR["near"]] == [1, 5, 2]  # a task takes 2.59, 0.59, 1.09 s
+    assert chosen[0] == "near-1"
+    chooser.mark_lost(PeerLost("near-1"))
+    chooser.mark_restored(PeerRestored("near-1"))
+    assert chooser.choose("near", ROWS, 5) == "near-1"
+
+
 def test_a_lost_node_is_not_chosen_and_has_no_load_when_restored() -> None:
     chooser = NodeSelector(NEAR, HypSched(), "device-0")
     spoken(chooser, a=9.0, b=1.0, c=2.0)
