@@ -11,6 +11,7 @@ import pytest
 from pipeline import api
 from pipeline.artifacts.progress_display import NullObserver
 from pipeline.config.compose import ConfigLibrary
+from pipeline.config.own_classes import error_text
 from pipeline.errors import ConfigError
 from pipeline.report.job_summary import _group_choices, _policy_slots, _side_facts
 from pipeline.running import Job, _job_context, create_job, run
@@ -166,6 +167,22 @@ def test_an_error_of_a_users_class_in_a_run_names_the_class_and_its_line(
         ConfigError, match=rf"serve\.choice: own_choice_{kind}\.Choice \(.*own_choice_{kind}.py line 3\)"
     ):
         built(job(tmp_path / "outputs", stages=stages))
+
+
+def test_an_error_of_a_users_choice_in_a_child_process_names_its_line() -> None:
+    """runtime=grpc runs nodes in processes of their own, whose tracebacks do not reach the parent."""
+
+    class ChildError(RuntimeError):
+        remote_frames = (("serving.nodes.worker", "worker.py", 7), ("lab.choice", "choice.py", 3))
+
+    node = {"_target_": "lab.choice.Choice"}
+    with pytest.raises(ChildError) as caught:
+        raise ChildError("cloud-0: ZeroDivisionError: division by zero")
+    assert error_text(caught.value, {"scheduler": node}, "serve") == (
+        "serve.scheduler: lab.choice.Choice (choice.py line 3): ChildError: cloud-0: ZeroDivisionError: division by "
+        "zero. TANDEM_DEBUG=1 shows the traceback."
+    )
+    assert error_text(caught.value, {"scheduler": {"_target_": "serving.Fifo"}}, "serve") is None
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,19 @@ def error_text(problem: BaseException, data: Any, where: str) -> str | None:
     """What went wrong in a user's class below the node `data`, with its place; None if none of its lines took part."""
     own = dict(_own_targets(data, where))
     tops = {path.partition(".")[0] for path in own}
-    frames = [
-        (frame, line) for frame, line in walk_tb(problem.__traceback__) if _module(frame).partition(".")[0] in tops
-    ]
+    frames = [frame for frame in _frames(problem) if frame[0].partition(".")[0] in tops]
     if not frames:
         return None
-    frame, line = frames[-1]
-    path = next((path for path in own if path.rpartition(".")[0] == _module(frame)), next(iter(own)))
-    return f"{own[path]}: {path} ({frame.f_code.co_filename} line {line}): {_reason(problem)}"
+    module, file, line = frames[-1]
+    path = next((path for path in own if path.rpartition(".")[0] == module), next(iter(own)))
+    return f"{own[path]}: {path} ({file} line {line}): {_reason(problem)}"
+
+
+def _frames(problem: BaseException) -> Iterator[tuple[str, str, int]]:
+    """(module, file, line) of each frame, the outermost first; behind them those of a child process that failed."""
+    for frame, line in walk_tb(problem.__traceback__):
+        yield str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, line
+    yield from getattr(problem, "remote_frames", ())
 
 
 def _own_targets(data: Any, where: str) -> Iterator[tuple[str, str]]:
@@ -34,10 +39,6 @@ def _own_targets(data: Any, where: str) -> Iterator[tuple[str, str]]:
     elif isinstance(data, list):
         for index, value in enumerate(data):
             yield from _own_targets(value, f"{where}[{index}]")
-
-
-def _module(frame: Any) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 def _reason(problem: BaseException) -> str:

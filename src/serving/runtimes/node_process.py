@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from traceback import format_exception, walk_tb
 from typing import TYPE_CHECKING, Any
 
 from serving.deployment.setup import Setup
@@ -68,6 +69,34 @@ class NodeProcessConfig:
         return not self.node_names[0].startswith("device-")
 
 
+@dataclass(frozen=True)
+class NodeFailure:
+    """What ended a child process, in a form that a pipe carries."""
+
+    text: str
+    frames: tuple[tuple[str, str, int], ...]
+    """(module, file, line) of each frame, the outermost first."""
+    trace: str
+
+    @classmethod
+    def of(cls, node_names: tuple[str, ...], problem: Exception) -> "NodeFailure":
+        frames = tuple(
+            (str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, line)
+            for frame, line in walk_tb(problem.__traceback__)
+        )
+        text = f"{', '.join(node_names)}: {type(problem).__name__}: {problem}"
+        return cls(text, frames, "".join(format_exception(problem)))
+
+
+class NodeProcessError(RuntimeError):
+    """A child process has failed. Its traceback is a note of the error."""
+
+    def __init__(self, failure: NodeFailure) -> None:
+        super().__init__(failure.text)
+        self.remote_frames = failure.frames
+        self.add_note(failure.trace)
+
+
 def run_node_process(config: NodeProcessConfig, pipe: Connection) -> None:
     """The main function of the child process. It ends when the parent sends `stop` or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the parent sends stop
@@ -76,8 +105,8 @@ def run_node_process(config: NodeProcessConfig, pipe: Connection) -> None:
     except EOFError:
         sys.exit(1)  # the parent is gone
     except Exception as problem:
-        pipe.send(("failed", f"{', '.join(config.node_names)}: {type(problem).__name__}: {problem}"))
-        raise
+        pipe.send(("failed", NodeFailure.of(config.node_names, problem)))
+        sys.exit(1)
 
 
 class _NodeProcess:

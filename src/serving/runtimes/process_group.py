@@ -16,7 +16,7 @@ from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress
 from serving.runtimes.clients import WorkloadClients
 from serving.runtimes.failures import FailureSchedule
-from serving.runtimes.node_process import NodeProcessConfig, ProcessOptions, run_node_process
+from serving.runtimes.node_process import NodeProcessConfig, NodeProcessError, ProcessOptions, run_node_process
 from serving.transport.shaping.tc import ApplyShaping
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ class ProcessGroup:
         except EOFError:
             name = next(name for name, each in self.pipes.items() if each is pipe)
             raise RuntimeError(f"the process {name} died; its output is above") from None
+        if received == "failed":
+            raise NodeProcessError(value)
         if received != kind:
-            raise RuntimeError(value if received == "failed" else f"a process sent {received!r} where {kind!r} was due")
+            raise RuntimeError(f"a process sent {received!r} where {kind!r} was due")
         return value

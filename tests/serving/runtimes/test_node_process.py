@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving.runtimes import node_process
-from serving.runtimes.node_process import run_node_process
+from serving.runtimes.node_process import NodeProcessError, run_node_process
 
 
 class Failing(node_process._NodeProcess):
@@ -36,9 +36,14 @@ def test_a_process_that_fails_tells_its_parent_without_waiting_for_it(monkeypatc
     monkeypatch.setattr(node_process.signal, "signal", lambda *_: None)
     Thread(target=_ended, args=(child,), daemon=True).start()
     assert parent.poll(20)
-    assert parent.recv() == ("failed", "cloud-0: RuntimeError: the engine broke")
+    kind, failure = parent.recv()
+    assert (kind, failure.text) == ("failed", "cloud-0: RuntimeError: the engine broke")
+    assert failure.frames[-1][:2] == (__name__, __file__)
+    error = NodeProcessError(failure)
+    assert "Traceback" in error.__notes__[0]
+    assert "the engine broke" in error.__notes__[0]
 
 
 def _ended(pipe: Any) -> None:
-    with pytest.raises(RuntimeError, match="broke"):
+    with pytest.raises(SystemExit):
         run_node_process(Config(), pipe)  # type: ignore[arg-type]
