@@ -39,10 +39,9 @@ def evaluate_claims(shown: RenderedExhibit) -> list[ClaimResult]:
 
 
 def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResult:
-    relative = shown.exhibit.column(claim.metric).relative
-    for row in filter(None, (claim.row, claim.baseline, relative.row if relative else None)):
-        if (found := shown.row(group, row)) and found.hypothetical:
-            return ClaimResult(claim, group, "not evaluated", f"{row!r} is hypothetical")
+    for place in _places(shown, claim, group):
+        if (found := shown.row(*place)) and found.hypothetical:
+            return ClaimResult(claim, group, "not evaluated", f"{found.label!r} is hypothetical")
     own = _cell(shown, claim, group, claim.row)
     other = claim.value if claim.baseline is None else _cell(shown, claim, group, claim.baseline)
     if not isinstance(own, Estimate) or not isinstance(other, Estimate | float):
@@ -56,6 +55,14 @@ def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResu
     if isinstance(other, Estimate) and own.resamples and other.resamples and not difference.resamples:
         basis = f"not the same prompts: {basis}"
     return ClaimResult(claim, group, claim_status(claim, low, high), basis, difference, (low, high))
+
+
+def _places(shown: RenderedExhibit, claim: Claim, group: str) -> list[tuple[str, str]]:
+    """(group, row) of what the claim rests on: its rows, and those that its column compares them with."""
+    places = [(group, row) for row in (claim.row, claim.baseline) if row is not None]
+    for step in shown.exhibit.comparisons(shown.exhibit.column(claim.metric)):
+        places += [step.place(*place) for place in places]
+    return places
 
 
 def _cell(shown: RenderedExhibit, claim: Claim, group: str, row: str) -> Cell:

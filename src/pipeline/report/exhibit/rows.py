@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pipeline.report.choices import split_override
 from pipeline.report.estimate import Estimate
-from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn
+from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn, RelativeTo
 
 Cell = Estimate | str | None
 
@@ -61,18 +61,26 @@ class RenderedExhibit:
         return self.exhibit.reported_rows().get((row.group, row.label), {}).get(column)
 
     def measured_cell(self, row: ExhibitRow, column: ExhibitColumn) -> Cell:
-        """The cell in the column's unit, or relative to the row that the column names; None if not known."""
-        own = row.measured.get(column.metric_name)
+        """The cell in the column's unit, or relative to the cell that the column names; None if not known."""
+        found = self._compared(row, column, column.comparisons)
+        return found.scaled(column.scale) if isinstance(found, Estimate) else found
+
+    def _compared(self, row: ExhibitRow, column: ExhibitColumn, steps: Sequence[RelativeTo]) -> Cell:
+        """The row's metric after these comparisons, without a scale."""
+        if not steps:
+            return row.measured.get(column.metric_name)
+        *earlier, last = steps
+        own = self._compared(row, column, earlier)
         if not isinstance(own, Estimate):
             return own
-        if column.relative is None:
-            return own.scaled(column.scale)
-        found = self.row(row.group, column.relative.row)
-        other = found.measured.get(column.metric_name) if found else None
+        found = self.row(*last.place(row.group, row.label))
+        if found is None:
+            return None
+        than = self.exhibit.column(last.column) if last.column else column
+        other = self._compared(found, than, than.comparisons if last.column else earlier)
         if not isinstance(other, Estimate):
             return None
-        combined = own.paired_ratio(other) if column.relative.comparison == "ratio" else own.paired_difference(other)
-        return combined.scaled(column.scale) if combined else None
+        return own.paired_ratio(other) if last.comparison == "ratio" else own.paired_difference(other)
 
 
 _FIELD = re.compile(r"\{([^{}]+)\}")

@@ -19,10 +19,27 @@ Relation = Literal["above", "below", "equal", "at_most", "at_least"]
 
 @dataclass(frozen=True)
 class RelativeTo:
-    """Relative to the row `row` of the same group: the value over that row's, or minus it."""
+    """Another cell that a value is compared with: the value over the cell's, or minus it. Neither has its `scale` yet.
 
-    row: str
+    row       the cell is of the row with this label; by default of the same row
+    groups    group -> the group of the cell; by default the same group. Rows of a group that is not named have no value
+    column    the cell is of this earlier column; by default of the same column
+    then      compares the result with the results of another row, group or column
+    """
+
+    row: str = ""
     comparison: Literal["ratio", "difference"] = "ratio"
+    groups: Mapping[str, str] = field(default_factory=dict)
+    column: str = ""
+    then: "RelativeTo | None" = None
+
+    def __post_init__(self) -> None:
+        if not (self.row or self.groups or self.column):
+            raise ValueError("exhibit.columns: `relative` needs a `row`, `groups` or a `column` to compare with")
+
+    def place(self, group: str, row: str) -> tuple[str, str]:
+        """The (group, row) of the cell that a row is compared with; no group's if `groups` does not name its own."""
+        return (self.groups.get(group, "") if self.groups else group), self.row or row
 
 
 @dataclass(frozen=True)
@@ -30,7 +47,7 @@ class ExhibitColumn:
     """One number of each row: `metric` (by default `name`) times `scale`, which makes its unit.
 
     metric      a key of `serving.metrics.definitions`, or `quality`, short for its mean
-    relative    show the comparison with another row instead
+    relative    show the comparison with another cell instead
     """
 
     name: str
@@ -50,6 +67,15 @@ class ExhibitColumn:
     def metric_name(self) -> str:
         """The metric's full name."""
         return full_metric_name(self.metric or self.name)
+
+    @property
+    def comparisons(self) -> tuple[RelativeTo, ...]:
+        """Those that `relative` makes, in their order."""
+        found, step = [], self.relative
+        while step:
+            found.append(step)
+            step = step.then
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -193,10 +219,23 @@ class Exhibit:
         for place, name in self._referenced_columns():
             if name not in names:
                 raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(repr, names))}")
+        for number, column in enumerate(self.columns):
+            for step in column.comparisons:
+                if step.column and step.column not in names[:number]:
+                    raise ValueError(
+                        f"exhibit.columns: {column.name!r} is compared with {step.column!r}; put it behind that column"
+                    )
 
     def column(self, metric: str) -> ExhibitColumn:
         """The column of this name, or one for a metric without a column."""
         return next((column for column in self.columns if column.name == metric), ExhibitColumn(metric))
+
+    def comparisons(self, column: ExhibitColumn) -> Iterator[RelativeTo]:
+        """Yields the comparisons of a column, and of the columns that it is compared with."""
+        for step in column.comparisons:
+            yield step
+            if step.column:
+                yield from self.comparisons(self.column(step.column))
 
     def reported_rows(self) -> dict[tuple[str, str], Mapping[str, float | str]]:
         """The reported values by (group, row); the group is "" without groups."""
@@ -211,6 +250,8 @@ class Exhibit:
                     f"exhibit.reported: {row!r} is {values!r}; column names with their values are wanted"
                 )
             yield from ((f"exhibit.reported of {row!r}", name) for name in values)
+        for column in self.columns:
+            yield from ((f"exhibit.columns, {column.name!r}", one.column) for one in column.comparisons if one.column)
         if self.order:
             yield "exhibit.order", self.order.column
         if self.figure:

@@ -214,6 +214,10 @@ def _check_rows(exhibit: Exhibit, places: Sequence[RowKey]) -> None:
     for where, label in _referenced_rows(exhibit):
         if label not in labels:
             raise _unknown_row_error(where, label, rows)
+    for column in exhibit.columns:
+        for group in (one for step in column.comparisons for pair in step.groups.items() for one in pair):
+            if group not in groups:
+                raise ConfigError(f"exhibit.columns, {column.name!r}: no group {group!r}; there are {sorted(groups)}.")
     for claim in exhibit.claims:
         if claim.group and claim.group not in groups:
             raise ConfigError(
@@ -229,8 +233,7 @@ def _referenced_rows(exhibit: Exhibit) -> Iterator[tuple[str, str]]:
             (f"exhibit.claims, {claim.statement!r}", row) for row in (claim.row, claim.baseline) if row is not None
         )
     for column in exhibit.columns:
-        if column.relative:
-            yield f"exhibit.columns, {column.name!r}", column.relative.row
+        yield from ((f"exhibit.columns, {column.name!r}", one.row) for one in column.comparisons if one.row)
 
 
 def _unknown_row_error(where: str, label: str, rows: set[tuple[str, str]]) -> ConfigError:

@@ -61,12 +61,14 @@ class Basis:
     """What one result rests on.
 
     metrics        column -> the metric that it shows
+    compared       column -> the columns that it is compared with
     has_roofline   True if a chip model with known errors times it
     unmeasured     True if its cloud's chip has no measured batch
     declared_unmeasured   groups that its exhibit declares so
     """
 
     metrics: Mapping[str, str]
+    compared: Mapping[str, Sequence[str]]
     has_roofline: bool
     unmeasured: bool
     declared_unmeasured: tuple[str, ...]
@@ -81,8 +83,10 @@ class Basis:
         testbeds = [node for name, node in hardware.items() if not name.startswith(_CHIP)]
         chosen = {fleet.get("timing") for node in nodes.values() for fleet in _fleets(node.get("hardware"))}
         fitted = _chips_on_coefficients(testbeds) if "roofline" not in chosen else set()
+        columns = list(_columns(nodes))
         return cls(
-            _metrics(nodes),
+            {one["name"]: ExhibitColumn(one["name"], one.get("metric", "")).metric_name for one in columns},
+            {one["name"]: list(_compared_columns(one)) for one in columns},
             any(chip.get("software") and name not in fitted for name, chip in chips.items()),
             not any(_has_measured_batches(chips, bed.get("cloud")) for bed in testbeds),
             tuple(result.exhibit.get("unmeasured_batches", ())),
@@ -93,8 +97,13 @@ class Basis:
         """True if a claim's metric depends on the clock, and its group is timed by a chip model."""
         groups = self.declared.clock_groups
         is_timed = self.has_roofline if groups is None else node.get("group", "") in groups
-        metric = self.metrics.get(node["metric"]) or full_metric_name(node["metric"])
-        return is_timed and definitions.rests_on_clock(metric)
+        return is_timed and self._metric_rests_on_clock(node["metric"])
+
+    def _metric_rests_on_clock(self, column: str) -> bool:
+        metric = self.metrics.get(column) or full_metric_name(column)
+        return definitions.rests_on_clock(metric) or any(
+            map(self._metric_rests_on_clock, self.compared.get(column, ()))
+        )
 
     def lacks_batches(self, node: Mapping[str, Any]) -> bool:
         """True if a claim says what a cloud carries whose chip was never measured with batches."""
@@ -109,11 +118,19 @@ def _nodes(result: KeptResult) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield name, node
 
 
-def _metrics(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Column -> metric, as the composed files declare the exhibit."""
+def _columns(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The exhibit's columns, as the composed files declare them."""
     declared = (node[sources.EXHIBIT] for node in nodes.values() if node.get(sources.EXHIBIT))
-    columns = (column for exhibit in declared for column in exhibit.get("columns", ()))
-    return {one["name"]: ExhibitColumn(one["name"], one.get("metric", "")).metric_name for one in columns}
+    return (column for exhibit in declared for column in exhibit.get("columns", ()))
+
+
+def _compared_columns(column: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the columns that a column is compared with."""
+    step = column.get("relative")
+    while step:
+        if name := step.get("column"):
+            yield name
+        step = step.get("then")
 
 
 def _fleets(testbed: Any) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ An exhibit of one run, whose table is arithmetic on the clock, leaves table_draw
 """
 
 import json
+import operator
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.report.estimate import Estimate
 from pipeline.report.exhibit.claims import claim_status
 from pipeline.report.exhibit.jobs import choices_of, row_key
 from pipeline.report.exhibit.render import ExhibitOutput
-from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn
+from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, RelativeTo
 from pipeline.report.exhibit.stage import read_rows
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
@@ -196,24 +197,31 @@ def _node(claim: Claim, group: str) -> dict[str, Any]:
 def _differences(exhibit: Exhibit, claim: Claim, group: str, series: Mapping[tuple[str, str], Series]) -> list[float]:
     """The claim's difference in every draw; empty if a row or the metric is missing."""
     column = exhibit.column(claim.metric)
-    own = _values(column, group, claim.row, series)
+    own = _values(exhibit, column, (group, claim.row), series)
     if claim.baseline is None:
         assert claim.value is not None
         return [value - claim.value for value in own]
-    other = _values(column, group, claim.baseline, series)
+    other = _values(exhibit, column, (group, claim.baseline), series)
     return [mine - its for mine, its in zip(own, other, strict=True)] if own and other else []
 
 
-def _values(column: ExhibitColumn, group: str, row: str, series: Mapping[tuple[str, str], Series]) -> list[float]:
+def _values(
+    exhibit: Exhibit, column: ExhibitColumn, place: tuple[str, str], series: Mapping[tuple[str, str], Series]
+) -> list[float]:
     """The column's value of a row in every draw, in its unit and relative where the column is; empty where it cannot
     be in one.
     """
-    own = series.get((group, row), {}).get(column.metric_name, ())
-    if column.relative is None:
-        return [column.scale * value for value in own]
-    other = series.get((group, column.relative.row), {}).get(column.metric_name, ())
-    if len(own) != len(other):
-        return []
-    if column.relative.comparison == "ratio":
-        return [column.scale * mine / its for mine, its in zip(own, other, strict=True)] if all(other) else []
-    return [column.scale * (mine - its) for mine, its in zip(own, other, strict=True)]
+
+    def compared(column: ExhibitColumn, place: tuple[str, str], steps: Sequence[RelativeTo]) -> Sequence[float]:
+        if not steps:
+            return series.get(place, {}).get(column.metric_name, ())
+        *earlier, last = steps
+        own = compared(column, place, earlier)
+        than = exhibit.column(last.column) if last.column else column
+        other = compared(than, last.place(*place), than.comparisons if last.column else earlier)
+        if len(own) != len(other) or (last.comparison == "ratio" and not all(other)):
+            return ()
+        compare = operator.truediv if last.comparison == "ratio" else operator.sub
+        return list(map(compare, own, other))
+
+    return [column.scale * value for value in compared(column, place, column.comparisons)]

@@ -75,6 +75,61 @@ def test_a_claim_on_a_column_relative_to_a_hypothetical_row_is_not_evaluated():
     ]  # fmt: skip
 
 
+def load(**columns: RelativeTo | None) -> RenderedExhibit:
+    """Busy shares of a strong and a weak tier, in two seeds, of systems a and b under a light and a heavy load."""
+    shares = {("light", "a"): (10, 20), ("heavy", "a"): (40, 50), ("light", "b"): (10, 40), ("heavy", "b"): (30, 50)}
+    rows = [
+        ExhibitRow(group, row, {name: Estimate({"0": value, "3": 2 * value}) for name, value in
+                                zip(("strong", "weak"), found, strict=True)})
+        for (group, row), found in shares.items()
+    ]  # fmt: skip
+    shown = (ExhibitColumn("weak, %", "weak", 100), ExhibitColumn("strong"))
+    made = tuple(ExhibitColumn(name, "strong", relative=relative) for name, relative in columns.items())
+    return RenderedExhibit.with_reported_rows(Exhibit("t", (*shown, *made)), rows)
+
+
+GROWTH = {"groups": {"heavy": "light"}, "comparison": "difference"}
+
+
+@pytest.mark.parametrize(
+    ("relative", "place", "expected"),
+    [
+        (RelativeTo(column="weak, %"), ("heavy", "a"), {"0": 0.8, "3": 0.8}),
+        (RelativeTo("b", "difference", column="weak, %"), ("heavy", "a"), {"0": -10, "3": -20}),
+        (RelativeTo(**GROWTH), ("heavy", "a"), {"0": 30, "3": 60}),
+        (RelativeTo(**GROWTH), ("light", "a"), None),
+        (RelativeTo(**GROWTH, then=RelativeTo("b")), ("heavy", "a"), {"0": 1.5, "3": 1.5}),
+        (RelativeTo(**GROWTH, then=RelativeTo("b")), ("light", "a"), None),
+        (RelativeTo(**GROWTH, then=RelativeTo(column="strong")), ("heavy", "b"), {"0": 2 / 3, "3": 2 / 3}),
+    ],
+)
+def test_a_column_is_relative_to_another_column_or_group_or_to_both(relative, place, expected):
+    """Neither side has its scale: a share of 40 is 0.8 of one of 50, though the other column shows 5,000 %."""
+    view = load(compared=relative)
+    cell = view.measured_cell(view.row(*place), view.exhibit.column("compared"))
+    assert (cell and dict(cell.values)) == (expected and pytest.approx(expected))
+
+
+def test_a_relative_column_can_be_compared_with():
+    """a's 40 and 80 over b's share of the strong tier in the weak one's, 0.6 in both seeds."""
+    view = load(first=RelativeTo(column="weak, %"), second=RelativeTo("b", column="first"))
+    cell = view.measured_cell(view.row("heavy", "a"), view.exhibit.column("second"))
+    assert cell.value == pytest.approx((40 + 80) / 2 / (30 / 50))
+
+
+def test_a_claim_is_not_evaluated_where_a_compared_group_is_hypothetical():
+    columns = (ExhibitColumn("q"), ExhibitColumn("growth", "q", relative=RelativeTo(**GROWTH, then=RelativeTo("b"))))
+    claim = Claim("it grows", "a", "growth", "above", value=0.0, group="heavy")
+    for unlike in (("light", "a"), ("heavy", "b"), ("light", "b"), None):
+        rows = [
+            ExhibitRow(group, row, {"q": GOOD}, hypothetical="of unlike pairs" if (group, row) == unlike else "")
+            for group in ("light", "heavy")
+            for row in "ab"
+        ]
+        (found,) = evaluate_claims(RenderedExhibit(Exhibit("t", columns, claims=(claim,)), rows))
+        assert (found.basis == f"{unlike and unlike[1]!r} is hypothetical") is bool(unlike)
+
+
 @pytest.mark.parametrize("than", ["b", "c"])
 def test_a_row_without_a_number_decides_nothing(than):
     (found,) = evaluate_claims(shown(Claim("so", "a", "q", "above", baseline=than), a=GOOD, b=None))

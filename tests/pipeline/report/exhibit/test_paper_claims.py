@@ -37,6 +37,13 @@ def sides(claim):
     return claim["row"], claim.get("baseline")
 
 
+def last_comparison(column):
+    step = column["relative"]
+    while step.get("then"):
+        step = step["then"]
+    return step.get("comparison", "ratio")
+
+
 def wrong(problems):
     """The problems of all exhibits, each after its exhibit's name; `problems(name)` yields those of one."""
     return [f"{name}: {problem}" for name in EXHIBITS for problem in problems(name)]
@@ -105,7 +112,7 @@ def test_a_ratio_is_met_within_a_quarter_of_its_effect():
         for claim in REPORTED[name]:
             column = columns.get(claim["metric"], {})
             if claim["relation"] == "equal" and column.get("relative") and not RANGE.search(claim["statement"]):
-                neutral = 0 if column["relative"].get("comparison") == "difference" else column.get("scale", 1)
+                neutral = 0 if last_comparison(column) == "difference" else column.get("scale", 1)
                 effect = max(abs(claim["value"] - neutral), abs(claim["value"]))
                 if claim["margin"] > effect / 4 * 1.06 + 0.01 * neutral:
                     yield f"margin {claim['margin']} of an effect of {effect}: {claim['statement']}"

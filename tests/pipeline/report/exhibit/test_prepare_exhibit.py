@@ -57,6 +57,16 @@ def asked(
             "relative: {row: clod}",
             "exhibit.columns, 'cost vs cloud': no job is the row 'clod'",
         ),
+        (
+            "relative: {row: cloud}",
+            "relative: {row: cloud, then: {row: clod}}",
+            "exhibit.columns, 'cost vs cloud': no job is the row 'clod'",
+        ),
+        (
+            "relative: {row: cloud}",
+            "relative: {groups: {small: large}}",
+            "exhibit.columns, 'cost vs cloud': no group 'large'; there are ['small']",
+        ),
         ("relation: below}", "relation: below, group: large}", "no group 'large'; there are ['small']"),
         ('"{variant}"', '"{varant}"', "nothing is chosen by the name 'varant'. The sweep chooses variant, pair, train"),
         (", pool_over: training.seed", "", "jobs 0 and 1 are both the row 'cloud'. Name what sets them apart"),

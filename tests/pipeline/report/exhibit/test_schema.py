@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.rows import fill_template, parse_override, template_fields
-from pipeline.report.exhibit.schema import Claim, ExhibitColumn, ExhibitFigure, RowTemplate
+from pipeline.report.exhibit.schema import Claim, ExhibitColumn, ExhibitFigure, RelativeTo, RowTemplate
 
 QUALITY = (ExhibitColumn("quality"),)
 
@@ -14,6 +14,15 @@ QUALITY = (ExhibitColumn("quality"),)
     [
         (lambda: ExhibitColumn(" ", "x"), "the column of metric 'x' has no name"),
         (lambda: ExhibitColumn("TBT", scale=0), "the scale of 'TBT' is 0"),
+        (lambda: RelativeTo(), "`relative` needs a `row`, `groups` or a `column`"),
+        (
+            lambda: Exhibit("t", (ExhibitColumn("a", relative=RelativeTo(column="b")), ExhibitColumn("b"))),
+            "'a' is compared with 'b'; put it behind that column",
+        ),
+        (
+            lambda: Exhibit("t", (ExhibitColumn("a", relative=RelativeTo("x", then=RelativeTo(column="b"))),)),
+            "exhibit.columns, 'a': there is no column 'b'",
+        ),
         (lambda: RowTemplate(""), "exhibit.rows.label is empty"),
         (lambda: RowTemplate("{policy}", pool_over="{seed}"), "it names one choice, without braces"),
         (lambda: Claim("so", "a", "quality", "above"), "'so' needs one of `baseline` (a row) and `value`"),

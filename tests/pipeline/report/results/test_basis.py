@@ -48,6 +48,22 @@ def test_a_column_stands_for_its_metric():
     assert not off.rests_on_clock({"metric": "quality"})
 
 
+def test_a_column_rests_on_what_it_is_compared_with(monkeypatch):
+    """Quality knows no clock, and quality a second does."""
+    columns = [
+        {"name": "TBT", "metric": "latency/tbt_s/mean"},
+        {"name": "quality a second", "metric": "quality", "relative": {"column": "TBT"}},
+        {"name": "gain a second", "metric": "quality", "relative": {"groups": {"a": "b"}, "then": {"column": "TBT"}}},
+        {"name": "gain", "metric": "quality", "relative": {"groups": {"a": "b"}}},
+    ]
+    read = sources.read_named
+    own = {"experiment/synera/x": {sources.EXHIBIT: {"columns": columns}}}
+    monkeypatch.setattr(sources, "read_named", lambda name: own.get(name) or read(name))
+    found = basis(*SYNERA, "experiment/synera/x")
+    on_clock = [column["name"] for column in columns if found.rests_on_clock({"metric": column["name"]})]
+    assert on_clock == ["TBT", "quality a second", "gain a second"]
+
+
 def test_coefficients_that_a_testbed_chooses_are_no_chip_model():
     """WISP's testbed times its A100 by Table 12; another chip, or timing=roofline in an experiment, does not."""
     devices = {"metric": "8 tokens/s"}

@@ -105,6 +105,25 @@ def test_columns_relative_to_a_row_are_in_their_unit(tmp_path):
     assert shares_of(tmp_path / "results") == {"two seconds less": 0.5, "a quarter": 0.5}
 
 
+def test_columns_relative_to_columns_and_groups_are_drawn(tmp_path):
+    """a's growth from seed 0 to 1 is 2 and 1 s, b's 1 and 2 s; a's time is twice b's in one draw and as long in one."""
+    growth = RelativeTo(comparison="difference", groups={"1": "0"}, then=RelativeTo("b"))
+    columns = (
+        ExhibitColumn("TBT, ms", "latency/tbt_s/mean", 1000),
+        ExhibitColumn("growth of b's", "latency/tbt_s/mean", relative=growth),
+        ExhibitColumn("of b's in ms", "latency/tbt_s/mean", relative=RelativeTo("b", column="TBT, ms")),
+    )
+    claims = (
+        Claim("a grows faster", "a", "growth of b's", "above", value=1.0, group="1"),
+        Claim("a does not grow at first", "a", "growth of b's", "above", value=1.0, group="0"),
+        Claim("a takes longer", "a", "of b's in ms", "above", value=1.0, group="0"),
+    )
+    exhibit = replace(EXHIBIT, columns=columns, claims=claims, rows=RowTemplate("{policy}", group="{seed}"))
+    series = {("a", 0): [2.0, 2.0], ("a", 1): [4.0, 3.0], ("b", 0): [1.0, 2.0], ("b", 1): [2.0, 4.0]}
+    keep_draws(SweepExhibit(exhibit), "synera/x", sweep(tmp_path, series), tmp_path / "results")
+    assert shares_of(tmp_path / "results") == {"a grows faster": 0.5, "a takes longer": 0.5}
+
+
 def test_a_metric_that_a_seed_lacks_decides_no_claim(tmp_path):
     folder = sweep(tmp_path, {("a", 0): [1.0], ("a", 1): [1.0], ("b", 0): [2.0]})
     (tmp_path / "artifacts" / "1" / DRAWS_FILE).write_text(json.dumps({"another metric": [1.0]}))
