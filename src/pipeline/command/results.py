@@ -8,11 +8,12 @@ from pipeline.artifacts import fingerprint
 from pipeline.config import sources
 from pipeline.config.arguments import WHEEL_CONF, conf_dir
 from pipeline.errors import UserError
-from pipeline.report.results import claims_page, kept, kept_draws, pages, verdicts
+from pipeline.report.results import claims_page, evaluated, kept, kept_draws, pages, verdicts
 
 USAGE = """\
 python -m pipeline results list             what is kept, and what has changed since: conf/, the rule of draws
 python -m pipeline results keep FOLDER ...  keep the exhibits of finished sweeps or runs below docs/results
+python -m pipeline results evaluate NAME .. columns and claims that an experiment has got since, from its kept rows
 python -m pipeline results draws FOLDER ... keep how often the claims hold in sweeps with +draws=clock
 python -m pipeline results write            write docs/claims.md and the marked tables of docs
 python -m pipeline results check            name every page that `write` would change, and draws of a former rule"""
@@ -21,10 +22,10 @@ python -m pipeline results check            name every page that `write` would c
 def main(argv: Sequence[str]) -> int:
     """Runs one of the commands. Raises UserError."""
     commands: Mapping[str, Callable[[Sequence[str]], int]] = {
-        "list": _list, "keep": _keep, "draws": _keep_draws, "write": _write, "check": _check
+        "list": _list, "keep": _keep, "evaluate": _evaluate, "draws": _keep_draws, "write": _write, "check": _check
     }  # fmt: skip
     name, words = (argv[0], argv[1:]) if argv else ("", ())
-    if name not in commands or (words and name not in ("keep", "draws")):
+    if name not in commands or (words and name not in ("keep", "evaluate", "draws")):
         raise UserError(f"results: {' '.join(argv) or 'nothing'} was asked for; there are\n{USAGE}")
     if name != "list" and conf_dir() == WHEEL_CONF:
         raise UserError(
@@ -51,6 +52,16 @@ def _keep(words: Sequence[str]) -> int:
         raise UserError("results keep: name the folders of finished sweeps or runs, such as outputs/sweeps/DATE/TIME.")
     for word in words:
         print(kept.keep(Path(word).absolute(), kept.results_folder()))
+    return 0
+
+
+def _evaluate(words: Sequence[str]) -> int:
+    results = _kept()
+    if not words or not set(words) <= set(results):
+        raise UserError(f"results evaluate: name experiments that have a kept result: {', '.join(results)}.")
+    for word in words:
+        exhibit, places = kept.drawn_exhibit(word).exhibit, kept.written_places(word)
+        print(evaluated.evaluate(results[word], exhibit, places).write(kept.results_folder()))
     return 0
 
 

@@ -146,8 +146,8 @@ def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: 
     """Writes exhibit.json and exhibit.csv; their paths."""
     node = {
         "title": shown.exhibit.title,
-        "rows": [_row_json(shown, row) for row in shown.rows],
-        "claims": [_claim_json(result) for result in results],
+        "rows": [row_json(shown, row) for row in shown.rows],
+        "claims": [claim_json(result) for result in results],
         "deviations": list(shown.exhibit.deviations),
         "assumptions": list(shown.exhibit.assumptions),
         "unmeasured_batches": list(shown.exhibit.unmeasured_batches),
@@ -169,7 +169,8 @@ def exhibit_metrics(shown: RenderedExhibit, results: Sequence[ClaimResult]) -> d
     return found
 
 
-def _row_json(shown: RenderedExhibit, row: ExhibitRow) -> dict[str, Any]:
+def row_json(shown: RenderedExhibit, row: ExhibitRow) -> dict[str, Any]:
+    """A row as exhibit.json says it."""
     columns = {
         column.name: {
             "reported": shown.reported_value(row, column.name),
@@ -191,7 +192,8 @@ def _cell_json(cell: Cell) -> Any:
     return {"value": cell.value, **bounds, "by_replicate": dict(cell.values)}
 
 
-def _claim_json(result: ClaimResult) -> dict[str, Any]:
+def claim_json(result: ClaimResult) -> dict[str, Any]:
+    """A claim in one group as exhibit.json says it."""
     low, high = result.bounds or (None, None)
     claim, difference = result.claim, result.difference
     return {

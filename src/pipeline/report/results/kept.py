@@ -19,6 +19,7 @@ from pipeline.errors import UserError
 from pipeline.report import job_result
 from pipeline.report.choices import split_override
 from pipeline.report.comparison import ComparisonRow
+from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key
 from pipeline.report.exhibit.rows import parse_override
 from pipeline.report.exhibit.sweep import SweepExhibit, build_exhibit, job_overrides, prepare_exhibit
 from pipeline.report.job_result import JobResult
@@ -118,6 +119,15 @@ def prepared_exhibit(experiment: str) -> SweepExhibit:
     if exhibit is None:
         raise KeptResultError(f"+experiment={experiment} is no sweep with an exhibit.")
     return exhibit
+
+
+def written_places(experiment: str) -> set[RowKey]:
+    """The groups, rows and seeds of a sweep as conf/ writes it; none for a search, a run and rows that tables name."""
+    with _composed(experiment) as config:
+        found, words = prepare_exhibit(config), job_overrides(config, [])
+    if found is None or found.exhibit.rows is None or found.exhibit.rows.from_table:
+        return set()
+    return {row_key(found.exhibit.rows, choices_of(job, found.base_choices)) for job in words}
 
 
 def drawn_exhibit(experiment: str) -> SweepExhibit:
