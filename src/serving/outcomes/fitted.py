@@ -28,8 +28,8 @@ from serving.workload.workload import WorkloadRequest
 
 @dataclass(frozen=True)
 class PromptLengths:
-    """A log-normal distribution of prompt lengths, by mean and standard deviation in tokens. From the values of HAT's
-    Table 3 its P90 follows, too. Raises ValueError for values that are not above 0.
+    """A log-normal distribution of prompt lengths, by mean and standard deviation in tokens. Raises ValueError for
+    values that are not above 0.
     """
 
     mean: float
