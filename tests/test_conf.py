@@ -183,6 +183,15 @@ def test_the_embedded_pairs_share_a_cloud_model_and_differ_in_their_device_model
     assert hidden[-1] < family[0]["cloud_model"]["architecture"]["hidden_size"]
 
 
+@pytest.mark.parametrize(
+    ("words", "k"),
+    [((), 10.0), (("policy.offload.k=20",), 20), (("policy/offload=confidence", "policy.offload.k=20"), 20),
+     (("policy=edgefm",), 10.0), (("policy=sled", "policy/lookahead=synera"), 10.0)],
+)  # fmt: skip
+def test_thresholds_are_profiled_with_the_steepness_that_is_served(words: tuple[str, ...], k: float) -> None:
+    assert composed(*words)["stages"]["thresholds"]["k"] == k
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_names_every_slot(name: str) -> None:
     assert [slot for slot in defaults_of(name) if not slot.startswith("/")] == SLOTS

@@ -38,16 +38,27 @@ class Thresholds:
 
     @property
     def note(self) -> str | None:
-        """What a report must say of a profile without an accepted chunk; None if there is nothing to say."""
-        if self.num_fully_accepted != 0:
-            return None
+        """What a report must say of a profile of which no chunk was accepted, or every one; None: nothing."""
+        num_drafts = len(self.confidence)
+        if self.num_fully_accepted == 0:
+            return self._remark(
+                f"not one of {num_drafts} drafts was",
+                f"c_th is {self.c_th:g} and tells no good draft from a bad one, and drafts cost more than they save. Take a "
+                "device model that agrees with the cloud's more often, train it longer, profile more prompts "
+                "(workload.profiling.num_prompts), or compare with policy=cloud_centric",
+            )
+        if self.num_fully_accepted == num_drafts:
+            return self._remark(
+                f"all {num_drafts} drafts were",
+                f"c_th is {self.c_th:g} and rests on no bad draft, and with calibration=share it rises until the budget is "
+                "sent. Profile more prompts (workload.profiling.num_prompts), or compare with policy=edge_centric",
+            )
+        return None
+
+    def _remark(self, accepted: str, follows: str) -> str:
         pair, data = self.made_from.get("pair", "this pair"), self.made_from.get("data", "unknown prompts")
-        return (
-            f"while Synera was profiled, not one of {len(self.confidence)} drafts was accepted as a whole "
-            f"(alpha {self.alpha:.2f}; {pair}, {data}): c_th is {self.c_th:g} and tells no good draft from a bad one, "
-            "and drafts cost more than they save. Take a device model that agrees with the cloud's more often, train "
-            "it longer, profile more prompts (workload.profiling.num_prompts), or compare with policy=cloud_centric"
-        )
+        profile = f"alpha {self.alpha:.2f}; {pair}, {data}"
+        return f"while Synera was profiled, {accepted} accepted as a whole ({profile}): {follows}"
 
     @property
     def best_importance(self) -> str:

@@ -18,6 +18,16 @@ def test_saved_thresholds_are_loaded(tmp_path: Path) -> None:
     assert load(tmp_path) == MADE
 
 
+@pytest.mark.parametrize(
+    ("accepted", "said"),
+    [(0, "not one of 2 drafts was accepted as a whole (alpha 0.70; a + b"), (1, None), (None, None),
+     (2, "all 2 drafts were accepted as a whole (alpha 0.70; a + b, unknown prompts): c_th is 0.8 and rests on no bad")],
+)  # fmt: skip
+def test_a_profile_with_one_kind_of_draft_is_noted(accepted: int | None, said: str | None) -> None:
+    note = replace(MADE, num_fully_accepted=accepted).note
+    assert note is None if said is None else said in str(note)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"c_th": 0.5}', '{"c_th": null, "alpha": 1}'])
 def test_a_damaged_thresholds_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)

@@ -41,8 +41,16 @@ def parted(chunks: list[DraftDecision], c_th: float) -> float:
     return sum(through[0]) / len(through[0]) - sum(through[1]) / len(through[1])
 
 
-def test_without_both_kinds_of_chunks_the_best_cutoff_is_1() -> None:
-    assert best_threshold([chunk(4)], 10.0) == best_threshold([chunk(1)], 10.0) == 1.0
+def test_without_an_accepted_chunk_the_best_cutoff_keeps_none_on_the_device() -> None:
+    c_th = best_threshold([chunk(1)], 10.0)
+    assert [p_confidence(c, c_th, 10.0) for c in (0.1, 0.95)] == [1.0, 1.0]
+
+
+def test_where_every_chunk_was_accepted_the_best_cutoff_keeps_confident_ones_on_the_device() -> None:
+    c_th = best_threshold([chunk(4, 0.9), chunk(4, 0.3)], 10.0)
+    sent = [p_confidence(c, c_th, 10.0) for c in (0.1, 0.95)]
+    assert sent[0] > 0.95
+    assert sent[1] < 0.05
 
 
 def test_the_best_cutoff_is_no_worse_than_any_other() -> None:
