@@ -43,15 +43,16 @@ class Thresholds:
         if self.num_fully_accepted == 0:
             return self._remark(
                 f"not one of {num_drafts} drafts was",
-                f"c_th is {self.c_th:g} and tells no good draft from a bad one, and drafts cost more than they save. Take a "
-                "device model that agrees with the cloud's more often, train it longer, profile more prompts "
+                f"c_th is {self.c_th:g} and tells no good draft from a bad one, and drafts cost more than they save. "
+                "Take a device model that agrees with the cloud's more often, train it longer, profile more prompts "
                 "(workload.profiling.num_prompts), or compare with policy=cloud_centric",
             )
         if self.num_fully_accepted == num_drafts:
             return self._remark(
                 f"all {num_drafts} drafts were",
-                f"c_th is {self.c_th:g} and rests on no bad draft, and with calibration=share it rises until the budget is "
-                "sent. Profile more prompts (workload.profiling.num_prompts), or compare with policy=edge_centric",
+                f"c_th is {self.c_th:g} and rests on no bad draft, and with calibration=share it rises until the "
+                "budget is sent. Profile more prompts (workload.profiling.num_prompts), or compare with "
+                "policy=edge_centric",
             )
         return None
 

@@ -87,8 +87,8 @@ def quantile_threshold(decisions: Sequence[DraftDecision], quantile: float) -> f
 def best_threshold(decisions: Sequence[DraftDecision], k: float) -> float:
     """c_th at which P_conf best separates drafts that are not fully accepted from those that are (Synera, section 4.2).
 
-    It has the largest difference of the mean P_conf of both kinds. Without a draft that was fully accepted it is 1, which
-    keeps none on the device; where all were, it is 0, which keeps confident ones there.
+    It has the largest difference of the mean P_conf of both kinds. Without a draft that was fully accepted it is 1,
+    which keeps none on the device; where all were, it is 0, which keeps confident ones there.
     """
     right = [mean_score(c, "confidence") for c in decisions if c.accepted == len(c.tokens)]
     wrong = [mean_score(c, "confidence") for c in decisions if c.accepted != len(c.tokens)]

@@ -21,7 +21,7 @@ def test_saved_thresholds_are_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("accepted", "said"),
     [(0, "not one of 2 drafts was accepted as a whole (alpha 0.70; a + b"), (1, None), (None, None),
-     (2, "all 2 drafts were accepted as a whole (alpha 0.70; a + b, unknown prompts): c_th is 0.8 and rests on no bad")],
+     (2, "all 2 drafts were accepted as a whole (alpha 0.70; a + b, unknown prompts): c_th is 0.8 and rests")],
 )  # fmt: skip
 def test_a_profile_with_one_kind_of_draft_is_noted(accepted: int | None, said: str | None) -> None:
     note = replace(MADE, num_fully_accepted=accepted).note

@@ -1,7 +1,8 @@
 """Columns and claims that an exhibit has got since its result was kept, from the rows of the kept result.
 
 A kept row has the value of each column by seed, and neither requests nor resamples. What is new is decided by its seeds
-alone (Student's t); what was kept stays as it was. `python -m pipeline results evaluate EXPERIMENT` writes it.
+alone (Student's t). What was kept stays: a difference of which another number or margin is asked keeps its interval.
+`python -m pipeline results evaluate EXPERIMENT` writes it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -10,11 +11,11 @@ from typing import Any
 
 from pipeline.config import sources
 from pipeline.report.estimate import Estimate
-from pipeline.report.exhibit.claims import evaluate_claims
+from pipeline.report.exhibit.claims import claim_status, evaluate_claims
 from pipeline.report.exhibit.jobs import RowKey
 from pipeline.report.exhibit.render import claim_json, row_json
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
-from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn
+from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn
 from pipeline.report.results.kept import KeptResult, KeptResultError
 from pipeline.report.statistics import MeanError
 
@@ -94,26 +95,38 @@ def _row_with_columns(shown: RenderedExhibit, row: ExhibitRow, before: Mapping[s
     return {**found, **{key: value for key, value in before.items() if key != "columns"}}
 
 
-_ASKED = ("group", "row", "baseline", "metric", "relation", "margin", "value")
-_MEASURED = ("status", "difference", "low", "high", "standard_error", "basis")
+_COMPARED = ("group", "row", "baseline", "metric")
+_BOUNDS = ("difference", "low", "high")
 
 
 def _claims(result: KeptResult, shown: RenderedExhibit) -> list[dict[str, Any]]:
-    """Every claim of today in its groups: as it was kept if it asked the same, else by the seeds of the kept rows."""
-    before = {_asked(node): node for node in result.exhibit.get("claims", ())}
+    """Every claim of today in its groups: by the kept difference if there is one, else by the seeds of the kept rows."""
+    before: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for node in result.exhibit.get("claims", ()):
+        before.setdefault(_compared(node), []).append(node)
     known = {name for row in result.exhibit["rows"] for name in row["columns"]}
     found = []
-    for node in map(claim_json, evaluate_claims(shown)):
-        kept = before.get(_asked(node))
-        if kept is None and node["metric"] not in known and shown.exhibit.column(node["metric"]).relative is None:
+    for evaluated in evaluate_claims(shown):
+        node = claim_json(evaluated)
+        same = sorted(before.get(_compared(node), ()), key=lambda one: one.get("value") != node["value"])
+        if not same and node["metric"] not in known and shown.exhibit.column(node["metric"]).relative is None:
             raise KeptResultError(
                 f"{result.experiment}: no kept column is {node['metric']!r}, which the claim {node['statement']!r} "
                 f"needs. Run it again: `{result.command}`."
             )
-        found.append(node if kept is None else {**node, **{key: kept.get(key) for key in _MEASURED}})
+        found.append({**node, **_moved(same[0], evaluated.claim)} if same else node)
     return found
 
 
-def _asked(node: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a claim asks, without its words."""
-    return tuple(str(node.get(key) or "") for key in _ASKED)
+def _compared(node: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a claim compares; what it asks of the difference is left out."""
+    return tuple(str(node.get(key) or "") for key in _COMPARED)
+
+
+def _moved(kept: Mapping[str, Any], claim: Claim) -> dict[str, Any]:
+    """What was measured of the same comparison. For another number its bounds move, for another margin its status."""
+    same = {key: kept.get(key) for key in ("status", "standard_error", "basis", *_BOUNDS)}
+    if kept.get("low") is None:
+        return same
+    bounds = {key: kept[key] + (kept.get("value") or 0.0) - (claim.value or 0.0) for key in _BOUNDS}
+    return {**same, **bounds, "status": claim_status(claim, bounds["low"], bounds["high"])}

@@ -72,6 +72,21 @@ def test_a_new_column_and_its_claim_are_of_the_seeds_of_the_kept_rows():
     assert claim["difference"] == pytest.approx(0.01667, abs=1e-4)
 
 
+def test_a_kept_difference_keeps_its_interval_for_another_margin_and_number():
+    """Its bounds are -12 and -6 for the number 0."""
+    kept = [{**node, "baseline": None, "value": 30.0} for node in KEPT_CLAIMS[:1]]
+    result = replace(RESULT, exhibit={**RESULT.exhibit, "claims": kept})
+    asked = [
+        Claim("21 within 3", "a", COLUMN.name, "equal", value=21.0, margin=3.5, group="4"),
+        Claim("21 within 2", "a", COLUMN.name, "equal", value=21.0, margin=2.0, group="4"),
+        Claim("below 30", "a", COLUMN.name, "below", value=30.0, group="4"),
+    ]
+    near, nearer, below = evaluate(result, exhibit(claims=asked), PLACES).exhibit["claims"]
+    assert [one["status"] for one in (near, nearer, below)] == ["holds", "inconclusive", "holds"]
+    assert (near["difference"], near["low"], near["high"], near["standard_error"]) == (0.0, -3.0, 3.0, 0.7)
+    assert (below["low"], below["high"]) == (-12.0, -6.0)
+
+
 def test_a_result_that_is_evaluated_twice_is_the_same(tmp_path):
     new = exhibit(GROWTH, claims=(FASTER, GROWS))
     once = evaluate(RESULT, new, PLACES)
