@@ -79,7 +79,7 @@ class ConstantScores:
 
     def score(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int, name: str) -> float:
         if predictor := self.predictors.get(name):
-            return predictor.score(i < num_accepted, uniform(draws.stream, prefix_len + i, "predicted"))
+            return predictor.score(i - num_accepted, uniform(draws.stream, prefix_len + i, "predicted"))
         return self.value
 
     def target_rank(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:  # noqa: ARG002
@@ -97,32 +97,42 @@ class ConstantScores:
 
 @dataclass(frozen=True)
 class StatedPredictor:
-    """A rejection predictor known only by its rates, such as a paper's: it passes the share `recall` of right drafts
-    and `false_alarm` of wrong ones.
+    """A rejection predictor known only by its rates, such as a paper's: it passes the share `recall` of right drafts,
+    `false_alarm` of first wrong ones, and `suffix_false_alarm` of those behind the first wrong one (None:
+    `false_alarm`, an assumption in the predictor's favour).
 
-    WISP's MLP: 0.8011 and 0.4250 (Table 4); with it 0.48 of Qwen3-0.6B's drafts are accepted (Table 5).
+    WISP's MLP: 0.8011 and 0.4250 (Table 4); with it 0.48 of Qwen3-0.6B's drafts are accepted (Table 5). Its training
+    and its rates leave suffix tokens out (section 4.1, appendix B).
     """
 
     recall: float = 0.8011
     false_alarm: float = 0.4250
     acceptance: float = 0.48
+    suffix_false_alarm: float | None = field(default=None, metadata={"omitted_at_default": True})
     threshold: ClassVar[float] = 0.5
     name: ClassVar[str] = ACCEPTANCE
     feature_kind: ClassVar[Literal["scores"]] = "scores"
     num_features: ClassVar[int] = len(LOGIT_SCORES)
 
     def __post_init__(self) -> None:
-        for name in ("recall", "false_alarm", "acceptance"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"predictor: {name} is {getattr(self, name)}; it is a share, 0 to 1")
+        for name in ("recall", "false_alarm", "acceptance", "suffix_false_alarm"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"predictor: {name} is {share}; it is a share, 0 to 1")
 
     @property
     def digest(self) -> str:
         return repr(self)
 
-    def score(self, right: bool, uniform: float) -> float:
-        """1 if the draft passes, else 0; `uniform` is a draw from [0, 1)."""
-        return float(uniform < (self.recall if right else self.false_alarm))
+    def score(self, behind_error: int, uniform: float) -> float:
+        """1 if the draft passes, else 0. `behind_error` is how far behind the first wrong draft it is, below 0 if it is
+        right; `uniform` is a draw from [0, 1).
+        """
+        if behind_error < 0:
+            return float(uniform < self.recall)
+        if behind_error > 0 and self.suffix_false_alarm is not None:
+            return float(uniform < self.suffix_false_alarm)
+        return float(uniform < self.false_alarm)
 
     def probability(self, features: Sequence[float]) -> NoReturn:  # noqa: ARG002
         raise ValueError(self._untrained_error)

@@ -134,6 +134,15 @@ def test_a_stated_predictor_errs_at_its_stated_rates() -> None:
     assert share == pytest.approx(expected_good / expected_sent, abs=0.03)
 
 
+def test_a_stated_predictor_judges_drafts_behind_the_first_wrong_one_at_a_rate_of_their_own() -> None:
+    """All drafts are wrong: the first is sent; behind it, if it passes, those are sent that pass at the third rate."""
+    outcomes = ConstantAcceptance(acceptance_rate=0.0, prompt_tokens=10)
+    for suffix, expected in ((0.0, 1.0), (0.5, 1.5), (None, 1.5), (0.6, 1.75)):
+        judge = StatedPredictor(recall=1.0, false_alarm=0.5, suffix_false_alarm=suffix)
+        _, drafts = served(outcomes, predicted(judge, k=40), n=120)
+        assert drafts == pytest.approx(expected, rel=0.04)
+
+
 def test_predictors_without_their_scores_are_refused() -> None:
     outcomes = ConstantAcceptance(acceptance_rate=0.8, prompt_tokens=10)
     queries = outcomes.make_queries(asked(2), Decoding(), 0)
@@ -143,6 +152,8 @@ def test_predictors_without_their_scores_are_refused() -> None:
         fit.fit_acceptance(trace(sessions=4), 0).open(queries, predicted(StatedPredictor()).policy, 0)
     with pytest.raises(ValueError, match=r"recall is 1\.2"):
         StatedPredictor(recall=1.2)
+    with pytest.raises(ValueError, match=r"suffix_false_alarm is -0\.1"):
+        StatedPredictor(suffix_false_alarm=-0.1)
 
 
 @pytest.mark.parametrize(("k", "limit", "longest"), [(4, 20, 4), (8, 3, 3)])
