@@ -100,7 +100,7 @@ _BOUNDS = ("difference", "low", "high")
 
 
 def _claims(result: KeptResult, shown: RenderedExhibit) -> list[dict[str, Any]]:
-    """Every claim of today in its groups: by the kept difference if there is one, else by the seeds of the kept rows."""
+    """Each claim of today in its groups: by the kept difference if there is one, else by the seeds of the kept rows."""
     before: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for node in result.exhibit.get("claims", ()):
         before.setdefault(_compared(node), []).append(node)
