@@ -54,7 +54,8 @@ Written by `python -m pipeline results write` from docs/results; do not edit.
   resamples, of seeds first, then of prompts; rows that served the same prompts are paired. Where several
   seeds differ, their part of it is Student's t, because the spread of three seeds may be small by chance.
 - **asked**: what ours must be to agree with the claim: `below`, `at most 0.2` beyond it, `within 0.1` of it. These
-  margins were fixed before the run, in conf/experiment.
+  margins follow one rule ([decisions.md](decisions.md)) and were fixed before the run, in conf/experiment. *Declared
+  later*: by the same rule, but when an earlier result of the experiment was known; its seeds may be the same.
 - **verdict**: *holds* or *does not hold* (with the side on which ours lies, where a number is claimed; an effect that
   is larger than claimed does not hold either) at p < {significance} after Holm's correction over all tests of this
   page. *Depends*: it holds in some groups and not in others. *Holds in part*: it holds in some, the others are
@@ -310,8 +311,12 @@ def _verdict(claim: PaperClaim) -> str:
     parts = sorted((tests for tests in found.values() if tests), key=len)
     if len(parts) > 1:
         by_group = "; ".join(_of_groups(claim, tests) for tests in parts)
-        return f"**{claim.verdict}**{_not_repeated(claim)}: {by_group}"
-    return f"**{claim.verdict}**{_why(claim, claim.tests)}{_not_repeated(claim)}"
+        return f"**{claim.verdict}**{_not_repeated(claim)}{_later(claim)}: {by_group}"
+    return f"**{claim.verdict}**{_why(claim, claim.tests)}{_not_repeated(claim)}{_later(claim)}"
+
+
+def _later(claim: PaperClaim) -> str:
+    return ", declared later" if any(test.is_later for test in claim.tests) else ""
 
 
 def _not_repeated(claim: PaperClaim) -> str:

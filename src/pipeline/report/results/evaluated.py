@@ -45,7 +45,8 @@ def evaluate(result: KeptResult, exhibit: Exhibit, places: Set[RowKey]) -> KeptR
     }  # fmt: skip
     claims = _claims(result, shown)
     digest = sources.exhibit_digest(list(result.files))
-    return replace(result, exhibit={**result.exhibit, **texts, "rows": rows, "claims": claims}, exhibit_digest=digest)
+    exhibit_of_today = {**result.exhibit, **texts, "rows": rows, "claims": claims}
+    return replace(result, exhibit=exhibit_of_today, exhibit_digest=digest).with_later_claims(result)
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> Iterator[RowKey]:

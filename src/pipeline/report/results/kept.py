@@ -7,7 +7,7 @@ configuration that it was composed of. `python -m pipeline results keep FOLDER` 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,9 @@ FORMAT = 1
 EXPERIMENT = "experiment"
 TRIAL = "trial"
 """Key of a trial's number, which a search adds to its jobs."""
+LATER = "declared_later"
+"""True at a claim that was declared when an earlier result of its experiment was known."""
+_ASKED = ("group", "row", "baseline", "metric", "relation", "margin", "value")
 _SIGNIFICANT_DIGITS = 6
 _EXHIBIT_FILE = "exhibit.json"
 
@@ -66,11 +69,27 @@ class KeptResult:
             found = ["the exhibit's columns, rows or claims have changed"]
         return found
 
+    def with_later_claims(self, before: "KeptResult | None") -> "KeptResult":
+        """The result with the mark LATER on each claim that an earlier result of the experiment does not ask."""
+        if before is None:
+            return self
+        known = {_asked(claim): claim.get(LATER, False) for claim in before.exhibit.get("claims", ())}
+        claims = [
+            {**claim, LATER: True} if known.get(_asked(claim), True) else claim
+            for claim in self.exhibit.get("claims", ())
+        ]
+        return replace(self, exhibit={**self.exhibit, "claims": claims})
+
     def write(self, folder: Path) -> Path:
         """One row, claim or file a line. Returns the path."""
         path = result_path(folder, self.experiment)
         fingerprint.write_atomic(path, _lines(_rounded(asdict(self))) + "\n")
         return path
+
+
+def _asked(claim: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a claim asks in its group, without its words."""
+    return tuple(str(claim.get(key) or "") for key in _ASKED)
 
 
 def results_folder() -> Path:
@@ -109,7 +128,9 @@ def keep(folder: Path, into: Path) -> Path:
     revisions = tuple(sorted({one.revision for one in jobs if one.revision}))
     date = datetime.fromtimestamp(max(path.stat().st_mtime for path in folder.rglob(job_result.JOB_FILE)), UTC)
     digest = sources.exhibit_digest(list(files))
-    return KeptResult(experiment, exhibit, files, digest, revisions, f"{date:%Y-%m-%d}", len(jobs)).write(into)
+    result = KeptResult(experiment, exhibit, files, digest, revisions, f"{date:%Y-%m-%d}", len(jobs))
+    before = next((one for one in read_results(into) if one.experiment == experiment), None)
+    return result.with_later_claims(before).write(into)
 
 
 def prepared_exhibit(experiment: str) -> SweepExhibit:

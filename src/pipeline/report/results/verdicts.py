@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pipeline.report.results.basis import Basis, Repeats
-from pipeline.report.results.kept import KeptResult
+from pipeline.report.results.kept import LATER, KeptResult
 from pipeline.report.statistics import MeanError, holm
 
 Verdict = Literal["holds", "holds in part", "depends", "undecided", "does not hold", "not run"]
@@ -34,6 +34,7 @@ class ClaimTest:
     clock_share    share of the clock's draws in which the claim holds; None if it was not drawn, or rests on no clock
     repeats        what could differ in another run, where there is one seed
     reason         why the test is undecided; empty if it is decided
+    is_later       True if it was declared when an earlier result of its experiment was known
     """
 
     group: str
@@ -46,6 +47,7 @@ class ClaimTest:
     clock_share: float | None = None
     reason: Reason = ""
     repeats: Repeats = "seeds"
+    is_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _test(result: KeptResult, node: Mapping[str, Any], evidence: _Evidence, basi
     share = evidence.share if on_clock else None
     return ClaimTest(
         node.get("group", ""), verdict, node.get("difference"), low, high, evidence.p_value, _num_seeds(result, node),
-        share, reason, basis.declared.repeats,
+        share, reason, basis.declared.repeats, bool(node.get(LATER)),
     )  # fmt: skip
 
 

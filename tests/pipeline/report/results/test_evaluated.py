@@ -9,7 +9,7 @@ from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.jobs import RowKey
 from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
 from pipeline.report.results.evaluated import evaluate
-from pipeline.report.results.kept import KeptResult, KeptResultError, read_results
+from pipeline.report.results.kept import LATER, KeptResult, KeptResultError, read_results
 
 FASTER = Claim("a is faster than b", "a", "TBT, ms", "below", baseline="b")
 COLUMN = ExhibitColumn("TBT, ms", "latency/tbt_s/mean", 1000)
@@ -94,6 +94,18 @@ def test_a_result_that_is_evaluated_twice_is_the_same(tmp_path):
     (read,) = read_results(tmp_path)
     path = evaluate(read, new, PLACES).write(tmp_path / "again")
     assert path.read_text() == (tmp_path / "hat" / "x.json").read_text()
+
+
+def test_what_is_asked_later_is_marked_for_good():
+    """Another wording asks the same; another margin, another group and another column do not."""
+    again = Claim("a needs less than b", "a", COLUMN.name, "below", baseline="b")
+    wider = replace(again, margin=1.0, group="9")
+    asked = exhibit(GROWTH, claims=(again, wider, GROWS))
+    found = evaluate(RESULT, asked, PLACES)
+    assert [claim.get(LATER, False) for claim in found.exhibit["claims"]] == [False, False, True, True]
+    twice = evaluate(found, asked, PLACES)
+    assert [claim.get(LATER, False) for claim in twice.exhibit["claims"]] == [False, False, True, True]
+    assert RESULT.with_later_claims(None) is RESULT
 
 
 def test_what_no_kept_column_shows_is_refused():
