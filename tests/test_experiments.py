@@ -224,6 +224,7 @@ LESS = {
     "wisp/fig7": FEW,
     "wisp/fig8": FEW,
     "wisp/table2": (*SHORT, "capacity_search.seeds=[0]", "capacity_search.answers=1"),
+    "wisp/table2_predictor": (*SHORT, "capacity_search.seeds=[0]", "capacity_search.answers=1"),
     "wisp/sensitivity": (*SHORT, "stages.capacity.search.seeds=[0]", "~stages.capacity.variants"),
     "wisp/embedded_pair": (*FEW[1:], "workload.profiling.num_prompts=24"),
     "wisp/table5": ("training.seed=0", "+variant/shared/model_pair=1b_13b"),
