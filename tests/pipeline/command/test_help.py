@@ -30,7 +30,7 @@ def test_every_group_shows_its_choices_in_one_line_each(group: str) -> None:
 
 
 def test_help_of_a_group_lists_its_subgroups() -> None:
-    assert "groups below: variant/hat/ablation, variant/hat/dataset, variant/hat/devices" in show_group(["variant/hat"])
+    assert "groups below: variant/hat/ablation, variant/hat/board, variant/hat/dataset" in show_group(["variant/hat"])
 
 
 @pytest.mark.parametrize(

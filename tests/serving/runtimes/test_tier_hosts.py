@@ -1,17 +1,20 @@
 """Each tier node as its own host over gRPC streams: serving, failure, restart, and cleanup."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serving.core.queued_request import Task
 from serving.deployment.model_loading import load_side
 from serving.deployment.queries import UNAVAILABLE_ENGINE
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.engines.models import ModelConfig, ModelPair
-from serving.messages import GenerationRequest
+from serving.messages import GenerationRequest, LoadReport
+from serving.policy.slots.dispatch import HypSched
 from serving.runtimes.host import NodeHost
 from serving.transport.security import Security
 from tests.support.fake_pair import LAYERS, own_text
@@ -144,11 +147,22 @@ def test_two_tiers_fail_at_once_and_start_again_in_either_order() -> None:
     run(scenario)
 
 
+@dataclass(frozen=True)
+class _OneEach(HypSched):
+    """nano-0 sends to nx-0, nano-1 to nx-1."""
+
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
+        names = [report.node for report in reports]
+        wanted = f"nx-{task.owner.rpartition('-')[2]}"
+        return wanted if wanted in names else names[0]
+
+
 def test_a_node_off_the_path_is_notified_that_the_session_ended() -> None:
     """From the device itself, which never asked there: nodes of earlier tiers, one of which is dead, did."""
 
     async def scenario() -> None:
-        async with host_group(base=tiered_setup(tiers(2, 2), devices=1), timeout_s=float("inf")) as hosts:
+        base = tiered_setup(tiers(2, 2), devices=1, override={"dispatch": _OneEach()})
+        async with host_group(base=base, timeout_s=float("inf")) as hosts:
             nodes, (device,) = await start_tiers(hosts)
             later = [nodes["nx-0"], nodes["nx-1"]]
             for party in later:
