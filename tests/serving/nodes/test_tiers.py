@@ -105,9 +105,9 @@ def test_sampled_text_over_tiers_is_the_unsplit_models(name: str) -> None:
 
 
 def test_every_node_runs_its_tiers_layers_and_gets_work() -> None:
-    """A node of the first tier computes for one task at a time, and so keeps one node of the next tier at work."""
-    tiered = tiered_setup(tiers(3, 3, 2))
-    run = TieredRun(tiered, queries(9, every_s=0.01)).run()
+    """Three devices have a task each under way at a time."""
+    tiered = tiered_setup(tiers(2, 3, 2), devices=3)
+    run = TieredRun(tiered, queries(9, devices=3, every_s=0.01)).run()
     spans = {hop.node: hop.span for hop in run.topology.hops}
     assert [(span.start_layer, span.end_layer) for span in spans.values()] == [(0, 3), (3, 6), (6, 8)]
     ran = {(node, c.work.span) for node, _, _, said in run.log.entries for c in said
