@@ -11,9 +11,8 @@ COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 PORT   ?= 5000
 ARGS   ?= +policy=synera hardware=jetson_orin
 # Bytecode is written, whatever the environment says: tests start many processes, which import the same files.
-# Each process begins with half of the tests in their order, those marked `long` first; the first to end takes over half of what is left
-# to the other. So nearly every file's fixtures are made once, and no process waits at the end.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+# A file's tests run in one process, which makes their fixtures once; files in order, those marked `long` first.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 help:           ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -18,7 +18,7 @@ def is_own(path: str) -> bool:
 
 
 def place(path: str) -> str:
-    """The file and line of the function at a dotted path whose module is loaded; empty where it is not known."""
+    """The file and line of the function at a dotted path, as `lab/fit.py line 3`; empty if its module is not loaded."""
     module, _, name = path.rpartition(".")
     code = getattr(getattr(sys.modules.get(module), name, None), "__code__", None)
     return f"{code.co_filename} line {code.co_firstlineno}" if code else ""

@@ -67,7 +67,7 @@ class _Planner:
         self.nodes, self.schema, self.folder = nodes, schema, folder
         self.stages: dict[str, Stage] = {}
         self.problems: dict[str, ConfigError] = {}
-        """Stages whose options are refused, inputs first: whether anything reads one is known once all are planned."""
+        """Stage -> the error in its options, inputs first. It is raised if a goal needs that stage."""
 
     def stage(self, name: str, path: tuple[str, ...]) -> Stage:
         if name in path:
@@ -85,7 +85,7 @@ class _Planner:
         return self.stages[name]
 
     def raise_problem(self, stages: Iterable[str]) -> None:
-        """Raises ConfigError for the first of `stages` whose options are refused."""
+        """Raises the first error in the options of `stages`."""
         for name in self.problems:
             if name in stages:
                 raise self.problems[name]

@@ -83,7 +83,7 @@ _BESIDE = """\
 Waiting = Mapping[str, Mapping[str, str]]
 """Experiment without a kept result -> its claims, with what is reported."""
 FormerDraws = Mapping[str, Collection[str]]
-"""Experiment -> the claims (`claim_key`) whose draws of the clock are of a former rule."""
+"""Experiment -> the claims (`claim_key`) that were drawn by a former rule of the clock's errors."""
 
 
 def claims_page(

@@ -89,7 +89,7 @@ class KeptResult:
 
 def _asked(claim: Mapping[str, Any]) -> tuple[str, ...]:
     """What a claim asks in its group, without its words."""
-    return tuple(str(claim.get(key) or "") for key in _ASKED)
+    return tuple(str(_rounded(claim.get(key)) or "") for key in _ASKED)
 
 
 def results_folder() -> Path:
@@ -103,15 +103,18 @@ def result_path(folder: Path, experiment: str) -> Path:
 
 def read_results(folder: Path) -> Iterator[KeptResult]:
     """Every kept result below `folder`, by the name of its experiment. Raises KeptResultError."""
-    for path in sorted(folder.rglob("*.json")):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            result = KeptResult(**found | {"revisions": tuple(found["revisions"])})
-        except (OSError, ValueError, TypeError, KeyError) as problem:
-            raise KeptResultError(f"{path} is no kept result: {problem}. Keep it again, or remove it.") from problem
-        if result.format != FORMAT:
-            raise KeptResultError(f"{path} has format {result.format}, this code reads {FORMAT}. Keep it again.")
-        yield result
+    return map(_read_result, sorted(folder.rglob("*.json")))
+
+
+def _read_result(path: Path) -> KeptResult:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        result = KeptResult(**found | {"revisions": tuple(found["revisions"])})
+    except (OSError, ValueError, TypeError, KeyError) as problem:
+        raise KeptResultError(f"{path} is no kept result: {problem}. Keep it again, or remove it.") from problem
+    if result.format != FORMAT:
+        raise KeptResultError(f"{path} has format {result.format}, this code reads {FORMAT}. Keep it again.")
+    return result
 
 
 def keep(folder: Path, into: Path) -> Path:
@@ -129,8 +132,8 @@ def keep(folder: Path, into: Path) -> Path:
     date = datetime.fromtimestamp(max(path.stat().st_mtime for path in folder.rglob(job_result.JOB_FILE)), UTC)
     digest = sources.exhibit_digest(list(files))
     result = KeptResult(experiment, exhibit, files, digest, revisions, f"{date:%Y-%m-%d}", len(jobs))
-    before = next((one for one in read_results(into) if one.experiment == experiment), None)
-    return result.with_later_claims(before).write(into)
+    before = result_path(into, experiment)
+    return result.with_later_claims(_read_result(before) if before.exists() else None).write(into)
 
 
 def prepared_exhibit(experiment: str) -> SweepExhibit:

@@ -108,6 +108,15 @@ def test_what_is_asked_later_is_marked_for_good():
     assert RESULT.with_later_claims(None) is RESULT
 
 
+def test_a_number_that_was_rounded_when_it_was_kept_is_no_later_claim(tmp_path):
+    third = Claim("a takes a third of 30", "a", COLUMN.name, "equal", value=31 / 3, margin=1 / 3)
+    first = evaluate(replace(RESULT, exhibit={**RESULT.exhibit, "claims": []}), exhibit(claims=(third,)), PLACES)
+    unmarked = [{key: value for key, value in claim.items() if key != LATER} for claim in first.exhibit["claims"]]
+    replace(first, exhibit={**first.exhibit, "claims": unmarked}).write(tmp_path)
+    (read,) = read_results(tmp_path)
+    assert not any(claim.get(LATER) for claim in evaluate(read, exhibit(claims=(third,)), PLACES).exhibit["claims"])
+
+
 def test_what_no_kept_column_shows_is_refused():
     with pytest.raises(KeptResultError, match="no kept column shows latency/ttft_s/mean, which 'TTFT' needs"):
         evaluate(RESULT, exhibit(ExhibitColumn("TTFT", "latency/ttft_s/mean")), PLACES)
