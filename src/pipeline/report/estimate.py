@@ -115,9 +115,9 @@ class Estimate:
         return self._combine(other, operator.sub)
 
     def paired_ratio(self, other: Estimate) -> Estimate | None:
-        """The paired ratio over the replicates that both have and in which the other is not 0; None without any."""
-        known = {key: value for key, value in other.values.items() if value != 0}
-        return self._combine(replace(other, values=known), operator.truediv)
+        """The paired ratio over the replicates that both have; None without any, or if the other is 0 in one."""
+        divides = can_divide(other.values[key] for key in self.values if key in other.values)
+        return self._combine(other, operator.truediv) if divides else None
 
     def _map(self, change: Callable[[Any], Any]) -> Estimate:
         draws = {key: replace(draws, values=change(draws.values)) for key, draws in self.resamples.items()}
@@ -152,6 +152,13 @@ def pool(estimates: Sequence[Estimate]) -> Estimate | None:
         return None
     values = {key: value for one in estimates for key, value in one.values.items()}
     return Estimate(values, {key: draws for one in estimates for key, draws in one.resamples.items()})
+
+
+def can_divide(denominators: Iterable[float]) -> bool:
+    """True if none is 0: the mean ratio of those that are left would be of replicates, or draws, that were chosen by
+    their result.
+    """
+    return all(denominators)
 
 
 def interval_text(known: Iterable[Estimate]) -> str:

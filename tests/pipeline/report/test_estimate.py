@@ -112,6 +112,13 @@ def test_a_ratio_needs_something_to_divide_by():
     assert estimate_mean(OURS).paired_ratio(estimate_mean([0.0] * 90)) is None
 
 
+def test_a_ratio_is_of_all_common_seeds_or_not_known():
+    """The seeds with a denominator are no sample of the seeds."""
+    ours, theirs = Estimate({"0": 4.0, "3": 6.0}), Estimate({"0": 2.0, "3": 0.0})
+    assert ours.paired_ratio(theirs) is None
+    assert Estimate({"0": 4.0}).paired_ratio(theirs).values == {"0": 2.0}
+
+
 def test_one_number_has_neither_interval_nor_spread():
     number = Estimate({"": 4.0}).scaled(2).subtract(3)
     assert (number.value, number.interval, number.seed_range) == (5.0, None, None)

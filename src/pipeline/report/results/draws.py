@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import fingerprint
-from pipeline.report.estimate import Estimate
+from pipeline.report.estimate import Estimate, can_divide
 from pipeline.report.exhibit.claims import claim_status
 from pipeline.report.exhibit.jobs import choices_of, row_key
 from pipeline.report.exhibit.render import ExhibitOutput
@@ -30,7 +30,6 @@ from pipeline.report.table import LabelledTexts, ReportPart, csv_text
 from serving.hardware import error_pools
 
 DRAWS_FILE, TABLE_FILE = "draws.json", "table_draws.json"
-SUFFIX = ".draws"
 
 Series = Mapping[str, Sequence[float]]
 """Metric -> its value in every draw."""
@@ -219,7 +218,7 @@ def _values(
         own = compared(column, place, earlier)
         than = exhibit.column(last.column) if last.column else column
         other = compared(than, last.place(*place), than.comparisons if last.column else earlier)
-        if len(own) != len(other) or (last.comparison == "ratio" and not all(other)):
+        if len(own) != len(other) or (last.comparison == "ratio" and not can_divide(other)):
             return ()
         compare = operator.truediv if last.comparison == "ratio" else operator.sub
         return list(map(compare, own, other))

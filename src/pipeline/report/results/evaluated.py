@@ -15,13 +15,14 @@ from pipeline.report.exhibit.claims import claim_status, evaluate_claims
 from pipeline.report.exhibit.jobs import RowKey
 from pipeline.report.exhibit.render import claim_json, row_json
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
-from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn
+from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, RelativeTo
 from pipeline.report.results.kept import KeptResult, KeptResultError
 from pipeline.report.statistics import MeanError
 
 
 def evaluate(result: KeptResult, exhibit: Exhibit, places: Set[RowKey]) -> KeptResult:
-    """The kept result with the columns, claims and texts of `exhibit`. A column of a kept name is the kept one.
+    """The kept result with the columns, claims and texts of `exhibit`. A column of a kept name is the kept one; of its
+    ratios those that are refused today (`can_divide`) are left out.
 
     places    the rows and seeds that the experiment has today; empty if they are known only after its jobs
 
@@ -88,12 +89,23 @@ def _row_with_columns(shown: RenderedExhibit, row: ExhibitRow, before: Mapping[s
     for column, (name, node) in zip(shown.exhibit.columns, found["columns"].items(), strict=True):
         cell = shown.measured_cell(row, column)
         if name in kept:
-            node["measured"] = kept[name].get("measured")
+            node["measured"] = None if _is_refused(shown, row, column) else kept[name].get("measured")
         elif isinstance(cell, Estimate) and len(cell.values) > 1:
             half = MeanError.of(list(cell.values.values()), 0.0).half_width()
             value, by_seed = cell.value, node["measured"]["by_replicate"]
             node["measured"] = {"value": value, "low": value - half, "high": value + half, "by_replicate": by_seed}
     return {**found, **{key: value for key, value in before.items() if key != "columns"}}
+
+
+def _is_refused(shown: RenderedExhibit, row: ExhibitRow, column: ExhibitColumn) -> bool:
+    """True for a ratio that is not known though the kept rows have what it is made of: a denominator is 0."""
+    if column.relative is None or shown.measured_cell(row, column) is not None:
+        return False
+    return shown.measured_cell(row, replace(column, relative=_as_difference(column.relative))) is not None
+
+
+def _as_difference(step: RelativeTo) -> RelativeTo:
+    return replace(step, comparison="difference", then=step.then and _as_difference(step.then))
 
 
 _COMPARED = ("group", "row", "baseline", "metric")

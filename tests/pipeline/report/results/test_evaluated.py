@@ -87,6 +87,19 @@ def test_a_kept_difference_keeps_its_interval_for_another_margin_and_number():
     assert (below["low"], below["high"]) == (-12.0, -6.0)
 
 
+def test_a_kept_ratio_of_those_seeds_that_had_a_denominator_is_left_out():
+    """b is 0 in one of three seeds. A kept ratio to a column that is not kept stays: nothing says more of it."""
+    of_b = ExhibitColumn("TBT of b's", "latency/tbt_s/mean", relative=RelativeTo("b"))
+    of_cost = ExhibitColumn("cost of b's", "cost/usd_per_million_tokens", relative=RelativeTo("b"))
+    ratio = {"measured": {"value": 3.5, "low": 1.0, "high": 6.0, "by_replicate": {"0": 3.0, "1": 4.0}}}
+    rows = [row("4", "a", 3.0, 4.0, 5.0), row("4", "b", 1.0, 1.0, 0.0)]
+    rows[0]["columns"] |= {of_b.name: ratio, of_cost.name: ratio}
+    result = replace(RESULT, exhibit={**RESULT.exhibit, "rows": rows, "claims": []})
+    found = evaluate(result, exhibit(of_b, of_cost, claims=()), set()).exhibit["rows"][0]["columns"]
+    assert found[of_b.name]["measured"] is None
+    assert found[of_cost.name]["measured"] == ratio["measured"]
+
+
 def test_a_result_that_is_evaluated_twice_is_the_same(tmp_path):
     new = exhibit(GROWTH, claims=(FASTER, GROWS))
     once = evaluate(RESULT, new, PLACES)
