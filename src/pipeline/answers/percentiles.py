@@ -1,15 +1,18 @@
-"""Intervals of percentiles of requests, which no sums over prompts give."""
+"""Percentiles of requests with resamples, which no sums over prompts give."""
 
-from collections.abc import Sequence
-from math import sqrt
-from typing import Any
+from __future__ import annotations
 
-from pipeline.report.job_summary import BOOTSTRAP_SEED
+from typing import TYPE_CHECKING, Any
+
+from pipeline.report.estimate import Estimate, Resamples, prompt_counts
 from pipeline.report.text_reference import RequestsByPrompt
 from serving.metrics import definitions
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-_RESAMPLES = 400
 
 
 def is_percentile(metric: str) -> bool:
@@ -21,41 +24,41 @@ def is_percentile(metric: str) -> bool:
     )
 
 
-def percentile_interval(metric: str, by_seed: Sequence[RequestsByPrompt]) -> tuple[float, float] | None:
-    """95 % of a bootstrap of the mean over seeds (percentile interval). It draws seeds, then prompts; the requests of a
-    prompt stay together. The part of a draw that comes from the seeds drawn is widened by sqrt(R / (R - 1)), as in
-    `pipeline.report.estimate`: R drawn seeds vary less than R new ones.
+def estimate_percentile(metric: str, value: float, replicate: str, by_prompt: RequestsByPrompt) -> Estimate:
+    """A job's value of a percentile. A resample draws prompts; the requests of a prompt stay together.
 
-    None where a seed has no request with a value, or its records are gone.
+    Without resamples where no request has a value, or the records are gone.
     """
     import numpy as np
 
     found = definitions.find(metric)
     assert found is not None
     assert isinstance(found.formula, definitions.Distribution)
-    if not all(by_seed):
-        return None
-    attribute, share = found.formula.attribute, SHARES[metric.rpartition("/")[2]]
-    prompts = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for own in by_seed for p in own))}
-    draw = np.random.default_rng(BOOTSTRAP_SEED).multinomial
-    counts = draw(len(prompts), [1 / len(prompts)] * len(prompts), _RESAMPLES)
-    counts = np.vstack([np.ones_like(counts[:1]), counts])  # the first row is the sample itself
-    by_draw = []
-    for own in by_seed:
-        pairs = [(value, prompts[p]) for p, requests in own.items() for r in requests for value in _items(r, attribute)]
-        if not pairs:
-            return None
-        values, places = np.array([value for value, _ in pairs]), np.array([place for _, place in pairs])
-        order = np.argsort(values)
-        weights = np.cumsum(counts[:, places[order]], axis=1)
-        by_draw.append(values[order][(weights >= share * weights[:, -1:]).argmax(axis=1)])
-    number = len(by_seed)
-    shares = draw(number, [1 / number] * number, _RESAMPLES) / number
-    sample, *drawn = np.stack(by_draw, axis=1)
-    within = (shares * (np.stack(drawn) - sample)).sum(axis=1)
-    between = (shares @ sample - sample.mean()) * (sqrt(number / (number - 1)) if number > 1 else 1)
-    low, high = np.quantile(sample.mean() + within + between, [0.025, 0.975])
-    return float(low), float(high)
+    attribute, prompts = found.formula.attribute, tuple(by_prompt)
+    pairs = sorted(
+        (one, place) for place, own in enumerate(by_prompt.values()) for request in own
+        for one in _items(request, attribute)
+    )  # fmt: skip
+    if not pairs:
+        return Estimate({replicate: value})
+    values, places = np.array([one for one, _ in pairs]), np.array([place for _, place in pairs])
+    ranks = np.cumsum(prompt_counts(prompts)[:, places], axis=1)
+    drawn = _percentiles(values, ranks, SHARES[metric.rpartition("/")[2]])
+    return Estimate({replicate: value}, {replicate: Resamples(drawn, prompts)})
+
+
+def _percentiles(values: NDArray[np.float64], ranks: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """The percentile of each resample, as `statistics.percentile` takes it; nan for one without a value.
+
+    ranks    [resamples, values]: how many values of a resample stand up to the place of each of the ascending `values`
+    """
+    import numpy as np
+
+    last = ranks[:, -1] - 1
+    place = share * last
+    low, high = np.floor(place), np.minimum(np.floor(place) + 1, last)
+    below, above = (values[(ranks > one[:, None]).argmax(axis=1)] for one in (low, high))
+    return np.where(last < 0, np.nan, below + (above - below) * (place - low))
 
 
 def _items(request: Any, attribute: str) -> list[float]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from pipeline.answers.candidates import Candidate
 from pipeline.answers.cell import CellResult
 from pipeline.answers.evaluation import Evaluator
-from pipeline.answers.percentiles import is_percentile, percentile_interval
+from pipeline.answers.percentiles import estimate_percentile, is_percentile
 from pipeline.report.estimate import Estimate, estimate, pool
 from pipeline.report.export.results import ResultCell, ResultColumn, ResultRow, ResultTable, format_cell
 from pipeline.report.export.significance import Judgement
@@ -81,14 +81,13 @@ def _cell(row: Row, key: str, requests: Sequence[RequestsByPrompt]) -> ResultCel
         return ResultCell(text="-")
     if row.quality is not None and key in row.quality:
         return ResultCell(metric.scale * value)
-    if is_percentile(key):
-        bounds = percentile_interval(key, requests)
-        low, high = [metric.scale * one for one in bounds] if bounds else (None, None)
-        return ResultCell(metric.scale * value, low, high)
-    sums = [prompt_sums(key, cell.metrics[key], own) for cell, own in zip(row.cells, requests, strict=True)]
+    values = [cell.metrics[key] for cell in row.cells]
+    sums = [prompt_sums(key, one, own) for one, own in zip(values, requests, strict=True)]
     seeds = [
-        estimate(cell.metrics[key], str(seed), own)
-        for seed, (cell, own) in enumerate(zip(row.cells, sums, strict=True))
+        estimate_percentile(key, one, str(seed), requests[seed])
+        if is_percentile(key)
+        else estimate(one, str(seed), sums[seed])
+        for seed, one in enumerate(values)
     ]
     found: Estimate | None = pool(seeds)
     assert found is not None

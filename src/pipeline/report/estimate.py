@@ -207,6 +207,11 @@ def _resampled_sums(sums: NDArray[np.float64], prompts: tuple[str, ...]) -> NDAr
     return _prompt_counts(len(sums), prompts) @ sums
 
 
+def prompt_counts(prompts: tuple[str, ...]) -> NDArray[np.float64]:
+    """`[RESAMPLES, prompts]`: how often each resample draws each prompt, the same for the same prompts."""
+    return _prompt_counts(len(prompts), prompts)
+
+
 @lru_cache(maxsize=8)
 def _prompt_counts(n: int, prompts: tuple[str, ...]) -> NDArray[np.float64]:
     return _resample_counts(n, "\n".join(prompts))
