@@ -14,11 +14,12 @@ from pipeline.report.export.results import ResultCell, ResultColumn, ResultRow, 
 from pipeline.report.export.significance import Judgement
 from pipeline.report.export.tables import metric_column
 from pipeline.report.prompt_sums import prompt_sums, requests_by_prompt
+from pipeline.report.summary import QUALITY
 from pipeline.report.table import Table
 from pipeline.report.text_reference import RequestsByPrompt
 from serving.metrics import definitions
 
-SERVICE, COST, QUALITY = "latency/service_s_per_token/mean", "cost/usd_per_million_tokens", "quality/mean"
+SERVICE, COST = "latency/service_s_per_token/mean", "cost/usd_per_million_tokens"
 COLUMNS = (
     "latency/ttft_s/p90", "latency/tbt_s/mean", SERVICE, COST, "resources/device_total_j_per_token",
     "speculation/acceptance_length_with_bonus", QUALITY,

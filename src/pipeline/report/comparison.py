@@ -11,9 +11,9 @@ from pipeline.report.choices import differing_overrides, matches, nearest
 from pipeline.report.estimate import estimate
 from pipeline.report.figures import TradeoffPoint
 from pipeline.report.job_result import JobResult
-from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt
-from pipeline.report.statistics import ConfidenceInterval, holm, paired_p_values
+from pipeline.report.statistics import BOOTSTRAP_SEED, ConfidenceInterval, holm, paired_p_values
+from pipeline.report.summary import QUALITY
 from pipeline.report.sweep_note import SweepNote, read_note
 from pipeline.report.table import (
     LabelledTexts,
@@ -29,7 +29,6 @@ from pipeline.report.table import (
 from serving.metrics import definitions
 
 NO_RESULT = "no result: killed, interrupted or still running"
-QUALITY = "quality/mean"
 _PARETO = {
     "latency/tbt_s/mean": "TBT",
     "latency/service_s_per_token/mean": "service",

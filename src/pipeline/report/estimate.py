@@ -19,9 +19,8 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pipeline.report.job_summary import BOOTSTRAP_SEED
 from pipeline.report.prompt_sums import PromptSums
-from pipeline.report.statistics import ConfidenceInterval, MeanError
+from pipeline.report.statistics import BOOTSTRAP_SEED, ConfidenceInterval, MeanError
 
 if TYPE_CHECKING:
     import numpy as np

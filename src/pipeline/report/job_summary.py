@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts.environment import DISTRIBUTION
-from pipeline.report import statistics
 from pipeline.report.clock_errors import with_errors
 from pipeline.report.context import JobContext
-from pipeline.report.prompt_sums import clusters
+from pipeline.report.estimate import estimate
+from pipeline.report.prompt_sums import group_by_prompt, prompt_sums
 from pipeline.report.records import Records
-from pipeline.report.summary import JobSummary
+from pipeline.report.summary import QUALITY, JobSummary
 from pipeline.report.table import (
     LabelledTexts,
     ReportPart,
@@ -26,9 +26,6 @@ from pipeline.report.table import (
     format_with_unit,
 )
 from serving.metrics import definitions
-
-BOOTSTRAP_SEED = 0
-"""The seed of bootstrap resampling: the same records give the same interval."""
 
 
 def summary_parts(
@@ -253,12 +250,11 @@ _TIER_PHRASES = {"utilisation": "busy", "memory_share": "of memory"}
 
 
 def _quality(records: Records, summary: JobSummary) -> str:
-    drawn = zip(records.requests, clusters(records.requests), strict=True)
-    scored = [(request.quality, cluster) for request, cluster in drawn if request.quality is not None]
-    if not scored:
+    value = summary[QUALITY]
+    if value is None:
         return "not measured"
-    scores, groups = zip(*scored, strict=True)
-    found = statistics.mean_interval(scores, seed=BOOTSTRAP_SEED, clusters=groups)
+    found = estimate(value, "", prompt_sums(QUALITY, value, group_by_prompt(records.requests))).interval
+    assert found is not None
     text = f"{records.meta.quality_metric} {found.mean:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}"
     by_task = [f"{task} {value:.2f}" for task, value in summary.below("quality/by_task/").items()]
     tasks = f"; by task: {', '.join(by_task)}" if len(by_task) > 1 else ""

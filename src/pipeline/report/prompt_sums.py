@@ -41,23 +41,22 @@ class PromptSums:
 
 
 def requests_by_prompt(artifact: str | None) -> dict[str, list[RequestRecord]]:
-    """The requests of each of their `clusters`; empty if the records are gone: there are no intervals then."""
+    """The requests of a job by what is resampled; empty if the records are gone: there are no intervals then."""
     try:
-        requests = read_requests(Path(artifact)) if artifact else []
+        return group_by_prompt(read_requests(Path(artifact)) if artifact else [])
     except UserError:
         return {}
-    found: dict[str, list[RequestRecord]] = {}
-    for request, cluster in zip(requests, clusters(requests), strict=True):
-        found.setdefault(cluster, []).append(request)
-    return dict(sorted(found.items()))
 
 
-def clusters(requests: Sequence[RequestRecord]) -> list[str]:
-    """What is resampled: the prompt of each request, or the request itself if all have the same prompt (a blank one):
+def group_by_prompt(requests: Sequence[RequestRecord]) -> dict[str, list[RequestRecord]]:
+    """What is resampled: the requests of each prompt, or each request alone if all have the same prompt (a blank one):
     they differ in their arrival then.
     """
     alike = len({request.prompt_id for request in requests}) == 1
-    return [request.request if alike else request.prompt_id for request in requests]
+    found: dict[str, list[RequestRecord]] = {}
+    for request in requests:
+        found.setdefault(request.request if alike else request.prompt_id, []).append(request)
+    return dict(sorted(found.items()))
 
 
 def prompt_sums(metric: str, value: float, by_prompt: Mapping[str, Sequence[RequestRecord]]) -> PromptSums | None:

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of a mean, p-values of paired differences, and percentiles."""
+"""P-values of paired differences, the error of a mean, and percentiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_INDICES_AT_ONCE = 1 << 20
+_SIGNS_AT_ONCE = 1 << 20
+BOOTSTRAP_SEED = 0
+"""The seed of resampling: the same records give the same interval and p-value."""
+SIGNIFICANCE = 0.05
+"""A p-value below it, adjusted for all tests of its family, is significant."""
 
 
 @dataclass(frozen=True)
@@ -23,32 +27,6 @@ class ConfidenceInterval:
     mean: float
     low: float
     high: float
-
-
-def mean_interval(
-    values: Sequence[float],
-    *,
-    seed: int,
-    level: float = 0.95,
-    resamples: int = 2000,
-    clusters: Sequence[str] | None = None,
-) -> ConfidenceInterval:
-    """The mean of `values` with its percentile interval; one seed gives one interval.
-
-    clusters    the cluster of each value: a resample draws whole clusters. By default each value is one.
-
-    Raises ValueError for no values, values that are not finite, a level outside (0, 1) or fewer than 100 resamples.
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
-    """
-    import numpy as np
-
-    sample = _validated(values, level, resamples)
-    places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters or ()))}
-    members = [places[cluster] for cluster in clusters] if clusters else np.arange(sample.size)
-    sums, sizes = np.bincount(members, weights=sample).astype(np.float64), np.bincount(members)
-    means = _resampled_means(sums, sizes, np.random.default_rng(seed), resamples)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return ConfidenceInterval(float(sample.mean()), float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -81,7 +59,7 @@ def _p_values(tests: Sequence[PairedSums], seed: int, permutations: int) -> list
     import numpy as np
 
     rng, num_prompts = np.random.default_rng(seed), len(tests[0].ours)
-    rows, extreme = max(1, _INDICES_AT_ONCE // num_prompts), [0] * len(tests)
+    rows, extreme = max(1, _SIGNS_AT_ONCE // num_prompts), [0] * len(tests)
     for done in range(0, permutations, rows):
         drawn = rng.integers(2, size=(min(rows, permutations - done), num_prompts), dtype=np.int8)
         signs = 2 * drawn.astype(np.float64) - 1
@@ -169,30 +147,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         greatest = max(greatest, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = greatest
     return adjusted
-
-
-def _validated(values: Sequence[float], level: float, resamples: int) -> NDArray[np.float64]:
-    import numpy as np
-
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
-        raise ValueError(f"a bootstrap needs finite values, at least one, got {sample.size} of shape {sample.shape}")
-    if not 0 < level < 1 or resamples < 100:
-        raise ValueError(f"a bootstrap needs 0 < level < 1 and 100 resamples or more, got {level} and {resamples}")
-    return sample
-
-
-def _resampled_means(
-    sums: NDArray[np.float64], sizes: NDArray[np.int64], rng: np.random.Generator, resamples: int
-) -> NDArray[np.float64]:
-    """Means of as many clusters as there are, drawn with replacement; `sums` and `sizes` are those of each."""
-    import numpy as np
-
-    rows, parts = max(1, _INDICES_AT_ONCE // sums.size), []
-    for done in range(0, resamples, rows):
-        drawn = rng.integers(sums.size, size=(min(rows, resamples - done), sums.size))
-        parts.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
-    return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)

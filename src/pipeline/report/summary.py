@@ -12,6 +12,7 @@ from pipeline.report.statistics import Percentiles, percentile
 from serving.metrics import definitions
 from serving.metrics.definitions import ORIGINS, STATISTICS, Formula
 
+QUALITY = "quality/mean"
 _SLA_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 _SLA_LIMITS_S = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 

@@ -12,6 +12,7 @@ import pytest
 from pipeline.artifacts import manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.report import job as report
+from pipeline.report.comparison import compare_results
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_stages import stage_experiment
@@ -326,6 +327,13 @@ def test_requests_that_share_one_prompt_are_resampled_one_by_one(tmp_path):
     rows = [request(f"{n}", ["cloud"], [0.5], prompt_id="p", quality=float(n > 1)) for n in range(5)]
     done = report.print_report(write(tmp_path / "x", rows), context(tmp_path, OFF), io.StringIO())
     assert "0.600, 95 % interval 0.200 to 1.000" in " ".join(done.text.split())
+
+
+def test_a_job_and_the_table_of_its_sweep_have_one_interval(tmp_path):
+    rows = [request(f"{n}", ["cloud"], [0.5], prompt_id=f"p{n % 7}", quality=n % 3 / 2) for n in range(20)]
+    done = report.print_report(write(tmp_path / "x", rows), context(tmp_path, OFF), io.StringIO())
+    (row,) = compare_results([done.result])
+    assert f"95 % interval {row.quality.low:.3f} to {row.quality.high:.3f}" in " ".join(done.text.split())
 
 
 def test_unknown_energy_cost_and_quality_are_shown_as_unknown(tmp_path):

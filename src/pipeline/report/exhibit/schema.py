@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-QUALITY = "quality/mean"
+from pipeline.report.summary import QUALITY
+
 Relation = Literal["above", "below", "equal", "at_most", "at_least"]
 
 

@@ -26,9 +26,9 @@ from pipeline.report.estimate import Estimate, estimate_mean, estimate_seeds
 from pipeline.report.exhibit.render import write_exhibit
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import Exhibit, full_metric_name
+from pipeline.report.prompt_sums import ROWS_FILE
 from pipeline.report.table import plain_lines
 
-ROWS_FILE = "rows.json"
 BY_SEED = "by_seed"
 WHY = "why"
 

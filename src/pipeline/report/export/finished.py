@@ -15,12 +15,13 @@ from pipeline.report.choices import split_override
 from pipeline.report.comparison import ComparisonRow, compare_results, read_jobs, tradeoff_points
 from pipeline.report.exhibit.rows import RenderedExhibit
 from pipeline.report.exhibit.schema import Exhibit
-from pipeline.report.exhibit.stage import ROWS_FILE, read_rows
+from pipeline.report.exhibit.stage import read_rows
 from pipeline.report.exhibit.sweep import CONFIG_KEY, prepare_exhibit
 from pipeline.report.export import tables
 from pipeline.report.export.results import ResultTable
 from pipeline.report.job_result import JOB_FILE, JobResult
 from pipeline.report.mlflow_store import changes_result
+from pipeline.report.prompt_sums import ROWS_FILE
 from pipeline.report.records import Records, RecordsError
 from pipeline.report.sweep_note import SWEEP_FILE, SweepNote, read_note
 

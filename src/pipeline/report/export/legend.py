@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.report.estimate import interval_text
 from pipeline.report.export.results import ResultCell, ResultTable
-from pipeline.report.export.significance import SIGNIFICANCE, Judgement
+from pipeline.report.export.significance import Judgement
+from pipeline.report.statistics import SIGNIFICANCE
 
 DAGGER = "†"
 _NAMED_NOTES = frozenset({"baseline", "note", "sample"})

@@ -16,10 +16,8 @@ from itertools import combinations
 from typing import Any
 
 from pipeline.report.export.results import ResultCell, ResultTable
-from pipeline.report.job_summary import BOOTSTRAP_SEED
-from pipeline.report.statistics import holm, paired_p_values
+from pipeline.report.statistics import BOOTSTRAP_SEED, SIGNIFICANCE, holm, paired_p_values
 
-SIGNIFICANCE = 0.05
 MAX_PERMUTED = 200
 """Comparisons of a table up to which 9,999 permutations can show a significant one."""
 

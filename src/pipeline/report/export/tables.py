@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report.comparison import QUALITY, ComparisonRow, baseline_remark
+from pipeline.report.comparison import ComparisonRow, baseline_remark
 from pipeline.report.estimate import Estimate, estimate
 from pipeline.report.exhibit.render import sample_sizes
 from pipeline.report.exhibit.rows import Cell, RenderedExhibit
@@ -14,6 +14,7 @@ from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn
 from pipeline.report.export.results import Direction, ResultCell, ResultColumn, ResultRow, ResultTable
 from pipeline.report.job_result import transport_checks
 from pipeline.report.prompt_sums import prompt_sums, requests_by_prompt
+from pipeline.report.summary import QUALITY
 from pipeline.report.text_reference import RequestsByPrompt
 from serving.metrics import definitions
 

@@ -9,7 +9,6 @@ from pipeline.report.results.kept import KeptResult
 from pipeline.report.results.pages import basis_line, escaped
 from pipeline.report.results.verdicts import (
     REASONS,
-    SIGNIFICANCE,
     VERDICTS,
     ClaimTest,
     PaperClaim,
@@ -18,6 +17,7 @@ from pipeline.report.results.verdicts import (
     count_reasons,
     count_verdicts,
 )
+from pipeline.report.statistics import SIGNIFICANCE
 from pipeline.report.table import shared_decimals
 
 CLAIMS_PAGE = "claims.md"

@@ -13,14 +13,13 @@ from typing import Any, Literal, get_args
 
 from pipeline.report.results.basis import Basis, Repeats
 from pipeline.report.results.kept import LATER, KeptResult
-from pipeline.report.statistics import MeanError, holm
+from pipeline.report.statistics import SIGNIFICANCE, MeanError, holm
 
 Verdict = Literal["holds", "holds in part", "depends", "undecided", "does not hold", "not run"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 Reason = Literal["", "interval", "Holm", "clock", "clock not drawn", "batches unmeasured", "within the margin"]
 """Why a test is undecided."""
 REASONS: tuple[Reason, ...] = get_args(Reason)[1:]
-SIGNIFICANCE = 0.05
 DRAWS_NEEDED = 0.95
 """The share of the clock's draws in which a claim must hold."""
 

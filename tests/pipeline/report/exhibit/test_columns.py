@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.exhibit.schema import QUALITY, full_metric_name
+from pipeline.report.exhibit.schema import full_metric_name
+from pipeline.report.summary import QUALITY
 from tests.support.conf_files import read_yaml
 
 CONF = Path(__file__).parents[4] / "conf" / "experiment"
