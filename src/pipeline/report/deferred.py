@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -107,11 +107,22 @@ def take_failures(outputs: Path) -> Iterator[str]:
     """What earlier commands' processes could not do; each is said once."""
     for path in sorted((outputs / _NOTES).glob("*.json")):
         with contextlib.suppress(OSError):  # another command has taken it, or the folder is read-only
-            note: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if note["pid"] and time.time() - path.stat().st_mtime < _LONGEST_S and _runs(note["pid"]):
+            pid, said = _read_note(path)
+            if pid and time.time() - path.stat().st_mtime < _LONGEST_S and _runs(pid):
                 continue
             path.unlink()
-            yield f"note: an earlier command's result in {note['folder']} was not drawn or logged. {note['reason']}"
+            yield f"note: {said}"
+
+
+def _read_note(path: Path) -> tuple[int, str]:
+    """The process that a note is about, and what it says. Raises OSError."""
+    text = path.read_bytes()
+    try:
+        note = json.loads(text)
+        said = f"an earlier command's result in {note['folder']} was not drawn or logged. {note['reason']}"
+        return int(note["pid"]), said
+    except (ValueError, TypeError, LookupError):
+        return 0, f"an earlier command left {path}, which cannot be read; its result may not be drawn or logged."
 
 
 def _runs(pid: int) -> bool:

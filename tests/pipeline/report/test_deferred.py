@@ -84,6 +84,17 @@ def test_a_failure_is_said_once_by_the_next_command(tmp_path: Path) -> None:
     assert list(deferred.take_failures(tmp_path)) == []
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"folder": "x", "reason": "of older code"}', "\xff"])
+def test_a_note_that_cannot_be_read_is_said_once(tmp_path: Path, text: str) -> None:
+    job = deferrable(tmp_path, Tracking(uri="none", outputs=str(tmp_path)))
+    path = deferred.write_failure(job, "")
+    path.write_text(text, encoding="latin-1")
+    assert list(deferred.take_failures(tmp_path)) == [
+        f"note: an earlier command left {path}, which cannot be read; its result may not be drawn or logged."
+    ]
+    assert list(deferred.take_failures(tmp_path)) == []
+
+
 def test_any_other_failure_is_said_too(tmp_path: Path) -> None:
     text = deferred.encode(tmp_path / "nothing", deferrable(tmp_path, Tracking(uri="none", outputs=str(tmp_path))))
     with pytest.raises(Exception, match="nothing"):
