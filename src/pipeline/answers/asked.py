@@ -47,10 +47,10 @@ class Asked:
             if self.tracking.enabled:
                 logger = MlflowLogger.open(self.tracking)
                 run = logger.start_run(name, tags={"tandem.kind": "answer"})
-                logger.log_params(run, params)
-                logger.log_metrics(run, metrics)
-                logger.log_files(run, files)
-                logger.end_run(run)
+                with logger.ending(run):
+                    logger.log_params(run, params)
+                    logger.log_metrics(run, metrics)
+                    logger.log_files(run, files)
 
 
 class Question(Protocol):

@@ -136,8 +136,10 @@ def report_stage(context: JobContext, artifact: Path, file: TextIO | None = None
     """Logs a job that ends with another stage than serve, and writes its job.json: numbers, figures and inputs."""
     file = file or sys.stdout
     result = replace(job_result.running_result(context), status="complete", artifact=str(artifact))
-    replace(result, metrics=_stage_metrics(context)).write(context.folder)
-    _, link = _log_to_mlflow(context, file)
+    result = replace(result, metrics=_stage_metrics(context))
+    result.write(context.folder)
+    run_id, link = _log_to_mlflow(context, file)
+    replace(result, run_id=run_id).write(context.folder)
     if link:
         print(f"\n{link}", file=file, flush=True)
 
@@ -182,9 +184,8 @@ def _log_to_mlflow(
     with tolerate_mlflow_errors(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):
             logger = MlflowLogger.open(context.tracking)
-            run = mlflow_job.log_job(logger, context, sweep.parent_run(context), error)
-            if log:
-                log(logger, run)
-            logger.end_run(run, failed=error is not None)
+            with mlflow_job.logged_job(logger, context, sweep.parent_run(context), error) as run:
+                if log:
+                    log(logger, run)
             return run, context.tracking.ui_hint(mlflow_view.run_page(logger.experiment_id, run))
     return None, None

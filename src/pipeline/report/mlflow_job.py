@@ -1,7 +1,8 @@
 """Logs a job to MLflow: what was chosen, its configuration and environment, and links to the runs of its stages."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pipeline.report import context, mlflow_stages
@@ -11,16 +12,26 @@ from pipeline.report.mlflow_stages import LoggedStage
 from pipeline.report.mlflow_store import changes_result, flatten, mask_override, mask_secrets, split_masked
 
 
-def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: str | None = None) -> str:
-    """The id of a job's run, still open, with its choices, configuration, environment and links to its stages."""
-    import yaml
-
+@contextmanager
+def logged_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: str | None = None) -> Iterator[str]:
+    """The id of a job's run, open within the block, with its choices, configuration, environment and links to its
+    stages.
+    """
     linked = mlflow_stages.log_stages(logger, job.stages)
-    params = job_params(job)
     tags = {"kind": "job", "digest": job.digest, "revision": job.revision, "error": error}
     known = prefix_tags({**tags, "stages": ", ".join(one.run_id for one in linked)})
-    run_id = logger.start_run(_run_name(job), parent, {**params, **known}, job.started_s)
-    logger.log_params(run_id, params)
+    run_id = logger.start_run(_run_name(job), parent, {**job_params(job), **known}, job.started_s)
+    with logger.ending(run_id, failed=error is not None):
+        _log_job(logger, job, run_id, linked, error)
+        yield run_id
+
+
+def _log_job(
+    logger: MlflowLogger, job: JobContext, run_id: str, linked: Sequence[LoggedStage], error: str | None
+) -> None:  # fmt: skip
+    import yaml
+
+    logger.log_params(run_id, job_params(job))
     logger.log_text(run_id, "config.yaml", yaml.safe_dump(mask_secrets(job.config), sort_keys=False))
     logger.log_text(run_id, "overrides.txt", "".join(f"{mask_override(one)}\n" for one in job.overrides))
     if job.command:
@@ -34,7 +45,6 @@ def log_job(logger: MlflowLogger, job: JobContext, parent: str | None, error: st
         logger.log_metrics(run_id, select_numbers(context.stage_metrics(goal)))
         logger.log_files(run_id, context.stage_figures(goal), goal.name)
     logger.set_tag(run_id, NOTE_TAG, _job_note(linked, error))
-    return run_id
 
 
 _GROUPS = ("policy", "model", "hardware", "network", "workload", "runtime")

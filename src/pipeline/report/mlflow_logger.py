@@ -1,7 +1,8 @@
 """Writes runs to an MLflow experiment: tags, parameters, metrics, curves, files, inputs."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +62,21 @@ class MlflowLogger:
     ) -> None:  # fmt: skip
         status = "KILLED" if killed else "FAILED" if failed else "FINISHED"
         self.client.set_terminated(run_id, status, None if ended_s is None else int(1000 * ended_s))
+
+    @contextmanager
+    def ending(
+        self, run_id: str, failed: bool = False, killed: bool = False, ended_s: float | None = None
+    ) -> Iterator[None]:  # fmt: skip
+        """Ends the run with the block: as `end_run` does, or as FAILED where the block raises and KILLED where it is
+        interrupted.
+        """
+        try:
+            yield
+        except BaseException as problem:
+            with suppress(Exception):  # a store that failed may fail again
+                self.end_run(run_id, failed=True, killed=not isinstance(problem, Exception))
+            raise
+        self.end_run(run_id, failed, killed, ended_s)
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:
         self.client.set_tag(run_id, key, value[:VALUE_CHARS])

@@ -59,7 +59,10 @@ def stage_experiment(tracking: Tracking) -> str:
 
 
 def _find(logger: MlflowLogger, stage: StageRun, experiment_id: str) -> LoggedStage | None:
+    """The run of the stage as it was built last: a stage that was built again has the digest of its former run."""
+    found = manifest.read_manifest(stage.path)
     wanted = f"tags.`tandem.digest` = '{_digest(stage)}' and attributes.status = 'FINISHED'"
+    wanted += f" and attributes.end_time = {int(1000 * _built_s(found))}" if found else ""
     runs = logger.client.search_runs([experiment_id], wanted, max_results=1)
     if not runs:
         return None
@@ -77,30 +80,43 @@ def _digest(stage: StageRun) -> str:
     return found.digest if found else stage.key
 
 
+def _built_s(found: Manifest) -> float:
+    """When it was built, in seconds since 1970; its run in MLflow ended then."""
+    return datetime.fromisoformat(found.built).timestamp()
+
+
 def _log(
     logger: MlflowLogger, stage: StageRun, experiment_id: str, known: Mapping[str, LoggedStage]
 ) -> LoggedStage:  # fmt: skip
     found = manifest.read_manifest(stage.path)
-    ended_s = datetime.fromisoformat(found.built).timestamp() if found else None
+    ended_s = _built_s(found) if found else None
     started_s = ended_s - stage.seconds if ended_s else None
     run_id = logger.start_run(stage.key, None, prefix_tags(_lineage_tags(stage, found)), started_s, experiment_id)
-    args = found.args if found else {}
-    logger.log_params(run_id, _params(args))
-    numbers, curves = _read_numbers(stage.path, _setting_names(args))
-    logger.log_metrics(run_id, {**select_numbers(numbers), "build_s": stage.seconds}, ended_s)
-    logger.log_curves(run_id, _curve_points(curves, started_s or 0.0, ended_s or 0.0))
+    with logger.ending(run_id, ended_s=ended_s):
+        _log_inputs(logger, stage, run_id, known)
+        _log_results(logger, stage, run_id, found)
+        model_id = _log_model(logger, stage, run_id, found.args if found else {}) if _is_model(stage) else None
+    return _logged(stage, run_id, experiment_id, model_id)
+
+
+def _log_inputs(logger: MlflowLogger, stage: StageRun, run_id: str, known: Mapping[str, LoggedStage]) -> None:
     used = [known[key] for key in stage.inputs.values() if key in known]
     datasets = [one.dataset for one in used if one.dataset]
     logger.log_inputs(run_id, datasets, "training", [one.model_id for one in used if one.model_id])
+
+
+def _log_results(logger: MlflowLogger, stage: StageRun, run_id: str, found: Manifest | None) -> None:
+    args, ended_s = (found.args, _built_s(found)) if found else ({}, None)
+    logger.log_params(run_id, _params(args))
+    numbers, curves = _read_numbers(stage.path, _setting_names(args))
+    logger.log_metrics(run_id, {**select_numbers(numbers), "build_s": stage.seconds}, ended_s)
+    logger.log_curves(run_id, _curve_points(curves, ended_s - stage.seconds if ended_s else 0.0, ended_s or 0.0))
     logger.log_files(run_id, _small_files(stage.path), "artifact")
     logger.log_files(run_id, sorted(stage.path.glob("figures/*.png")), "figures")
     if found:
         files = {name: asdict(file) for name, file in found.files.items()}
         logger.log_text(run_id, "files.json", json.dumps(files, indent=1))
         logger.log_text(run_id, "args.json", json.dumps(mask_secrets(found.args), indent=1))
-    model_id = _log_model(logger, stage, run_id, args) if _is_model(stage) else None
-    logger.end_run(run_id, ended_s=ended_s)
-    return _logged(stage, run_id, experiment_id, model_id)
 
 
 def _lineage_tags(stage: StageRun, found: Manifest | None) -> dict[str, str | None]:

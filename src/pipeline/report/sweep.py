@@ -276,22 +276,22 @@ def _log_to_mlflow(
     if note is None or not tracking.enabled or not run_id:
         return
     logger = MlflowLogger.open(tracking)
-    logger.log_files(run_id, made)
-    logger.log_text(run_id, "comparison.md", comparison.comparison_markdown(rows, len(note.jobs)))
     complete, total = comparison.count_jobs(rows, len(note.jobs))
-    logger.log_metrics(run_id, {"jobs": total, "jobs_complete": complete})
-    if search:
-        logger.log_metrics(run_id, search.best_metrics())
-        if not interrupted:  # a parameter of a run stays as it is, and a search that goes on may find a better one
-            logger.log_params(run_id, search.best_params())
-        _log_objectives(logger, rows, search)
-    if shown:
-        logger.log_metrics(run_id, select_numbers(shown.metrics))
-        logger.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
-    figures = mlflow_view.log_previews(logger, run_id, [path for path in made if path.suffix == ".png"])
-    logger.set_tag(run_id, NOTE_TAG, mlflow_view.sweep_note(rows, run_id, figures, len(note.jobs)))
-    page = mlflow_view.save_view(logger, run_id, _result_words(note.overrides), rows)
-    logger.end_run(run_id, failed=complete < len(rows) or not rows, killed=interrupted)
+    with logger.ending(run_id, failed=complete < len(rows) or not rows, killed=interrupted):
+        logger.log_files(run_id, made)
+        logger.log_text(run_id, "comparison.md", comparison.comparison_markdown(rows, len(note.jobs)))
+        logger.log_metrics(run_id, {"jobs": total, "jobs_complete": complete})
+        if search:
+            logger.log_metrics(run_id, search.best_metrics())
+            if not interrupted:  # a parameter of a run stays as it is, and a search that goes on may find a better one
+                logger.log_params(run_id, search.best_params())
+            _log_objectives(logger, rows, search)
+        if shown:
+            logger.log_metrics(run_id, select_numbers(shown.metrics))
+            logger.log_text(run_id, "exhibit.txt", "\n".join(plain_lines(shown.parts)) + "\n")
+        figures = mlflow_view.log_previews(logger, run_id, [path for path in made if path.suffix == ".png"])
+        logger.set_tag(run_id, NOTE_TAG, mlflow_view.sweep_note(rows, run_id, figures, len(note.jobs)))
+        page = mlflow_view.save_view(logger, run_id, _result_words(note.overrides), rows)
     print(tracking.ui_hint(page), file=file, flush=True)
 
 

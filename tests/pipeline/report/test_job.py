@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipeline.report import job as report
 from pipeline.report.comparison import compare_results
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.job_result import read_result
+from pipeline.report.mlflow_logger import MlflowLogger
 from pipeline.report.mlflow_stages import stage_experiment
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import RecordsError
@@ -301,6 +303,22 @@ def test_a_store_that_fails_loses_no_result(artifact, tmp_path):
     assert "exact match 0.667" in file.getvalue()
     assert f"MLflow: could not log to sqlite:///{tmp_path}/file/x.db" in file.getvalue()
     assert read_result(tmp_path / "job").status == "complete"
+
+
+@pytest.mark.parametrize(("problem", "status"), [(OSError("disk full"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
+def test_a_run_that_is_logged_in_part_is_not_left_running(artifact, tmp_path, tracking, monkeypatch, problem, status):
+    def fail(*_):
+        raise problem
+
+    monkeypatch.setattr(MlflowLogger, "log_files", fail)
+    stage = replace(trained(tmp_path / "device_model"), cached=False)
+    with nullcontext() if status == "FAILED" else pytest.raises(KeyboardInterrupt):
+        report.report_job(artifact, context(tmp_path, tracking, stages=(stage,)), io.StringIO())
+    with nullcontext() if status == "FAILED" else pytest.raises(KeyboardInterrupt):
+        report.report_job(artifact, context(tmp_path, tracking), io.StringIO())
+    client, experiment_id = tracking.connect()
+    runs = client.search_runs([experiment_id, stage_experiment(tracking)])
+    assert [one.info.status for one in runs] == [status] * 2
 
 
 def test_a_failed_job_is_recorded_with_its_reason(tmp_path, tracking):

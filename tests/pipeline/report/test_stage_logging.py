@@ -12,6 +12,7 @@ from pipeline.artifacts.stage import Stage
 from pipeline.report import context
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
+from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_logger import NOTE_TAG, MlflowLogger
 from pipeline.report.mlflow_stages import log_stages, stage_experiment
 from tests.pipeline.report.serve_artifact import drawn
@@ -83,6 +84,19 @@ def test_a_stage_whose_settings_cannot_be_read_is_logged(tmp_path, tracking):
     assert (run.info.status, run.data.params) == ("FINISHED", {})
 
 
+def test_a_stage_that_was_built_again_has_another_run(tmp_path, tracking):
+    """It has the same digest; a job that was linked to the former run showed the former numbers."""
+    stage, logger = shown(tmp_path / "stage", '{"mape": 0.05}'), MlflowLogger.open(tracking)
+    (first,) = log_stages(logger, [stage])
+    (stage.path / "metrics.json").write_text('{"mape": 0.04}')
+    file = stage.path / manifest.MANIFEST_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"built": "2027-01-02T03:04:05+00:00"}))
+    (second,) = log_stages(logger, [stage])
+    assert first.run_id != second.run_id
+    assert logger.client.get_run(second.run_id).data.metrics["metrics/mape"] == 0.04
+    assert log_stages(logger, [stage]) == [second]
+
+
 def test_jobs_at_once_log_a_stage_once(tmp_path, tracking):
     stage = shown(tmp_path / "stage", "{}")
     stage_experiment(tracking)
@@ -98,5 +112,6 @@ def test_a_job_that_ends_with_a_report_logs_its_numbers_and_figures(tmp_path, tr
     client, experiment_id = tracking.connect()
     (job,) = client.search_runs([experiment_id])
     assert job.data.metrics["local_latency/cloud/held_out/mape"] == 0.05
+    assert read_result(tmp_path / "job").run_id == job.info.run_id
     files = [item.path for item in client.list_artifacts(job.info.run_id, "local_latency")]
     assert files == ["local_latency/cloud_predicted.png", "local_latency/cloud_residuals.png"]

@@ -91,6 +91,7 @@ def test_a_killed_search_resumes_and_logs_all_trials(run: Run, tracking: Trackin
     (best,) = [one for one in jobs if one.data.params["trial"] == "best"]
     assert parent.data.params["search.stages.cheap.x"] == best.data.params["stages.cheap.x"]
     assert parent.data.metrics["search/stage/cheap/score"] == best.data.metrics["cheap/score"]
+    assert all(one.data.metrics["search/stage/cheap/score"] == one.data.metrics["cheap/score"] for one in jobs)
     assert (parent.info.status, parent.data.metrics["search/trials"]) == ("FINISHED", 3)
 
 
