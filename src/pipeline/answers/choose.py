@@ -132,7 +132,7 @@ class Answer:
     """What was not varied, with the reason."""
 
     @property
-    def sealed(self) -> Row | None:
+    def chosen_held_out(self) -> Row | None:
         """The chosen row on held-out requests; None if it could not be served on them."""
         return next((row for row in self.held_out if row.candidate == self.claimed.candidate), None)
 

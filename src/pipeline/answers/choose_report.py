@@ -65,13 +65,13 @@ def _facts(found: Answer, words: Sequence[str], sentence: str) -> Iterator[tuple
     yield "answer", sentence
     yield "asked", f"{require.describe()}; {' '.join(words) or 'the default testbed and workload'}"
     yield "searched", f"{len(found.tried)} candidates of {len({row.candidate.policy for row in found.tried})} policies"
-    first, sealed = found.question.objective[0], found.sealed
-    if sealed is None:
+    first, chosen = found.question.objective[0], found.chosen_held_out
+    if chosen is None:
         yield "held out", "the chosen row could not be served on held-out requests"
         return
-    kept, best = objective_values(sealed, [first])[0], found.held_out[0]
-    held = "; ".join(text for text, _ in broken(sealed, require)) or "all requirements are kept"
-    yield "held out", f"{_value(sealed, first)} where {_value(found.claimed, first)} was claimed; {held}"
+    kept, best = objective_values(chosen, [first])[0], found.held_out[0]
+    held = "; ".join(text for text, _ in broken(chosen, require)) or "all requirements are kept"
+    yield "held out", f"{_value(chosen, first)} where {_value(found.claimed, first)} was claimed; {held}"
     least = objective_values(best, [first])[0]
     if excess(best, require) == 0 and 0 < least < inf:
         yield (

@@ -121,7 +121,8 @@ class Choosing:
         run = shlex.join(["python", "-m", "pipeline", f"+policy={self.name}", *shown])
         print(f"\npolicy: {policy}\nrun it: {run}\nreport: {folder / 'answer.md'}, {front}", file=asked.out, flush=True)
         metrics = {f"claimed/{key}": value for key, value in found.claimed.metrics.items()}
-        metrics |= {f"held_out/{key}": value for key, value in (found.sealed.metrics if found.sealed else {}).items()}
+        held_out = found.chosen_held_out.metrics if found.chosen_held_out else {}
+        metrics |= {f"held_out/{key}": value for key, value in held_out.items()}
         params = {"require": found.question.require.describe(), "chosen": found.claimed.candidate.described}
         files = [folder / "answer.md", folder / "answer.json", *tables, front, policy]
         asked.log(f"choose {self.name}", params, metrics, files)

@@ -110,8 +110,8 @@ def test_the_answer_is_checked_on_requests_and_seeds_that_the_search_did_not_see
     }  # fmt: skip
     assert not [words for name, cells in served.asked if name in names[: names.index("held-out requests")]
                 for words in cells if "workload.seed=1000" in words]  # fmt: skip
-    assert found.sealed is not None
-    assert found.sealed.metrics[COST] == pytest.approx(1.5 * found.claimed.metrics[COST])
+    assert found.chosen_held_out is not None
+    assert found.chosen_held_out.metrics[COST] == pytest.approx(1.5 * found.claimed.metrics[COST])
     assert found.held_out[0].candidate == found.claimed.candidate
     assert {row.candidate for row in found.held_out} >= {Candidate("cloud"), Candidate("drafts")}
 
