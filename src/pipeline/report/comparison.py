@@ -1,17 +1,19 @@
 """Compares the jobs of a sweep: their choices, their metrics, the best of them, and differences from a baseline."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.artifacts import fingerprint
+from pipeline.artifacts import fingerprint, manifest
 from pipeline.report import job_result
 from pipeline.report.choices import differing_overrides, matches, nearest
 from pipeline.report.estimate import estimate
 from pipeline.report.figures import TradeoffPoint
 from pipeline.report.job_result import JobResult
 from pipeline.report.prompt_sums import PromptSums, prompt_sums, requests_by_prompt
+from pipeline.report.served_dataset import served_dataset
 from pipeline.report.statistics import BOOTSTRAP_SEED, ConfidenceInterval, holm, paired_p_values
 from pipeline.report.summary import QUALITY
 from pipeline.report.sweep_note import SweepNote, read_note
@@ -102,8 +104,9 @@ def compare_results(found: Sequence[JobResult], baseline: str | None = None) -> 
     sums = [_paired_sums(one) for one in found]
     candidates = _baselines(found, choices, baseline)
     against = [nearest(own, candidates, choices) for own in range(len(found))]
-    differences = _differences(found, sums, against)
-    groups = {own: number for number, own in enumerate(dict.fromkeys(map(_prompts, sums))) if own}
+    prompts = [_prompts(one, own) for one, own in zip(found, sums, strict=True)]
+    differences = _differences(found, sums, prompts, against)
+    groups = {own: number for number, own in enumerate(dict.fromkeys(prompts)) if own}
     rows = [
         ComparisonRow(
             one,
@@ -112,7 +115,7 @@ def compare_results(found: Sequence[JobResult], baseline: str | None = None) -> 
             None if other is None else found[other].number,
             differences[place],
             is_baseline=place in candidates,
-            prompts=groups.get(_prompts(own)),
+            prompts=groups.get(prompts[place]),
         )
         for place, (one, chosen, own, other) in enumerate(zip(found, choices, sums, against, strict=True))
     ]
@@ -128,8 +131,13 @@ def _paired_sums(one: JobResult) -> dict[str, PromptSums]:
     return {key: sums for key, sums in found.items() if sums}
 
 
-def _prompts(sums: Mapping[str, PromptSums]) -> tuple[str, ...]:
-    return next((one.prompts for one in sums.values()), ())
+def _prompts(one: JobResult, sums: Mapping[str, PromptSums]) -> tuple[str, ...]:
+    """The data set and the ids of the prompts that are served of it; empty without records."""
+    ids = next((own.prompts for own in sums.values()), ())
+    if not ids or not one.artifact:
+        return ()
+    dataset = served_dataset(manifest.read_manifest(Path(one.artifact)))
+    return (json.dumps(dataset, sort_keys=True), *ids)
 
 
 def _quality(one: JobResult, sums: Mapping[str, PromptSums]) -> ConfidenceInterval | None:
@@ -146,13 +154,16 @@ def _baselines(found: Sequence[JobResult], choices: Sequence[Mapping[str, str]],
 
 
 def _differences(
-    found: Sequence[JobResult], sums: Sequence[Mapping[str, PromptSums]], against: Sequence[int | None]
+    found: Sequence[JobResult],
+    sums: Sequence[Mapping[str, PromptSums]],
+    prompts: Sequence[tuple[str, ...]],
+    against: Sequence[int | None],
 ) -> list[dict[str, Difference]]:
     """The differences of each job, tested together."""
     pairs = [
         (own, other, key)
         for own, other in enumerate(against)
-        if other is not None and _prompts(sums[own]) == _prompts(sums[other])
+        if other is not None and prompts[own] == prompts[other]
         for key in _PAIRED
         if key in sums[own] and key in sums[other]
     ]

@@ -16,6 +16,7 @@ from pipeline.artifacts.manifest import Manifest
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.mlflow_logger import MAX_POINTS, CurvePoint, MlflowLogger, prefix_tags, select_numbers
 from pipeline.report.mlflow_store import Tracking, flatten, mask_secrets
+from pipeline.report.served_dataset import served_dataset
 
 if TYPE_CHECKING:
     from mlflow.entities import Dataset
@@ -212,15 +213,13 @@ def served_datasets(job: JobContext) -> "list[Dataset]":
     found: dict[str, Dataset] = {}
     for stage in job.stages:
         record = manifest.read_manifest(stage.path) if stage.kind == "serve" else None
-        workload = record.args.get("setup", {}).get("workload", {}) if record else {}
-        if workload.get("dataset"):
-            one = _workload_dataset(job, workload)
+        if record and (source := served_dataset(record)):
+            one = _workload_dataset(job, record.args["setup"]["workload"], mask_secrets(source))
             found[one.digest] = one
     return list(found.values())
 
 
-def _workload_dataset(job: JobContext, workload: Mapping[str, Any]) -> "Dataset":
-    source = mask_secrets({"dataset": workload["dataset"], "path": workload.get("path")})
+def _workload_dataset(job: JobContext, workload: Mapping[str, Any], source: Mapping[str, Any]) -> "Dataset":
     digest = hashlib.sha256(json.dumps(source, sort_keys=True, default=str).encode()).hexdigest()
     target = str(workload["dataset"].get("_target_", "dataset")).rpartition(".")[2]
     sizes = {key: workload[key] for key in ("num_prompts", "seed", "devices") if key in workload}

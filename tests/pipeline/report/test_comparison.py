@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.artifacts import manifest
+from pipeline.artifacts.stage import Stage
 from pipeline.command.sweep import status_parts
 from pipeline.errors import ConfigError
 from pipeline.report import comparison, job_result
 from pipeline.report.choices import check_baseline, differing_overrides
 from pipeline.report.comparison import ComparisonRow, compare_jobs
 from pipeline.report.context import JobContext
+from pipeline.report.export.tables import comparison_table
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.records import Records
@@ -116,6 +119,24 @@ def test_p_values_are_adjusted_for_all_tests_of_the_sweep(sweep):
     assert difference(rows[1]).low > 0
     text = "\n".join(plain_lines(comparison.comparison_parts(rows)))
     assert "adjusted by Holm's method for the 8 tests" in " ".join(text.split())
+
+
+def test_jobs_on_two_corpora_are_not_paired_though_their_prompts_have_the_same_ids(tmp_path):
+    """Each corpus of the embedded pair has a prompt test-0."""
+    data = {"_target_": "serving.workload.datasets.tiny.TinyTasks", "corpus": {"_stage_": "corpus"}}
+    for number, seed in enumerate((0, 0, 3)):
+        artifact = drawn(tmp_path / f"serve{number}", right=(1 + number) / 4, n=24)
+        corpus = Stage("corpus", "training.embedded_pair.corpus.build", {"seed": seed})
+        stage = Stage("serve", "serving.stages.serve", {"setup": {"workload": {"dataset": data}}, "run": number},
+                      inputs={"corpus": corpus})  # fmt: skip
+        manifest.write_manifest(stage, artifact, 1.0)
+        finished(tmp_path / "sweep", number, artifact, "+policy=sled", f"training.seed={seed}", f"k={number}")
+    rows = compare_jobs(tmp_path / "sweep")
+    assert [row.prompts for row in rows] == [0, 0, 1]
+    assert [bool(row.differences) for row in rows] == [False, True, False]
+    table = comparison_table(rows, "two corpora", "k=0")
+    assert table.against == {1: 0}
+    assert [row.group for row in table.rows] == ["prompts of job 0", "prompts of job 0", "prompts of job 2"]
 
 
 @pytest.mark.parametrize("name", ["synera", "0.80", "budget=0.8"])

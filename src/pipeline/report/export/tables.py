@@ -29,7 +29,7 @@ def comparison_table(rows: Sequence[ComparisonRow], title: str, baseline: str | 
     """
     keys = [key for key in (QUALITY, *definitions.COMPARED) if any(key in row.result.metrics for row in rows)]
     by_job = [_served(row, keys) for row in rows]
-    groups = _prompt_groups(rows, [served.prompts for served in by_job])
+    groups = _prompt_groups(rows)
     numbered = len({tuple(row.choices.values()) for row in rows}) < len(rows)
     found = [
         ResultRow(_labels(row, numbered), served.cells, group, row.problem or "", served.num_requests)
@@ -48,16 +48,15 @@ class _Served:
     """What a table keeps of a job's records, which may be large."""
 
     cells: tuple[ResultCell, ...]
-    prompts: tuple[str, ...]
     num_requests: int
 
 
 def _served(row: ComparisonRow, keys: Sequence[str]) -> _Served:
     if row.problem is not None:
-        return _Served((), (), 0)
+        return _Served((), 0)
     requests = requests_by_prompt(row.result.artifact)
     cells = tuple(_job_cell(row.result.metrics.get(key), key, requests) for key in keys)
-    return _Served(cells, tuple(requests), sum(map(len, requests.values())))
+    return _Served(cells, sum(map(len, requests.values())))
 
 
 def _labels(row: ComparisonRow, numbered: bool) -> tuple[str, ...]:
@@ -71,22 +70,23 @@ def _quality_name(rows: Sequence[ComparisonRow]) -> str:
 
 
 def _baselines(rows: Sequence[ComparisonRow]) -> dict[int, int]:
+    """The place of each row's baseline, but where it is known that it served other prompts."""
     places = {row.result.number: place for place, row in enumerate(rows)}
-    return {place: places[row.baseline] for place, row in enumerate(rows) if row.baseline is not None}
+    found = {place: places[row.baseline] for place, row in enumerate(rows) if row.baseline is not None}
+    served = [row.prompts for row in rows]
+    return {own: other for own, other in found.items() if len({served[own], served[other]} - {None}) < 2}
 
 
-def _prompt_groups(rows: Sequence[ComparisonRow], prompts: Sequence[tuple[str, ...]]) -> list[str]:
+def _prompt_groups(rows: Sequence[ComparisonRow]) -> list[str]:
     """The name of each row's group; empty where all complete jobs served the same prompts. Without its records, a
     complete job is a group of its own.
     """
-    known = dict.fromkeys(own for row, own in zip(rows, prompts, strict=True) if row.problem is None)
-    if len(known) < 2 and () not in known:
+    complete = [row for row in rows if row.problem is None]
+    if len({row.prompts for row in complete}) < 2 and all(row.prompts is not None for row in complete):
         return [""] * len(rows)
-    names = {own: f"prompts of job {rows[prompts.index(own)].result.number}" for own in known if own}
-    return [
-        names.get(own) or ("no records" if row.problem else f"job {row.result.number}, no records")
-        for row, own in zip(rows, prompts, strict=True)
-    ]
+    names = {row.prompts: f"prompts of job {row.result.number}" for row in reversed(complete)}
+    lost = ["no records" if row.problem else f"job {row.result.number}, no records" for row in rows]
+    return [other if row.prompts is None else names[row.prompts] for row, other in zip(rows, lost, strict=True)]
 
 
 def _job_cell(value: float | None, key: str, requests: RequestsByPrompt) -> ResultCell:
