@@ -29,14 +29,16 @@ def train(
 ) -> TokenRouter:
     """Learns from the states of all rounds in `split`; the threshold is chosen on states of `latest_round`.
 
+    States without a preference count for the threshold: they are routed, too, when the router serves, and both models
+    failed in them, so that they are harder than the others.
+
     With rewards r_S and r_L of the two actions, P(S preferred) = sigmoid(r_S - r_L) (Bradley-Terry): one logit, and
     the cross-entropy of the preferences is the loss. Under the prior (1 - tau, tau) the posterior prefers S where
     (1 - tau) pi_S >= tau (1 - pi_S), that is where pi_S >= tau: tau is a threshold on the score.
     """
     network, training_metrics = mlp.fit_network(split.train, split.validation, seed, trainer, progress)
-    held_out, test = (
-        latest_round.with_preference().for_prompts(part.used_prompt_ids) for part in (split.validation, split.test)
-    )
+    held_out = latest_round.for_prompts(split.validation.used_prompt_ids)
+    test = latest_round.with_preference().for_prompts(split.test.used_prompt_ids)
     return build_router(network, "citer", "below", held_out, test, routed_share, training_metrics)
 
 

@@ -155,7 +155,7 @@ def test_a_router_of_two_rounds_has_the_threshold_of_the_later_one(
     write(folder, later, made_from(first))
     train_citer(out, routes=(first, folder), mlp=BRIEF, routed_share=0.2, trainer=one_thread, **common)
     parts, found = split(concatenate([earlier, later]).with_preference(), 0), load(out)
-    held_out = later.with_preference().for_prompts(parts.validation.used_prompt_ids)
+    held_out = later.for_prompts(parts.validation.used_prompt_ids)
     assert found.heldout_scores == pytest.approx(sorted(found.probabilities(held_out.hidden).tolist()))
     assert found.made_from["rounds"] == "2"
 

@@ -81,13 +81,21 @@ def test_citer_ignores_states_without_preference(one_thread: Trainer) -> None:
     assert one.digest == other.digest
 
 
-def test_the_threshold_is_that_of_states_with_a_preference(one_thread: Trainer) -> None:
-    states = told(80)
-    states.reason[::7] = PREFERENCE_REASONS.index("unasked")
+def test_the_threshold_is_that_of_all_held_out_states(one_thread: Trainer) -> None:
+    """A router that serves meets states whose preference nobody asked for; where these are the hard ones, the share of
+    the others is too small.
+    """
+    states = told(120)
+    hard = np.flatnonzero(~states.small_preferred)
+    states.reason[hard[::2]] = PREFERENCE_REASONS.index("unasked")
     router = trained([states], MLP(hidden_sizes=(8,), dropout=0.0, epochs=2), 0.2, one_thread)
-    known = states.with_preference()
-    held_out = known.for_prompts(split(known, 0).validation.used_prompt_ids)
-    assert router.heldout_scores == tuple(sorted(router.probabilities(held_out.hidden).tolist()))
+    parts = split(states.with_preference(), 0)
+    held_out = states.for_prompts(parts.validation.used_prompt_ids)
+    assert len(held_out) > len(parts.validation)
+    scores = router.probabilities(held_out.hidden).tolist()
+    assert router.heldout_scores == tuple(sorted(scores))
+    assert sum(router.routes(score) for score in scores) == round(0.2 * len(scores))
+    assert router.metrics["test"]["states"] == len(parts.test)
 
 
 def test_the_marginal_likelihood_of_known_probabilities() -> None:
