@@ -22,6 +22,10 @@ from pipeline.config.own_classes import error_text, missing_members
 from pipeline.errors import ConfigError
 
 TARGET = "_target_"
+DATA_REVISION = "_data_"
+"""Beside a class's options in canonical data: what its classmethod `data_revision` says, a digest of data of the
+project that its objects read. It counts for identities, and is no option. None: it is left out.
+"""
 RUNNER_ARGUMENTS = frozenset({"out", "work", "progress"})
 """Arguments that the runner gives to a stage function."""
 
@@ -96,6 +100,8 @@ class ConfigSchema:
                 data[name] = self._coerce_default(parameter, f"{where}.{name}")
             if parameter.omitted_at_default and data[name] == parameter.default:
                 del data[name]
+        if revision := _data_revision(path, where):
+            data[DATA_REVISION] = revision
         return data
 
     def _coerce_default(self, parameter: TargetParameter, where: str) -> Any:
@@ -179,7 +185,8 @@ def construct(data: Any, artifact: Callable[[str], Path | PendingArtifact] | Non
         return artifact(data[REFERENCE]) if artifact else PendingArtifact()
     if CONTENT in data:
         return Path(data["path"])
-    built = {key: construct(value, artifact, f"{where}.{key}") for key, value in data.items() if key != TARGET}
+    options = {key: value for key, value in data.items() if key not in (TARGET, DATA_REVISION)}
+    built = {key: construct(value, artifact, f"{where}.{key}") for key, value in options.items()}
     if TARGET not in data:
         return built
     target = load(data[TARGET], where)
@@ -253,6 +260,11 @@ def load(path: str, where: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{where}: {path} is a {type(found).__name__}; {TARGET} names a class or a function.")
     return found  # type: ignore[no-any-return]
+
+
+def _data_revision(path: str, where: str) -> str | None:
+    found: Callable[[], str | None] | None = getattr(load(path, where), "data_revision", None)
+    return found() if found else None
 
 
 def to_data(value: Any, where: str) -> Any:

@@ -119,6 +119,28 @@ def test_a_later_option_at_its_default_leaves_identities_as_they_were() -> None:
     assert construct(before, None) == Grown()
 
 
+@dataclass(frozen=True)
+class Listed:
+    size: int = 1
+
+    @classmethod
+    def data_revision(cls) -> str | None:
+        return revision
+
+
+revision: str | None = None
+
+
+def test_data_that_a_class_reads_counts_for_identities_once_it_is_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"_target_": f"{ME}.Listed"}
+    before = SCHEMA.coerce_target(node, "")
+    assert before == {**node, "size": 1}
+    monkeypatch.setitem(globals(), "revision", "1a2b")
+    now = SCHEMA.coerce_target(node, "")
+    assert now == {**before, "_data_": "1a2b"}
+    assert construct(now, None) == construct(before, None) == Listed()
+
+
 TAKEN: dict[str, tuple[dict[str, Any], Any]] = {
     "a whole number where a number is wanted": ({"number": 3}, 3.0),
     "one of the allowed": ({"kind": "b"}, "b"),

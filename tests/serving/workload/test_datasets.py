@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from serving.studies.capacity.cases import BlankDataset
+from serving.workload import dataset
 from serving.workload.dataset import quality_note
 from serving.workload.datasets.cnn_dailymail import CNNDailyMail
 from serving.workload.datasets.commonsense_qa import CommonsenseQA
@@ -339,6 +340,18 @@ def test_missing_worked_examples_are_named_by_their_option(tmp_path):
     path = written(tmp_path, QUESTION)
     with pytest.raises(ValueError, match=r"gone does not exist; set workload\.dataset\.shots_path=FILE"):
         CommonsenseQA(path=path, shots=1, shots_path=tmp_path / "gone").prompts()
+
+
+def test_another_list_of_sealed_questions_is_another_identity(monkeypatch):
+    """Kept artifacts have today's lists: these add nothing to an identity. A data set without a list has none."""
+    assert [kind.data_revision() for kind in REAL] == [None] * len(REAL)
+    changed = {GSM8K.name: "0123456789ab", "Lab": "0123456789ab"}
+    monkeypatch.setattr(dataset, "_sealed_list", lambda name: changed.get(name, ""))
+    lab = type("Lab", (GSM8K,), {"name": "Lab"})
+    assert GSM8K.data_revision() == lab.data_revision()
+    assert len(GSM8K.data_revision()) == 12
+    assert type("Other", (GSM8K,), {"name": "Other"}).data_revision() is None
+    assert SST2.data_revision() is not None  # its list is gone
 
 
 def test_a_file_of_ones_own_has_nothing_sealed(tmp_path):
