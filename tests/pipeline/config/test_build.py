@@ -131,7 +131,7 @@ class Listed:
 revision: str | None = None
 
 
-def test_data_that_a_class_reads_counts_for_identities_once_it_is_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_data_that_a_class_reads_counts_for_identities(monkeypatch: pytest.MonkeyPatch) -> None:
     node = {"_target_": f"{ME}.Listed"}
     before = SCHEMA.coerce_target(node, "")
     assert before == {**node, "size": 1}
