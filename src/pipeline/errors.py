@@ -57,6 +57,17 @@ def print_error(problem: str | UserError) -> int:
     return BAD_INPUT
 
 
+def survived_problem(problem: Exception) -> str:
+    """The text of an error that ends one of several jobs. A fault of the project is printed with its traceback, a
+    user's with TANDEM_DEBUG.
+    """
+    if isinstance(problem, UserError):
+        print_wanted_traceback(problem)
+        return str(problem)
+    traceback.print_exception(problem)
+    return f"{type(problem).__name__}: {problem}"
+
+
 def print_wanted_traceback(problem: UserError) -> None:
     """Prints its traceback if TANDEM_DEBUG is set."""
     if os.environ.get("TANDEM_DEBUG"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import UserError
+from pipeline.errors import survived_problem
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,18 +49,22 @@ def composed_cell(words: Sequence[str], config_dir: str | None) -> "Iterator[Dic
 
 
 def run_cell(words: Sequence[str], config_dir: str | None = None) -> CellResult:
-    """Serves a cell, in this process; what is wrong with it is its problem."""
+    """Serves a cell, in this process; what is wrong with it is its problem, be it a fault of the project."""
+    try:
+        return _served_cell(words, config_dir)
+    except Exception as problem:
+        return CellResult(tuple(words), problem=survived_problem(problem).partition("\n")[0])
+
+
+def _served_cell(words: Sequence[str], config_dir: str | None) -> CellResult:
     from pipeline.report.records import Records
     from pipeline.report.summary import summarise
     from pipeline.running import create_job
 
-    try:
-        with composed_cell(words, config_dir) as cfg:
-            job = create_job(cfg)
-            plan = job.plan()
-            folder, _ = job.run([plan.serve])
-    except UserError as problem:
-        return CellResult(tuple(words), problem=str(problem).partition("\n")[0])
+    with composed_cell(words, config_dir) as cfg:
+        job = create_job(cfg)
+        plan = job.plan()
+        folder, _ = job.run([plan.serve])
     records = Records.read(folder)
     found = summarise(records).metrics()
     return CellResult(tuple(words), found, str(folder), records.meta.policy, bool(records.meta.lossless))

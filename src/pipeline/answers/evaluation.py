@@ -11,8 +11,8 @@ from pipeline.artifacts.progress_display import ProgressLines, display_for
 from pipeline.artifacts.stage import Stage
 from pipeline.config.build import construct
 from pipeline.config.plan import Plan
-from pipeline.errors import UserError
-from pipeline.parallel.workers import LostTask, Workers
+from pipeline.errors import UserError, survived_problem
+from pipeline.parallel.workers import LostTask, Workers, run_with_retries
 from pipeline.report.plan import PlannedStage, plan_stages
 from pipeline.running import Job, create_job
 
@@ -40,7 +40,8 @@ class Evaluator:
         tasks = [(words, self.config_dir) for words in missing]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "A worker stopped")  # joblib starts a process anew where it has grown
-            for done, (index, result) in enumerate(self.workers.run(run_cell, tasks, CELL_NBYTES), 1):
+            found = run_with_retries(self.workers, run_cell, tasks, CELL_NBYTES, self._say)
+            for done, (index, result) in enumerate(found, 1):
                 words = missing[index]
                 self.known[words] = CellResult(words, problem=result.reason) if isinstance(result, LostTask) else result
                 lines.progress(done, len(missing))
@@ -70,8 +71,8 @@ class Evaluator:
                         problems[words] = LOSSY
                     else:
                         use(job, plan)
-            except UserError as problem:
-                problems[words] = str(problem).partition("\n")[0]
+            except Exception as problem:
+                problems[words] = survived_problem(problem).partition("\n")[0]
         return problems
 
     def _build(self, job: Job, stages: Sequence[Stage]) -> None:
@@ -81,9 +82,9 @@ class Evaluator:
                 raise UserError(self._failed_stages[stage.digest])
             try:
                 job.run([stage])
-            except UserError as problem:
-                self._failed_stages[stage.digest] = str(problem)
-                raise
+            except Exception as problem:
+                self._failed_stages[stage.digest] = survived_problem(problem)
+                raise UserError(self._failed_stages[stage.digest]) from problem
 
     def planned_stages(
         self, cells: Sequence[Sequence[str]], only_lossless: bool = False

@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 from pipeline.config.compose import written_overrides
-from pipeline.errors import INTERRUPTED, UserError, print_wanted_traceback
+from pipeline.errors import INTERRUPTED, UserError, survived_problem
 from pipeline.report import job_result, sealed_uses
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import mask_override
@@ -173,12 +172,8 @@ def build_stage(launch: Launch, root: Path, force: bool, stage: Stage) -> str:
         runner = Runner(Store(root), call_stage, LineDisplay(sys.stderr), forced, sealed_uses.note_build)
         try:
             runner.ensure_built(stage)
-        except UserError as problem:
-            print_wanted_traceback(problem)
-            return str(problem)
-        except Exception as problem:  # a fault of the project: printed in full
-            traceback.print_exc()
-            return f"{type(problem).__name__}: {problem}"
+        except Exception as problem:
+            return survived_problem(problem)
     return ""
 
 

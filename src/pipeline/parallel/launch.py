@@ -20,7 +20,7 @@ from pipeline.config.compose import written_overrides
 from pipeline.errors import BAD_INPUT, INTERNAL_ERROR, INTERRUPTED, UserError
 from pipeline.parallel import cells
 from pipeline.parallel.cells import Cell, CellEnd, Launch
-from pipeline.parallel.workers import LostTask, Workers
+from pipeline.parallel.workers import RETRIES, LostTask, WorkerCall, Workers, run_with_retries
 from pipeline.report import job_result
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import OFF
@@ -52,7 +52,7 @@ class SweepLaunch:
 
     workers: Workers
     launch: Launch
-    retries: int = 2
+    retries: int = RETRIES
     file: TextIO = field(default_factory=lambda: sys.stdout)
     statuses: dict[int, int] = field(default_factory=dict, init=False)
 
@@ -136,21 +136,9 @@ class SweepLaunch:
                 yield CellEnd(job.number, INTERNAL_ERROR, f"error: job {job.number} was {problem}\n")
 
     def _run_tasks(
-        self, call: Any, tasks: Sequence[tuple[Any, ...]], memory_nbytes: float
-    ) -> Iterator[tuple[int, Any]]:
-        """Each task's index and result, the last round's `LostTask` where it was lost in every round."""
-        waiting = list(range(len(tasks)))
-        for round_number in range(self.retries + 1):
-            lost: list[int] = []
-            for at, result in self.workers.run(call, [tasks[index] for index in waiting], memory_nbytes):
-                if isinstance(result, LostTask) and round_number < self.retries:
-                    lost.append(waiting[at])
-                else:
-                    yield waiting[at], result
-            if not lost:
-                return
-            self._say(f"{len(lost)} tasks lost their worker and start again")
-            waiting = sorted(lost)
+        self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], memory_nbytes: float
+    ) -> Iterator[tuple[int, Any | LostTask]]:
+        return run_with_retries(self.workers, call, tasks, memory_nbytes, self._say, self.retries)
 
     def _print(self, end: CellEnd) -> None:
         if end.printed:

@@ -17,6 +17,8 @@ from pipeline.errors import ConfigError
 
 WorkerCall = Callable[..., Any]
 """A function of an importable module: its arguments and its result travel between processes."""
+RETRIES = 2
+"""Times that a task begins again whose worker process or host died."""
 _MIN_WORKER_NBYTES = 5e8
 """A worker process that has imported the pipeline and simulates."""
 _POLL_S = 1.0
@@ -47,6 +49,27 @@ class Workers(Protocol):
         self, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float
     ) -> Iterator[tuple[int, Any | LostTask]]:
         """Calls `call(*task)` for each task; yields its index and its result, or a `LostTask`, as tasks end."""
+
+
+def run_with_retries(
+    workers: Workers, call: WorkerCall, tasks: Sequence[tuple[Any, ...]], job_nbytes: float,
+    say: Callable[[str], None], retries: int = RETRIES,
+) -> Iterator[tuple[int, Any | LostTask]]:  # fmt: skip
+    """As `Workers.run`, in rounds: what a round lost runs in the next one. A `LostTask` is the last round's, for a task
+    that was lost in every round.
+    """
+    waiting = list(range(len(tasks)))
+    for round_number in range(retries + 1):
+        lost: list[int] = []
+        for at, result in workers.run(call, [tasks[index] for index in waiting], job_nbytes):
+            if isinstance(result, LostTask) and round_number < retries:
+                lost.append(waiting[at])
+            else:
+                yield waiting[at], result
+        if not lost:
+            return
+        say(f"{len(lost)} tasks lost their worker and start again")
+        waiting = sorted(lost)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,16 @@ import pytest
 from pipeline import api
 from pipeline.answers.asked import Asked, check_no_option
 from pipeline.answers.candidates import Candidate
+from pipeline.answers.cell import CellResult
 from pipeline.answers.choose import Effort, Question, Search
 from pipeline.answers.choosing import Choosing
 from pipeline.answers.evaluation import LOSSY, Evaluator
 from pipeline.answers.leaderboard import Leaderboard
 from pipeline.answers.requirements import Requirements
+from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import StoreError
 from pipeline.errors import ConfigError, UserError
+from pipeline.parallel.workers import LostTask
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.plan import PlannedStage
 from tests.pipeline.answers.test_choose import COST, EFFORT, SERVICE, FormulaEvaluator, formula
@@ -148,3 +152,53 @@ def test_planning_tells_the_problem_of_a_cell_and_looks_at_each_once(
     assert evaluator.planned_stages(cells) == ([], expected)
     assert evaluator.build_inputs(cells) == expected
     assert asked == [("policy=sled",)] * 2
+
+
+def test_a_fault_of_the_project_in_one_candidate_ends_no_question(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: Sequence[str], config_dir: str | None) -> None:
+        raise IndexError("no such\nqueue")
+
+    monkeypatch.setattr("pipeline.answers.cell.composed_cell", fail)
+    monkeypatch.setattr("pipeline.answers.evaluation.composed_cell", fail)
+    evaluator, words = Evaluator(Inline()), ("policy=sled",)
+    assert [one.problem for one in evaluator.evaluate("cells", [words])] == ["IndexError: no such"]
+    assert capsys.readouterr().err.count("Traceback") == 1
+    assert evaluator.build_inputs([words]) == {words: "IndexError: no such"}
+
+
+def test_a_fault_in_a_stage_is_the_problem_of_all_its_cells_and_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_stages: Sequence[Stage]) -> None:
+        raise IndexError("no such queue")
+
+    evaluator, job = Evaluator(Inline()), SimpleNamespace(run=fail)
+    for _ in range(2):
+        with pytest.raises(UserError, match="IndexError: no such queue"):
+            evaluator._build(job, [Stage("corpus", "f", {})])  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
+def test_a_cell_whose_worker_died_is_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.answers.evaluation.run_cell", lambda words, _: CellResult(words, {"x": 1.0}))
+    out, one, other = StringIO(), ("seed=0",), ("seed=1",)
+    once = Evaluator(Inline(lost=[other]), file=out)
+    assert [found.metrics for found in once.evaluate("cells", [one, other])] == [{"x": 1.0}] * 2
+    assert "1 tasks lost their worker and start again" in out.getvalue()
+    always = Evaluator(Inline(lost=[other] * 3), file=out)
+    assert [found.problem for found in always.evaluate("cells", [one, other])] == [None, "its host died"]
+
+
+@dataclass
+class Inline:
+    """Calls in this process; `lost` has the words whose task is lost, once for each time."""
+
+    lost: list[tuple[str, ...]] = field(default_factory=list)
+
+    def run(self, call: Any, tasks: Any, job_nbytes: float) -> Any:
+        for index, task in enumerate(tasks):
+            if task[0] in self.lost:
+                self.lost.remove(task[0])
+                yield index, LostTask("its host died")
+            else:
+                yield index, call(*task)
