@@ -46,19 +46,25 @@ def measure_inversion(
     """Recovers tokens from the hidden states of a trace, on texts that the probe was not trained on: rows.json.
 
     Uploaded states are attacked by a linear probe and by the nearest embedding, which needs no training; downloaded
-    states by the model's own head, which the cloud knows. The baseline is the most frequent token.
+    states by the model's own head, which the cloud knows. The baseline is the most frequent token. `seed` splits the
+    texts, `probe.seed` draws the probe's batches; its weights begin at 0. The probe alone runs on the trainer's device.
     """
     from serving.engines.torch.model import load_model
     from training.hat import trace as traces
 
     found = traces.read(trace)
     with trainer.using_threads():
-        rows = _recovery_rows(found, load_model(cloud.name_or_path), probe, seed, progress)
+        rows = _recovery_rows(found, load_model(cloud.name_or_path), probe, seed, trainer.torch_device, progress)
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")
 
 
 def _recovery_rows(
-    trace: "HiddenStateTrace", model: "DecomposedModel", probe: LinearProbe, seed: int, progress: Progress
+    trace: "HiddenStateTrace",
+    model: "DecomposedModel",
+    probe: LinearProbe,
+    seed: int,
+    device: str,
+    progress: Progress,
 ) -> dict[str, dict[str, float]]:
     split = trace.split(seed)
     train, test = _token_indices(trace, split.train), _token_indices(trace, (*split.validation, *split.test))
@@ -73,7 +79,7 @@ def _recovery_rows(
     )
     for i, number_format in enumerate(number_formats):
         rows[f"uploaded in {number_format}, linear probe"] = _probe_shares(
-            trace, _round_trip(trace.shallow, number_format), train, test, model.vocab_size, probe
+            trace, _round_trip(trace.shallow, number_format), train, test, model.vocab_size, probe, device
         )
         progress(i + 1, len(number_formats), f"probe on {number_format}")
     rows["downloaded, the model's own head"] = {"next_token_accuracy": _predicted_next_share(trace, model, test)}
@@ -81,9 +87,15 @@ def _recovery_rows(
 
 
 def _probe_shares(
-    trace: "HiddenStateTrace", states: "Tensor", train: "Tensor", test: "Tensor", vocabulary: int, probe: LinearProbe
+    trace: "HiddenStateTrace",
+    states: "Tensor",
+    train: "Tensor",
+    test: "Tensor",
+    vocabulary: int,
+    probe: LinearProbe,
+    device: str,
 ) -> dict[str, float]:
-    predict = _train_probe(states, trace.tokens, train, vocabulary, probe)
+    predict = _train_probe(states, trace.tokens, train, vocabulary, probe, device)
     return _recovered_shares(trace, test, lambda at: predict(states[at]))
 
 
@@ -102,28 +114,32 @@ def _round_trip(states: "Tensor", number_format: HiddenDtype) -> "Tensor":
 
 
 def _train_probe(
-    states: "Tensor", tokens: "Tensor", token_indices: "Tensor", vocabulary: int, probe: LinearProbe
+    states: "Tensor", tokens: "Tensor", token_indices: "Tensor", vocabulary: int, probe: LinearProbe, device: str
 ) -> "Callable[[Tensor], Tensor]":
-    """Trains a linear probe; the returned function predicts the token of each state."""
+    """Trains a linear probe on `device`, where the returned function predicts the token of each state.
+
+    All tensors are of the CPU, as are the drawn batches, which are the same on any device.
+    """
     import torch
     import torch.nn.functional as F
 
     generator = torch.Generator().manual_seed(probe.seed)
-    mean, deviation = states[token_indices].mean(0), states[token_indices].std(0).clamp_min(1e-6)
-    linear = torch.nn.Linear(states.shape[1], vocabulary)
+    mean = states[token_indices].mean(0).to(device)
+    deviation = states[token_indices].std(0).clamp_min(1e-6).to(device)
+    linear = torch.nn.Linear(states.shape[1], vocabulary).to(device)
     torch.nn.init.zeros_(linear.weight)
     torch.nn.init.zeros_(linear.bias)
     optimizer = torch.optim.AdamW(linear.parameters(), lr=probe.learning_rate)
     for _ in range(probe.steps):
         at = token_indices[torch.randint(len(token_indices), (probe.batch_size,), generator=generator)]
-        loss = F.cross_entropy(linear((states[at] - mean) / deviation), tokens[at].long())
+        loss = F.cross_entropy(linear((states[at].to(device) - mean) / deviation), tokens[at].long().to(device))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def predict(hidden: "Tensor") -> "Tensor":
         with torch.no_grad():
-            found: Tensor = linear((hidden - mean) / deviation).argmax(-1)
+            found: Tensor = linear((hidden.to(device) - mean) / deviation).argmax(-1).cpu()
         return found
 
     return predict
