@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from serving.progress import Progress
+from serving.workload.metrics import Rouge1
+from serving.workload.prompt import Prompt
 from training.embedded_pair import corpus as corpora
 from training.embedded_pair import tokenizer as tokenizers
 from training.embedded_pair.draft_quality import DraftQuality, measure_drafts, tokens_per_round
@@ -111,7 +113,10 @@ def measure_pair(
 
 
 def exact_match(output: str, reference: str) -> bool:
-    """True if the texts are equal apart from white space and case."""
+    """True if the texts are equal apart from white space and case.
+
+    What is served is scored by `serving.workload.metrics.ExactMatch`: by the item's own `match_rule`, case-sensitive.
+    """
     return " ".join(output.lower().split()) == " ".join(reference.lower().split())
 
 
@@ -123,9 +128,7 @@ def _first_items(rows: Sequence[ReportRow], per_task: int) -> list[ReportRow]:
 
 
 def _score_outputs(model: str, rows: Sequence[ReportRow], texts: Sequence[str]) -> list[ReportRow]:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(["rouge1"])
+    rouge_1 = Rouge1()
     return [
         {
             "model": model,
@@ -134,7 +137,7 @@ def _score_outputs(model: str, rows: Sequence[ReportRow], texts: Sequence[str]) 
             "output": text,
             "reference": row["reference"],
             "exact_match": exact_match(text, row["reference"]),
-            "rouge1": scorer.score(row["reference"], text)["rouge1"].fmeasure,
+            "rouge1": rouge_1.score(text, Prompt(row["id"], "", (row["reference"],), row["task"])),
         }
         for row, text in zip(rows, texts, strict=True)
     ]

@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from serving.progress import silent
+from serving.workload.metrics import Rouge1
+from serving.workload.prompt import Prompt
 from training.embedded_pair import quality
 from training.embedded_pair.quality import scorecard
 from training.embedded_pair.tasks import TASKS
@@ -29,6 +31,14 @@ def test_scores_of_known_outputs() -> None:
     assert scores["mean_exact_match"] == pytest.approx(0.5)
     assert scores["rouge1"]["summary"] == pytest.approx(2 / 3)
     assert scores["mean_rouge1"] == pytest.approx((3 + 4 / 3) / 6)
+
+
+def test_rouge_1_is_that_of_what_is_served() -> None:
+    """With stemming: an inflected word counts."""
+    (row,) = [{"id": "1", "task": "summary", "reference": "Ada keeps two kites."}]
+    (graded,) = quality._score_outputs("large", [row], ["Ada kept one kite."])
+    assert graded["rouge1"] == pytest.approx(2 / 4)
+    assert graded["rouge1"] == Rouge1().score("Ada kept one kite.", Prompt("1", "", (row["reference"],), "summary"))
 
 
 def measured(out: Path, corpus: Path, large: Path, small: Path, items: int) -> dict[str, Any]:
