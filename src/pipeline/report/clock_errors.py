@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.config.arguments import conf_dir
+from serving.hardware.error_pools import processor_of
 
 _ROOFLINE = re.compile(
     r"roofline of (?P<chip>\S+) in mode (?P<mode>[^;(),]*),[^;()]* (?P<software>\w+) "
@@ -55,17 +56,10 @@ def with_errors(timing: str, errors: Errors | None = None, modes: Modes | None =
 
 
 def _with_mode(found: re.Match[str], text: str, measured: Modes) -> str:
-    modes = measured.get((_processor(found["chip"]), found["software"]), frozenset())
+    modes = measured.get((processor_of(found["chip"]), found["software"]), frozenset())
     if not found["evidence"].startswith("measured") or not modes or found["mode"] in modes:
         return text
     return f"{text[:-1]}; no row is of mode {found['mode']})"
-
-
-def _processor(chip: str) -> str:
-    """The chip's name without its memory, as of `training.latency.published_speeds.silicon_of`, which nothing in
-    `pipeline` may import.
-    """
-    return re.sub(r"_\d+gb|_super$", "", chip)
 
 
 def _with_error(found: re.Match[str], errors: Errors) -> str:
@@ -92,7 +86,7 @@ def _project_modes() -> Modes:
     with (folder / "measured" / "speeds.csv").open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
             mode = row["mode"] or _default_mode(folder / "chip" / f"{row['chip']}.yaml")
-            found[_processor(row["chip"]), row["software"]].add(mode)
+            found[processor_of(row["chip"]), row["software"]].add(mode)
     return {place: frozenset(modes) for place, modes in found.items()}
 
 

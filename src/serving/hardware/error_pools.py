@@ -1,6 +1,7 @@
 """The pools of held-out errors that draws of the clock take, and which chip, mode and software takes which.
 
-The pipeline imports this module, too, to tell whether kept draws would be taken from other pools today.
+The pipeline imports this module, too, to tell whether kept draws would be taken from other pools today, and which chips
+share a processor.
 """
 
 import hashlib
@@ -86,6 +87,12 @@ class ClockErrors:
 
 
 ERROR_LISTS = ("decode", "prefill", "decode_unmeasured", "prefill_unmeasured")
+
+
+def processor_of(chip: str) -> str:
+    """The chip's name without its memory: boards of one family share their processor."""
+    words = chip.removesuffix("_super").split("_")
+    return "_".join(word for word in words if not word.endswith("gb"))
 
 
 def is_checked(source: str) -> bool:

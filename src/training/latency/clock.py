@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from serving.hardware.chip import Chip
-from serving.hardware.error_pools import HELD_OUT_ERROR
+from serving.hardware.error_pools import HELD_OUT_ERROR, processor_of
 from training.fitting.figures import save_figure
 from training.latency.former_clock import FormerClock
 from training.latency.kernel_fit import COMBINATIONS, kernel_errors
-from training.latency.published_speeds import PublishedSpeed, silicon_of
+from training.latency.published_speeds import PublishedSpeed
 from training.latency.speed_fit import KERNELS, Array, SpeedFit
 
 Split = Literal["source", "model", "processor"]
@@ -246,7 +246,7 @@ def measured_modes(speeds: Sequence[PublishedSpeed], chips: Sequence[Chip]) -> d
     """Chip -> software -> the power modes with a row; boards of one processor share theirs, as they share figures."""
     found: dict[str, dict[str, list[str]]] = {}
     for chip in sorted((one for one in chips if one.has_peaks), key=lambda one: one.name):
-        own = [one for one in speeds if one.silicon == silicon_of(chip) and one.software != KERNELS]
+        own = [one for one in speeds if one.silicon == processor_of(chip.name) and one.software != KERNELS]
         by_software = _modes_by_software(own)
         found[chip.name] = {software: sorted(by_software[software]) for software in sorted(by_software)}
     return found
@@ -277,7 +277,7 @@ def held_out_csv(found: Sequence[HeldOut], chips: Sequence[Chip]) -> str:
     by_software = _by(apart, lambda one: f",{one.speed.software},{one.kind}")
     boards: dict[str, list[str]] = defaultdict(list)
     for chip in chips:
-        boards[silicon_of(chip)].append(chip.name)
+        boards[processor_of(chip.name)].append(chip.name)
     lines = [
         f"{board},{rest},{_held_out_cells(rows)}"
         for label, rows in by_group.items()
@@ -351,7 +351,7 @@ def software_yaml(
 def _software_of(
     chip: Chip, fit: SpeedFit, speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut]
 ) -> dict[str, dict[str, Any]]:
-    silicon = silicon_of(chip)
+    silicon = processor_of(chip.name)
     stand_in, borrowed = STAND_INS.get(silicon, ("", ()))
     measured = {
         name: fit.efficiency(silicon, name, f"measured: fitted to {evidence(speeds, found, (silicon, name))}")

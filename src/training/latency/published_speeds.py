@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from serving.hardware.architecture import Architecture, Precision
 from serving.hardware.chip import Chip
+from serving.hardware.error_pools import processor_of
 from serving.hardware.latency import ForwardLoad, batch_load
 from training.latency.benchmark_json import MAX_TOKENS, check_size
 
@@ -49,7 +50,7 @@ class PublishedSpeed:
 
     @property
     def silicon(self) -> str:
-        return silicon_of(self.chip)
+        return processor_of(self.chip.name)
 
     @property
     def power_mode(self) -> str:
@@ -69,12 +70,6 @@ class PublishedSpeed:
     def load(self) -> ForwardLoad:
         head_tokens = 0 if self.phase == "linear" else self.batch
         return batch_load(self.architecture.layers, [(self.cached_tokens, self.new_tokens)] * self.batch, head_tokens)
-
-
-def silicon_of(chip: Chip) -> str:
-    """The chip's name without its memory: boards of one family share their processor."""
-    words = chip.name.removesuffix("_super").split("_")
-    return "_".join(word for word in words if not word.endswith("gb"))
 
 
 def row_key(speed: PublishedSpeed) -> tuple[object, ...]:
