@@ -79,8 +79,9 @@ def _is_type_checking(node: ast.AST) -> bool:
 PROGRAMS = {"serving.cloud", "serving.device", "serving.page"}
 """These modules are run as programs, and only then import the pipeline, which composes their configuration."""
 SHARED = {"serving.metrics.definitions", "serving.hardware.error_pools"}
-"""The exceptions: the pipeline imports from `serving` the definitions of metrics, which are plain data, and the rules by
-which draws of the clock take their errors and chips share a processor."""
+"""The exceptions: the pipeline imports from `serving` the definitions of metrics, which are plain data, and the rules
+by which draws of the clock take their errors and chips share a processor.
+"""
 
 
 def broken(paths: list[Path], forbidden: set[str], everywhere: bool) -> list[str]:

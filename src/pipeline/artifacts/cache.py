@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.artifacts import manifest as record
 from pipeline.artifacts.build_lock import keys_in_use, registration_lock
 from pipeline.artifacts.manifest import Manifest
+from pipeline.artifacts.nbytes import format_nbytes
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 
@@ -269,15 +270,6 @@ def _parser() -> argparse.ArgumentParser:
     cleaning.add_argument("--yes", action="store_true", help="do it; without this, only say what would be freed")
     commands.add_parser("why", help="why each stage of a run would run; takes the run's own arguments", add_help=False)
     return parser
-
-
-def format_nbytes(nbytes: float) -> str:
-    """Bytes for people: 512 B, 1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 999.95:  # which one decimal would round up
-            return f"{nbytes:.{0 if unit == 'B' else 1}f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
 
 
 def _count_by_stage(keys: Sequence[str]) -> str:

@@ -41,9 +41,10 @@ class Store:
 
     def path(self, stage: Stage) -> Path:
         """The folder of the artifact, which may not exist."""
-        return self._folder(stage.name, stage.digest)
+        return self.folder(stage.name, stage.digest)
 
-    def _folder(self, name: str, digest: str) -> Path:
+    def folder(self, name: str, digest: str) -> Path:
+        """As `path`, of the stage with this name and digest."""
         return self.root / name / digest[:16]
 
     def has(self, stage: Stage) -> bool:
@@ -93,7 +94,7 @@ class Store:
         return estimates.estimate(stage, latest, speed, pair_parameters, cache(self._maker))
 
     def _maker(self, name: str, digest: str) -> str | None:
-        found = record.read_manifest(self._folder(name, digest))
+        found = record.read_manifest(self.folder(name, digest))
         return found.target if found else None
 
     def content_digest(self, path: Path) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts.environment import DISTRIBUTION
+from pipeline.artifacts.nbytes import format_nbytes
 from pipeline.report.clock_errors import with_errors
 from pipeline.report.context import JobContext
 from pipeline.report.estimate import estimate
@@ -20,7 +21,6 @@ from pipeline.report.table import (
     ReportPart,
     Table,
     format_metric,
-    format_nbytes,
     format_number,
     format_percent,
     format_with_unit,

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
+from pipeline.artifacts.nbytes import format_nbytes
 from serving.metrics.definitions import MetricSpec
 
 if TYPE_CHECKING:
@@ -249,14 +250,6 @@ def _decimals(value: float) -> int:
 def format_percent(share: float | None) -> str:
     """A share as a percentage with one decimal."""
     return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def format_nbytes(nbytes: float) -> str:
-    """Bytes in B, kB or MB (powers of ten)."""
-    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{format_number(nbytes / scale)} {unit}"
-    return f"{format_number(nbytes)} B"
 
 
 def format_metric(metric: MetricSpec, value: float | None) -> str:

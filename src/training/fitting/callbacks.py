@@ -151,25 +151,35 @@ class EarlyStoppingByEpoch(BestWeights):
         return {"epochs": len(losses), "best_epoch": 1 + self.best_index, "validation_losses": losses}
 
 
-class EarlyStoppingByStep(BestWeights):
-    """Evaluates the held-out loss every `eval_steps` steps and at the last one; stops after `patience` evaluations
-    without a lower loss.
+class BestWeightsByStep(BestWeights):
+    """Base class: there is an evaluation every `eval_steps` steps, and one at the last of `steps`."""
 
-    The trained module has `trained_module`, whose weights are kept, and `loss(batch)`.
-    """
-
-    def __init__(self, held_out: Any, eval_steps: int, steps: int, patience: int) -> None:
+    def __init__(self, eval_steps: int, steps: int) -> None:
         super().__init__()
-        self._held_out, self._eval_steps, self._steps, self._patience = held_out, eval_steps, steps, patience
+        self._eval_steps, self._steps = eval_steps, steps
 
     @property
     def best_step(self) -> int:
         """Steps taken before the best evaluation."""
         return min(self._steps, (self.best_index + 1) * self._eval_steps)
 
+    def is_evaluated(self, step: int) -> bool:
+        """True if there is an evaluation after this number of steps."""
+        return step % self._eval_steps == 0 or step == self._steps
+
+
+class EarlyStoppingByStep(BestWeightsByStep):
+    """Evaluates the held-out loss; stops after `patience` evaluations without a lower one.
+
+    The trained module has `trained_module`, whose weights are kept, and `loss(batch)`.
+    """
+
+    def __init__(self, held_out: Any, eval_steps: int, steps: int, patience: int) -> None:
+        super().__init__(eval_steps, steps)
+        self._held_out, self._patience = held_out, patience
+
     def on_train_batch_end(self, trainer: LightningTrainer, module: Any, *_: Any) -> None:
-        step = trainer.global_step
-        if not self._patience_exhausted and (step % self._eval_steps == 0 or step == self._steps):
+        if not self._patience_exhausted and self.is_evaluated(trainer.global_step):
             with torch.no_grad():
                 self.add(float(module.loss(self._held_out.to(module.device))), module.trained_module)
         if self._patience_exhausted:

@@ -15,7 +15,7 @@ from lightning.pytorch import Trainer as LightningTrainer
 from serving.learned.dispatch_network import DispatchNetwork
 from serving.policy.slots.dispatch import LearnedDispatch
 from serving.progress import Progress
-from training.fitting.callbacks import CHECKPOINT_FILE, BestWeights, Checkpointer, StepHistory
+from training.fitting.callbacks import CHECKPOINT_FILE, BestWeightsByStep, Checkpointer, StepHistory
 from training.fitting.recipe import ReinforceRecipe
 from training.fitting.trainer import Trainer
 from training.hyperion.environment import DispatchEnvironment, Episode
@@ -23,19 +23,14 @@ from training.hyperion.reinforce import ReinforceModule, StepLoader, TrainableDi
 from training.hyperion.serving_eval import mean_normalised_latency
 
 
-class WeightAveraging(BestWeights):
-    """Averages the weights after every step, and evaluates the average on the held-out episodes every `eval_steps`
-    steps and at the last one. Both survive a restart.
+class WeightAveraging(BestWeightsByStep):
+    """Averages the weights after every step, and evaluates the average on the held-out episodes. It survives a restart
+    as the best weights do.
     """
 
     def __init__(self, network: TrainableDispatchNetwork, held_out: Sequence[Episode], recipe: ReinforceRecipe) -> None:
-        super().__init__()
-        self._average, self._held_out, self._recipe = copy.deepcopy(network), held_out, recipe
-
-    @property
-    def best_step(self) -> int:
-        """Steps taken before the best evaluation."""
-        return min(self._recipe.steps, (self.best_index + 1) * self._recipe.eval_steps)
+        super().__init__(recipe.eval_steps, recipe.steps)
+        self._average, self._held_out, self._ema_decay = copy.deepcopy(network), held_out, recipe.ema_decay
 
     def best_network(self) -> TrainableDispatchNetwork:
         """A network with the best weights."""
@@ -45,8 +40,8 @@ class WeightAveraging(BestWeights):
 
     def on_train_batch_end(self, trainer: LightningTrainer, module: ReinforceModule, *_: Any) -> None:  # type: ignore[override]
         step = trainer.global_step
-        self._update_average(module.network, min(self._recipe.ema_decay, step / (step + 10)))
-        if step % self._recipe.eval_steps == 0 or step == self._recipe.steps:
+        self._update_average(module.network, min(self._ema_decay, step / (step + 10)))
+        if self.is_evaluated(step):
             self.add(mean_normalised_latency(LearnedDispatch(self._average.export()), self._held_out), self._average)
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.artifacts import cache
 from pipeline.artifacts.build_lock import hold_build_lock
+from pipeline.artifacts.nbytes import format_nbytes
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
@@ -47,7 +48,7 @@ def test_cache_list_shows_size_age_and_relations(store: Store, capsys: pytest.Ca
     assert run(store, "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["NAME", "DIGEST", "SIZE", "AGE", "BUILT", "FROM", "USED", "BY"]
-    assert lines[1].split()[:7] == ["corpus", CORPUS.digest[:12], "1.5", "kB", *lines[1].split()[4:6], "-"]
+    assert lines[1].split()[:7] == ["corpus", CORPUS.digest[:12], "1.50", "kB", *lines[1].split()[4:6], "-"]
     assert lines[1].split()[7:] == ["2", "model"]
     (model,) = (line for line in lines if MODEL.digest[:12] in line.split()[1])
     assert model.split()[6:] == [CORPUS.key, "report"]
@@ -120,7 +121,7 @@ def test_cache_clean_removes_nothing_without_yes(store: Store, capsys: pytest.Ca
 def test_cache_clean_sums_what_it_frees(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     files = [path for stage in (REPORT, OTHER) for path in store.path(stage).iterdir()]
     run(store, "clean", "report")
-    freed = cache.format_nbytes(sum(path.stat().st_size for path in files))
+    freed = format_nbytes(sum(path.stat().st_size for path in files))
     assert capsys.readouterr().out.splitlines()[-1] == f"{freed:>9}  would be freed; add --yes to do it"
 
 
@@ -313,14 +314,6 @@ def test_without_a_command_the_commands_are_explained(store: Store, capsys: pyte
     assert run(store) == 0
     said = capsys.readouterr().out
     assert all(f"python -m pipeline cache {command}" in said for command in ("list", "check", "clean", "why"))
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1500, "1.5 kB"), (999_960, "1.0 MB"), (2e12, "2.0 TB")],
-)
-def test_sizes_are_printed_with_a_unit(nbytes: float, text: str) -> None:
-    assert cache.format_nbytes(nbytes) == text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pipeline.report.table import (
     LabelledTexts,
     Remark,
     Table,
-    format_nbytes,
     format_number,
     format_percent,
     plain_lines,
@@ -120,9 +119,8 @@ def test_numbers_are_printed_with_three_significant_digits(value, text):
     assert format_number(value) == text
 
 
-def test_shares_and_sizes_are_printed_with_units():
+def test_shares_are_printed_with_a_unit():
     assert [format_percent(None), format_percent(0.1234)] == ["-", "12.3 %"]
-    assert [format_nbytes(999), format_nbytes(1200), format_nbytes(3.4e6)] == ["999 B", "1.20 kB", "3.40 MB"]
 
 
 def test_labels_beside_a_value_as_wide_as_the_page_can_still_be_read():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts.manifest import read_manifest
+from pipeline.artifacts.store import Store
 from pipeline.errors import ConfigError, UserError
 from pipeline.report import job_result
 from pipeline.report.choices import split_override
@@ -202,7 +203,7 @@ def _stage_exhibit(artifact: Path) -> RenderedExhibit | None:
     stage = (manifest.args.get("table") or {}).get("_stage_") if manifest else None
     if manifest is None or stage not in manifest.inputs:
         return None
-    table = artifact.parents[1] / stage / manifest.inputs[stage][:16]
+    table = Store(artifact.parents[1]).folder(stage, manifest.inputs[stage])
     exhibit = construct(manifest.args[CONFIG_KEY], None, CONFIG_KEY)
     if not isinstance(exhibit, Exhibit) or not (table / ROWS_FILE).is_file():
         return None
