@@ -116,8 +116,7 @@ class SweepLaunch:
         batches = [tuple(jobs[at : at + size]) for at in range(0, len(jobs), size)]
         tasks, ended = [(self.launch, batch) for batch in batches], 0
         for index, ends in self._run_tasks(cells.run_cells, tasks, memory_nbytes):
-            lost = isinstance(ends, LostTask)
-            for end in self._lost_ends(batches[index], ends) if lost else ends:
+            for end in self._lost_ends(batches[index], ends) if isinstance(ends, LostTask) else ends:
                 self.statuses[end.number] = end.status
                 ended += 1
                 self._print(end)
