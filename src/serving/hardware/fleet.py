@@ -73,11 +73,11 @@ class Fleet:
             self.chip.mode(mode)
         if self.software is not None and self.timing == "roofline":
             self.chip.software_name(self.software)
-        self._check_fitted()
-        self._check_heat()
         if self.timing not in ("roofline", "profile", *self.chip.fitted):
             known = ", ".join(("roofline", "profile", *self.chip.fitted))
             raise ValueError(f"fleet of {self.chip.name}: unknown timing {self.timing!r}; use one of {known}.")
+        self._check_fitted()
+        self._check_heat()
 
     def _check_fitted(self) -> None:
         """Fitted coefficients hold only for one chip in the default mode, and a profile is named by the chip."""

@@ -115,6 +115,7 @@ def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
         ({"tensor_parallel": 0}, "tensor_parallel=0 must be at least 1"),
         ({"precision": "fp8"}, "unknown precision 'fp8'; use one of fp32, fp16, int8, int4"),
         ({"timing": "wisp"}, "unknown timing 'wisp'; use one of roofline, profile"),
+        ({"timing": "roofine", "tensor_parallel": 2}, "unknown timing 'roofine'; use one of roofline, profile"),
         ({"timing": "profile"}, r"timing=profile needs the chip's profile, .* set timing=roofline, or give the chip's"),
     ],
 )
