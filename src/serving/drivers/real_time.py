@@ -56,8 +56,8 @@ Transmit: TypeAlias = Callable[[str, str, Message], None]
 """Passes (sender, receiver, message) to a transport; never blocks."""
 
 
-_MAX_PENDING_EVENTS = 4096
-"""Waiting events above which transports stop reading."""
+_MAX_UNDELIVERED = 4096
+"""Messages from transports that wait for their nodes; at this number transports stop reading."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class RealTimeDriver:
         self._transmitters: dict[str, Transmit] = {}
         self._emit_callbacks: list[Callable[[EmitTokens, float], None]] = []
         self._wakeup = asyncio.Event()
-        self._num_in_flight = 0
+        self._num_in_flight = self._num_undelivered = 0
         self._departed_serial = 0
         self._error: BaseException | None = None
         self._thread = ThreadPoolExecutor(1, "chip")
@@ -112,7 +112,9 @@ class RealTimeDriver:
     # Before it runs.
 
     def add(self, name: str, node: Node, compute: ComputeResource) -> None:
-        """Adds a node to this process, or replaces the node of that name after a restart of its host."""
+        """Raises ValueError for a name that a node of this process has."""
+        if name in self._nodes:
+            raise ValueError(f"a node of this process is called {name!r} already; give each node a name of its own")
         self._nodes[name], self._compute[name] = node, compute
 
     def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
@@ -145,16 +147,17 @@ class RealTimeDriver:
 
     def receive(self, to: str, message: Message) -> None:
         """Delivers a message from a transport to a node of this process."""
+        serial = self._departed_serial if self.clock.scripted else next(self._serial)
         if self.clock.scripted:
             self._num_in_flight -= 1
-            self._push(
-                self.clock.now(),
-                ARRIVAL,
-                self._departed_serial,
-                partial(self._handle, to, MessageReceived(message)),
-            )
-        elif to in self._nodes:
-            self.post(self.clock.now(), to, MessageReceived(message))
+        elif to not in self._nodes:
+            return
+        self._num_undelivered += 1
+        self._push(self.clock.now(), ARRIVAL, serial, partial(self._deliver, to, MessageReceived(message)))
+
+    def _deliver(self, to: str, event: MessageReceived) -> None:
+        self._num_undelivered -= 1
+        self._handle(to, event)
 
     @property
     def has_messages_underway(self) -> bool:
@@ -171,8 +174,8 @@ class RealTimeDriver:
         self._wakeup.set()
 
     async def wait_for_capacity(self) -> None:
-        """Returns when fewer than the maximum of events wait. A transport reads on only then."""
-        while len(self._heap) >= _MAX_PENDING_EVENTS:
+        """Returns when fewer than the maximum of received messages wait. A transport reads on only then."""
+        while self._num_undelivered >= _MAX_UNDELIVERED:
             await asyncio.sleep(0.001)
 
     async def run(self, is_over: Callable[[], bool]) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from serving.drivers import real_time
 from serving.drivers.clock import ScriptedClock, WallClock
 from serving.drivers.observer import Observer
 from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import ComputeResource
 from serving.hardware.executor import FatalWorkError
-from serving.messages import EmitTokens, Message, Outcome, Work
+from serving.messages import Command, EmitTokens, Event, Message, Outcome, Release, TimerFired, Work
 from tests.support.fake_pair import FakePair, own_text
 from tests.support.policies import POLICIES, policy
 from tests.support.simulated_nodes import World, world
@@ -117,6 +119,47 @@ def test_a_message_for_an_unknown_node_is_ignored() -> None:
     w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: RealTimeDriver(WallClock(), o)))
     w.simulator.receive("unknown", EmitTokens("s", (), ()))  # type: ignore[arg-type]
     assert set(asyncio.run(played(w)).endings().values()) == {"complete"}
+
+
+class Listening:
+    """A node that only takes messages."""
+
+    def __init__(self) -> None:
+        self.num_heard = 0
+
+    def handle(self, event: Event, now: float) -> Sequence[Command]:
+        self.num_heard += 1
+        return ()
+
+
+def test_transports_wait_for_undelivered_messages_and_not_for_future_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_time, "_MAX_UNDELIVERED", 3)
+
+    async def play() -> None:
+        live, node = RealTimeDriver(WallClock()), Listening()
+        live.add("node", node, ComputeResource(FakePair()))
+        for _ in range(5):
+            live.post(1e6, "node", TimerFired(1))
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await live.wait_for_capacity()
+                live.receive("node", Release("s"))
+            waiting = asyncio.ensure_future(live.wait_for_capacity())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await live.run(lambda: node.num_heard == 3)
+            await waiting
+        live.close()
+
+    asyncio.run(play())
+
+
+def test_a_name_belongs_to_one_node() -> None:
+    live = RealTimeDriver(WallClock())
+    live.add("node", Listening(), ComputeResource(FakePair()))
+    with pytest.raises(ValueError, match="a node of this process is called 'node' already"):
+        live.add("node", Listening(), ComputeResource(FakePair()))
+    live.close()
 
 
 class BrokenCache(FakePair):
