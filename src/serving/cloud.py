@@ -111,7 +111,8 @@ async def _serve(topology: Topology, service: ServiceOptions, models: LoadedMode
         stack.push_async_callback(host.close, service.grace_s)
         address = await _listen(host, addresses[names[0]], f"nodes.{names[0]}" if tier else "cloud")
         await host.connect({node: addresses[node] for node in topology.upstream_nodes(names[0])})
-        where = await _start_health_server(service, HealthServer(stats, lambda: len(host.reachable)), stack)
+        health = HealthServer(stats, lambda: len(host.reachable), stop.is_set)
+        where = await _start_health_server(service, health, stack)
         host.start(driver)
         name = names[0] if tier else "cloud"
         print(f"{name}: {setup.pair.cloud.token_source} listens on {address}{where}", flush=True)

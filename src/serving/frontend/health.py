@@ -76,10 +76,12 @@ MAX_CONNECTIONS = 16
 
 
 class HealthServer:
-    """`num_devices` returns how many devices are connected."""
+    """`num_devices` returns how many devices are connected, `is_stopping` whether the cloud ends its work."""
 
-    def __init__(self, stats: CloudStats, num_devices: Callable[[], int]) -> None:
-        self._registry, self._num_devices = CollectorRegistry(), num_devices
+    def __init__(
+        self, stats: CloudStats, num_devices: Callable[[], int], is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._registry, self._num_devices, self._is_stopping = CollectorRegistry(), num_devices, is_stopping
         self._registry.register(_StatsCollector(stats, num_devices))
         self._http: HttpServer | None = None
 
@@ -99,8 +101,9 @@ class HealthServer:
         return JSONResponse({"alive": True})
 
     async def readyz(self, _: Request) -> Response:
-        """Always ready: the pages are served only after the models are loaded."""
-        return JSONResponse({"ready": True, "devices": self._num_devices()})
+        """Ready until the cloud stops: the pages are served only after the models are loaded."""
+        ready = not self._is_stopping()
+        return JSONResponse({"ready": ready, "devices": self._num_devices()}, 200 if ready else 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -443,6 +443,21 @@ def test_health_pages_show_the_cloud_stats() -> None:
     run(play)
 
 
+def test_a_cloud_that_stops_is_alive_and_not_ready() -> None:
+    async def play() -> None:
+        stop = asyncio.Event()
+        health = HealthServer(stats(), lambda: 2, stop.is_set)
+        base = f"http://127.0.0.1:{await health.serve(HealthOptions(), 0)}"
+        stop.set()
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            await asyncio.to_thread(read, f"{base}/readyz")
+        assert json.loads(refused.value.read()) == {"ready": False, "devices": 2}
+        assert json.loads(await asyncio.to_thread(read, f"{base}/healthz")) == {"alive": True}
+        await health.stop()
+
+    run(play)
+
+
 def test_health_pages_refuse_requests_for_another_host() -> None:
     async def play() -> None:
         health = HealthServer(stats(), lambda: 0)
