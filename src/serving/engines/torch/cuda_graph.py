@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -29,8 +30,8 @@ class CudaGraphs:
 
     def __init__(self, model: DecomposedModel, capture: Callable[[GridPass], Replay] | None = None) -> None:
         self._model, self._capture = model, capture or GraphCapture(model.device)
-        self._may_capture: dict[GraphKey, bool] = {}
-        """Of the shapes that came before; False: the capture failed."""
+        self._may_capture: dict[GraphKey, tuple[ref[torch.Tensor], bool]] = {}
+        """Of the shapes that came before: their extent, and False if the capture failed."""
         self._graphs: dict[GraphKey, tuple[GridPass, Replay]] = {}
 
     def __len__(self) -> int:
@@ -51,7 +52,7 @@ class CudaGraphs:
         key = (*shape, start_layer, end_layer, id(extent))
         grid, replay = self._graphs.pop(key, (None, None))
         if grid is None or grid.extent is None:  # the number of a freed extent may be that of a new one
-            if not self._is_due(key):
+            if not self._is_due(key, extent):
                 return None
             first_layer = chains[0].cache.start_layer
             grid, replay = GridPass(self._model, shape, extent, first_layer, start_layer, end_layer), None
@@ -62,15 +63,18 @@ class CudaGraphs:
         self._graphs[key] = grid, replay
         return grid.read(replay(), sum(chain.num_tokens for chain in chains))
 
-    def _is_due(self, key: GraphKey) -> bool:
-        """True if a pass of this shape came before, and its capture has not failed."""
-        is_due = self._may_capture.get(key, False)
-        self._may_capture.setdefault(key, True)
+    def _is_due(self, key: GraphKey, extent: torch.Tensor) -> bool:
+        """True if a pass of this shape came before in this extent, and its capture has not failed."""
+        known, is_due = self._may_capture.get(key, (None, False))
+        if known is None or known() is not extent:
+            self._may_capture[key] = ref(extent), True
+            return False
         return is_due
 
     def _captured(self, grid: GridPass, key: GraphKey) -> Replay | None:
         """None for a capture that failed; room is made for it before."""
         self._graphs = {known: graph for known, graph in self._graphs.items() if graph[0].extent is not None}
+        self._may_capture = {known: flag for known, flag in self._may_capture.items() if flag[0]() is not None}
         if len(self._graphs) >= MAX_GRAPHS:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest]
@@ -79,7 +83,7 @@ class CudaGraphs:
             return self._capture(grid)
         except RuntimeError as error:
             logging.getLogger(__name__).warning("%s: %s is not replayed: %s", self._model.name, grid.shape, error)
-            self._may_capture[key] = False
+            self._may_capture[key] = self._may_capture[key][0], False
             return None
 
 

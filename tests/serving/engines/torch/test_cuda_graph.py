@@ -315,6 +315,31 @@ def test_graphs_of_a_freed_extent_are_dropped(causal: Any) -> None:
 
 
 @torch.inference_mode()
+def test_a_failed_capture_says_nothing_of_a_later_extent_of_the_same_number(
+    causal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graph, "id", lambda extent: 7, raising=False)
+    model, capture, failing = make_model(causal, "llama", "cpu"), CountingCapture("cpu"), [True]
+
+    def sometimes(grid: GridPass) -> Any:
+        if failing.pop():
+            raise torch.OutOfMemoryError("no memory is left")
+        failing.append(False)
+        return capture(grid)
+
+    def num_captured(cache: SequenceCache) -> int:
+        cache.reserve(16)
+        for start in range(3):
+            graphs.run(torch.zeros(1, model.hidden_size), [RunnerInput(cache, 1, num_cached=start)], 0, LAYERS)
+        return len(graphs)
+
+    graphs = CudaGraphs(model, sometimes)
+    assert num_captured(SequenceCache(model, 0, LAYERS)) == 0
+    failing.append(False)
+    assert num_captured(SequenceCache(model, 0, LAYERS)) == 1
+
+
+@torch.inference_mode()
 def test_the_least_recently_used_graph_goes_first(causal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
     model, capture = make_model(causal, "llama", "cpu"), CountingCapture("cpu")
