@@ -59,7 +59,8 @@ _STREAM_ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 
 
 class TransportClient:
-    """Keeps one stream to one server, and reconnects until it is stopped.
+    """Keeps one stream to one server, and reconnects until it is stopped. `start` raises an error of the sink or of the
+    store in the first attempt; a later one is logged, and ends its stream alone.
 
     Args:
         nodes: names of the nodes on this host.
@@ -143,6 +144,11 @@ class TransportClient:
                     self._record_error(ProtocolError(error.code().name, error.details() or "no reason given"))
                 except ProtocolError as error:
                     self._record_error(error)
+                except Exception as error:
+                    if not self._attempted.is_set():
+                        raise
+                    log.error("%s: an error here ended the stream; trying again", self._address, exc_info=error)
+                    self.last_error = ProtocolError("INTERNAL", repr(error))
                 self._attempted.set()
                 await self._wait_backoff()
         finally:
@@ -215,9 +221,9 @@ class TransportClient:
             await call.done_writing()
             await asyncio.Event().wait()  # the other side ends the stream when it has read all
 
-        self._sink.peers_restored(hello.nodes)
-        self._attempted.set()
         try:
+            self._sink.peers_restored(hello.nodes)
+            self._attempted.set()
             await run_stream(call.read, lambda data: _write(call, data), self._outbox, receiver.receive, finish_writing)
         finally:
             self._outbox, self._remote_nodes = None, ()

@@ -336,6 +336,27 @@ def test_an_exception_in_a_sink_is_raised() -> None:
     run_scenario(scenario)
 
 
+def test_a_later_exception_in_a_sink_ends_its_stream_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class BrokenOnce(FakeSink):
+        async def receive(self, sender: str, to: str, message: Message) -> None:
+            if not self.begun:
+                self.begun += 1
+                raise RuntimeError("my own fault")
+            await super().receive(sender, to, message)
+
+    async def scenario() -> None:
+        device = BrokenOnce()
+        async with listening(FakeSink()) as (server, address), dialling(device, address):
+            server.send("cloud-0", "device-0", REPLY)
+            news = [(await device.news())[0] for _ in range(3)]
+            assert news == ["restored", "lost", "restored"]
+            server.send("cloud-0", "device-0", REPLY)
+            assert (await device.received())[2] == REPLY
+
+    run_scenario(scenario)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["my own fault"]
+
+
 def test_a_message_above_the_limit_raises_at_the_sender() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
