@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class ReceivedTensors:
-    """The tensors of one remote host in this host's store; above `capacity_nbytes` that host's oldest are discarded."""
+    """The tensors of one remote host in this host's store; above `capacity_nbytes` that host's oldest are discarded.
+
+    What the store has given up meanwhile, as the engine uses it, is counted until the capacity is reached.
+    """
 
     def __init__(self, tensor_store: TensorSource | None, capacity_nbytes: int) -> None:
         self._tensor_store, self._capacity_nbytes = tensor_store, capacity_nbytes
@@ -34,8 +37,14 @@ class ReceivedTensors:
             nbytes = self._tensor_store.add(ref, tensor)
             self._held[ref.id] = ref, nbytes
             self._nbytes += nbytes - old_nbytes
+        if self._nbytes > self._capacity_nbytes:
+            self._forget_discarded(self._tensor_store)
         while self._nbytes > self._capacity_nbytes:
             self._remove(next(iter(self._held)))
+
+    def _forget_discarded(self, tensor_store: TensorSource) -> None:
+        self._held = {name: held for name, held in self._held.items() if tensor_store.holds(held[0])}
+        self._nbytes = sum(nbytes for _, nbytes in self._held.values())
 
     def discard(self) -> None:
         """Discards all tensors of the host."""

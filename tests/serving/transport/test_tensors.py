@@ -196,6 +196,21 @@ def test_the_smallest_tensors_count_with_what_holds_them() -> None:
     assert (len(store), store.held_nbytes) == (0, 0)
 
 
+def test_tensors_that_the_engine_has_used_do_not_count() -> None:
+    store = TensorStore()
+    received = ReceivedTensors(store, 100_000)
+    ten_kb = tensors.pack(torch.ones(1, 2_500))
+    received.add([(TensorRef("waiting", 10_000), ten_kb)])
+    for i in range(50):
+        received.add([(TensorRef(f"used/{i}", 10_000), ten_kb)])
+        store.discard((TensorRef(f"used/{i}", 10_000),))
+    assert store.holds(TensorRef("waiting", 10_000))
+    for i in range(50):
+        received.add([(TensorRef(f"unused/{i}", 10_000), ten_kb)])
+    assert not store.holds(TensorRef("waiting", 10_000))
+    assert store.held_nbytes <= 100_000
+
+
 def test_hosts_must_agree_whether_tensors_travel() -> None:
     async def scenario() -> None:
         async with listening(FakeSink(), tensor_store=TensorStore()) as (_, address), raw(address, hello("d")) as call:

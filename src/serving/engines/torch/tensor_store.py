@@ -42,6 +42,9 @@ class TensorStore:
             self._remove(next(iter(self._tensors)))
         return _memory_nbytes(tensor)
 
+    def holds(self, ref: TensorRef) -> bool:
+        return ref.id in self._tensors
+
     def get(self, ref: TensorRef) -> torch.Tensor:
         """Reads a tensor and keeps it. Raises KeyError if it was taken or removed."""
         try:
