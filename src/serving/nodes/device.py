@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from serving.core.link_monitor import DeviceMonitor
+from serving.core.link_monitor import DeviceMonitor, LinkRate
 from serving.core.session import Session
 from serving.core.stop_strings import TokenText, no_token_text
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
@@ -228,6 +228,8 @@ class Device:
                 return self._notify(current, event, now) if current else self._cancel(session)
             case PeerLost():
                 self.node_selector.mark_lost(event)
+                if event.cause == "node":
+                    self.monitor.downlink = LinkRate()  # the node's clock begins anew
                 for idle in self.idle_sessions.values():
                     idle.may_have_stale_nodes = True
                 return self._notify_all(event, now) + (

@@ -476,6 +476,8 @@ class Worker:
     def _on_peer_lost(self, event: PeerLost, now: float) -> Commands:
         self.node_selector.mark_lost(event)
         peer = event.peer
+        if self.monitor and event.cause == "node":
+            self.monitor.uplinks.pop(peer, None)  # its clock begins anew
         lost = [key for key, (to, _) in self.forwarded.items() if to == peer]
         missed = [self._cache_miss(self.forwarded.pop(key)[1]) for key in lost]
         return [

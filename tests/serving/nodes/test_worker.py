@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from serving.messages import (
+    HEADER_NBYTES,
     INF,
     CacheMiss,
     DropCache,
@@ -371,6 +372,27 @@ def test_an_owner_may_return_after_its_lease_ended() -> None:
     assert not w.session_registry.owners
     assert not w.session_registry.newest_attempt
     assert batch(served(w, ask("a", round_=8))) == [("a", 0, 10)]
+
+
+def test_the_uplink_of_a_device_that_starts_again_is_measured_anew() -> None:
+    """Its clock starts at 0 again: beside the old clock every message would seem to take hours."""
+    w = Worker("cloud", policy("hat"))
+    assert w.monitor
+
+    def mbps(started_s: float, at: float) -> float:
+        for attempt, n in enumerate((1, 5_000)):
+            m = ask(n=n, round_=attempt).message
+            assert isinstance(m, Request) and w.monitor
+            nbytes = HEADER_NBYTES + m.slice.nbytes
+            sent_s = at + attempt
+            w.handle(MessageReceived(replace(m, sent_s=sent_s - started_s)), sent_s + nbytes / 1e6)
+        return w.monitor.uplinks["device of a"].mbps
+
+    assert mbps(0.0, 10.0) == pytest.approx(8.0, rel=0.01)
+    w.handle(PeerLost("device of a", "link"), 20.0)
+    assert "device of a" in w.monitor.uplinks
+    w.handle(PeerLost("device of a"), 20.0)
+    assert mbps(8_000.0, 8_010.0) == pytest.approx(8.0, rel=0.01)
 
 
 def test_sessions_of_a_failed_batch_run_alone() -> None:
