@@ -356,6 +356,11 @@ class Session:
             self.draft, self.draft_parents = list(verdict.next_tree.tokens), verdict.next_tree.parents
         return new
 
+    def is_possible(self, verdict: Verdict) -> bool:
+        """False if it accepts drafts that are not in flight, as only a faulty node says."""
+        num_drafts, kept = len(self.in_flight_drafts or ()), verdict.kept_tree_nodes
+        return verdict.accepted <= num_drafts and (not kept or max(kept) < num_drafts)
+
     def num_accepted_in_answer(self, verdict: Verdict) -> int:
         """How many accepted drafts become part of the answer: a tree may reach beyond the answer's end."""
         kept = verdict.kept_tree_nodes

@@ -208,6 +208,8 @@ class Requester:
             return []  # late or duplicate
         if reply.committed_len > len(s.tokens):
             return self._retry(now, caches_lost=False)  # an earlier reply of this attempt was lost
+        if not s.is_possible(reply.verdict):
+            return self._retry(now)
         job, self.job = self._job_to_keep(reply), None
         growing = self.drafting_branches if job is not None else []
         if s.monitor.learner:

@@ -207,6 +207,37 @@ def test_a_peer_that_is_lost_for_two_causes_is_back_when_both_have_ended() -> No
     assert device.hop_path.reachable()
 
 
+def test_the_downlink_of_a_cloud_that_starts_again_is_measured_anew() -> None:
+    device = Device("device-0", policy("hat"), HOPS, {}, 0)
+    device.monitor.downlink.update(100, 0.0, 1.0)
+    device.monitor.downlink.update(1_000_100, 1.0, 3.0)
+    device.handle(PeerLost("cloud", "link"), 4.0)
+    assert device.monitor.downlink.mbps == pytest.approx(8.0)
+    device.handle(PeerLost("cloud"), 4.0)
+    assert device.monitor.downlink.mbps == 0.0
+
+
+IMPOSSIBLE = [Verdict(1000, 5), Verdict(1, 5, (99,)), Verdict(0, 5, (4,))]
+
+
+@pytest.mark.parametrize("verdict", IMPOSSIBLE)
+def test_a_verdict_on_drafts_that_were_not_sent_is_a_failed_attempt(verdict: Verdict) -> None:
+    device = Device("device-0", policy("sled", link_loss=LinkLoss("wait")), HOPS, {}, 0)
+    sent = device.handle(RequestArrived(GenerationRequest("s", tuple(range(9)), 10)), 0.0)
+    while not (asked := [c.message for c in sent if isinstance(c, SendMessage) and isinstance(c.message, Request)]):
+        (start,) = [c for c in sent if isinstance(c, StartWork)]
+        sent = device.handle(WorkFinished(start.job, FakePair().execute(start.work)[0]), 0.0)
+    requester = device.active_requester
+    assert requester
+    assert 1 <= len(requester.session.in_flight_drafts or ()) <= 4
+    attempt, num_tokens = asked[-1].attempt, len(requester.session.tokens)
+    out = device.handle(MessageReceived(Reply("s", attempt, num_tokens, verdict, ("cloud",), 0)), 1.0)
+    (again,) = [c.message for c in out if isinstance(c, SendMessage) and isinstance(c.message, Request)]
+    assert (again.attempt, again.slice.start, requester.failed_attempts) == (attempt + 1, 0, 1)
+    assert len(requester.session.tokens) == num_tokens
+    assert requester.session.drafts_accepted == 0
+
+
 @pytest.mark.parametrize("num_nodes", [1, 8, 70])
 def test_one_break_of_the_link_sends_a_request_again_once(num_nodes: int) -> None:
     """All nodes behind the link are lost and restored at once. That is no failed attempt, be they ever so many."""
