@@ -80,6 +80,12 @@ class Grpc:
 
     def check(self, setup: Setup) -> None:
         check_sharing(setup.policy, setup.workload.sharing, is_text=True)
+        running, most = setup.workload.max_concurrency, self.limits.sessions_per_node
+        if running > most and setup.uses_target:
+            raise ValueError(
+                f"workload.max_concurrency is {running}, but a cloud keeps runtime.limits.sessions_per_node={most} "
+                "sessions of one device; let fewer run, or allow more"
+            )
         if self.shaping == "tc" and setup.hardware.tiers:
             raise ValueError(
                 "runtime.shaping=tc shapes the links of devices, and this testbed has tiers with links between them; "

@@ -215,6 +215,7 @@ class TransportClient:
             hello.nodes,
             self._owners,
             trusted=True,
+            send=self.send,
         )
 
         async def finish_writing() -> None:

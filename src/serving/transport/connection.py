@@ -2,11 +2,11 @@
 store tensors, deliver.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from serving.messages import LoadReport, Message, Release, Request, TensorRef, session_of
+from serving.messages import CacheMiss, LoadReport, Message, Release, Request, TensorRef, session_of
 from serving.transport import tensors
 from serving.transport.frame import Envelope, FrameDecoder, Goodbye, Hello, ReceivedTensor
 from serving.transport.limits import Limits, ProtocolError, invalid
@@ -87,10 +87,23 @@ class SessionOwnership:
 
     owner: str
     notified_nodes: set[str] = field(default_factory=set)
+    attempt: int = 0
+    """Of the last request."""
+
+
+@dataclass(frozen=True)
+class EvictedSession:
+    """A session that is released on all its local nodes in its owner's name."""
+
+    session: str
+    owner: str
+    nodes: tuple[str, ...]
+    attempt: int
+    """The owner's last one, for which it may await an answer."""
 
 
 class SessionOwners:
-    """Above `max_sessions` open sessions of one owner, its oldest is released in its name.
+    """Above `max_sessions` open sessions of one owner, its least recently used one is released in its name.
 
     A disconnected owner keeps its sessions until it restarts, so that no other host can take them over; the last
     `max_disconnected` such owners are kept.
@@ -106,50 +119,56 @@ class SessionOwners:
     def num_sessions(self) -> int:
         return len(self._by_session)
 
-    def admit(self, nodes: Iterable[str], to: str, message: Message) -> tuple[bool, list[tuple[str, Release]]]:
-        """Returns True if `message` may be delivered, and the (node, release) pairs to deliver before it.
+    def admit(self, nodes: Iterable[str], to: str, message: Message) -> tuple[bool, EvictedSession | None]:
+        """Returns True if `message` may be delivered, and the session to release before it.
 
         A release of a session that the sender did not open here is not delivered. Raises ProtocolError for a session
         that another host opened.
         """
         if isinstance(message, LoadReport):
-            return True, []
+            return True, None
         session = session_of(message)
         ownership = self._by_session.get(session)
         if ownership and ownership.owner not in nodes:
             raise invalid(f"session: {session!r} was opened by another host.")
         if isinstance(message, Release):
-            return self._release(session, ownership, to), []
+            return self._release(session, ownership, to), None
         if not isinstance(message, Request):
-            return True, []
+            return True, None
         if message.reply_to not in nodes:
             raise invalid(f"request.reply_to: {message.reply_to!r} is not a node of the sending host.")
         if ownership and message.reply_to != ownership.owner:
             raise invalid(f"request.reply_to: {message.reply_to!r} did not open {session!r}; {ownership.owner!r} did.")
-        return True, self._claim(session, message.reply_to, to)
+        evicted = None if ownership else self._make_room(message.reply_to)
+        self._claim(message, to)
+        return True, evicted
 
     def record_trusted(self, to: str, message: Message) -> None:
         """Records a device's message that a trusted node of another tier forwarded, so that the device itself may
         release the session here.
         """
         if isinstance(message, Request):
-            ownership = self._by_session.setdefault(message.slice.session, SessionOwnership(message.reply_to))
-            ownership.notified_nodes.add(to)
-            self._by_owner.setdefault(ownership.owner, {})[message.slice.session] = None
+            self._claim(message, to)
         elif isinstance(message, Release):
             self._release(message.session, self._by_session.get(message.session), to)
 
-    def _claim(self, session: str, owner: str, to: str) -> list[tuple[str, Release]]:
-        opened = self._by_owner.setdefault(owner, {})
-        releases: list[tuple[str, Release]] = []
-        if session not in self._by_session and len(opened) >= self._max_sessions:
-            oldest = next(iter(opened))
-            releases = [(node, Release(oldest)) for node in sorted(self._by_session[oldest].notified_nodes)]
-            self._remove(oldest)
-            opened = self._by_owner.setdefault(owner, {})
-        opened[session] = None
-        self._by_session.setdefault(session, SessionOwnership(owner)).notified_nodes.add(to)
-        return releases
+    def _make_room(self, owner: str) -> EvictedSession | None:
+        opened = self._by_owner.get(owner, {})
+        if len(opened) < self._max_sessions:
+            return None
+        session = next(iter(opened))
+        evicted = self._by_session[session]
+        self._remove(session)
+        return EvictedSession(session, owner, tuple(sorted(evicted.notified_nodes)), evicted.attempt)
+
+    def _claim(self, request: Request, to: str) -> None:
+        session = request.slice.session
+        ownership = self._by_session.setdefault(session, SessionOwnership(request.reply_to))
+        ownership.notified_nodes.add(to)
+        ownership.attempt = request.attempt
+        opened = self._by_owner.setdefault(ownership.owner, {})
+        opened.pop(session, None)
+        opened[session] = None  # the last one used is the last one
 
     def _release(self, session: str, ownership: SessionOwnership | None, to: str) -> bool:
         if ownership is None or to not in ownership.notified_nodes:
@@ -246,6 +265,7 @@ class FrameReceiver:
     Args:
         owners: session owners to check against; None: no sessions are opened here.
         trusted: True if the remote host may send messages about every session.
+        send: sends (sender, receiver, message) to the remote host.
     """
 
     def __init__(
@@ -257,9 +277,10 @@ class FrameReceiver:
         remote_nodes: tuple[str, ...],
         owners: SessionOwners | None,
         trusted: bool,
+        send: Callable[[str, str, Message], None],
     ) -> None:
         self._sink, self._decoder, self._received_tensors = sink, decoder, received_tensors
-        self._owners, self._trusted = owners, trusted
+        self._owners, self._trusted, self._send = owners, trusted, send
         self._local_nodes, self._remote_nodes = frozenset(local_nodes), frozenset(remote_nodes)
 
     async def receive(self, data: bytes) -> None:
@@ -279,10 +300,17 @@ class FrameReceiver:
         if self._owners is not None and self._trusted:
             self._owners.record_trusted(to, message)
         elif self._owners is not None:
-            admitted, releases = self._owners.admit(self._remote_nodes, to, message)
-            for node, release in releases:
-                await self._sink.receive(sender, node, release)
+            admitted, evicted = self._owners.admit(self._remote_nodes, to, message)
+            if evicted:
+                await self._release(evicted)
             if not admitted:
                 return
         self._received_tensors.add(received)
         await self._sink.receive(sender, to, message)
+
+    async def _release(self, evicted: EvictedSession) -> None:
+        """Releases the session on its nodes. If its owner awaits an answer, the `CacheMiss` starts another attempt."""
+        for node in evicted.nodes:
+            await self._sink.receive(evicted.owner, node, Release(evicted.session))
+        first = evicted.nodes[0]
+        self._send(first, evicted.owner, CacheMiss(evicted.session, evicted.attempt, first))

@@ -39,7 +39,7 @@ class Limits:
     max_tokens: int = 1 << 17
     """Length of one session."""
     sessions_per_node: int = 64
-    """Open sessions of one remote node; above it the oldest is released."""
+    """Open sessions of one remote node; above it the least recently used one is released."""
     nodes_per_host: int = 1024
     hosts: int = 1024
     """Hosts connected at once."""

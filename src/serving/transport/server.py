@@ -175,6 +175,7 @@ class TransportServer:
             nodes,
             self._connections.owners,
             self._expectations.trusted_nodes.issuperset(nodes),
+            self.send,
         )
         await run_stream(context.read, context.write, connection.outbox, receiver.receive, _finish_writing)
 

@@ -7,6 +7,7 @@ import pytest
 from serving.deployment.topology import Topology
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.process_group import ProcessGroup
+from serving.transport.limits import Limits
 from serving.transport.security import Security
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import setup
@@ -51,6 +52,14 @@ def test_a_timeout_that_is_never_or_always_over_is_refused(timeout_s):
 def test_tls_with_only_one_end_configured_is_refused(half):
     with pytest.raises(ValueError, match=r"runtime\.security: \w+ is given without \w+, but both ends"):
         Grpc(security=Security(**half))
+
+
+def test_more_running_sessions_than_a_cloud_keeps_are_refused():
+    crowded = setup("sled", limits={"max_concurrency": 65})
+    with pytest.raises(ValueError, match=r"max_concurrency is 65, but a cloud keeps runtime.limits.sessions_per_node=64"):
+        Grpc().check(crowded)
+    Grpc(limits=Limits(sessions_per_node=65)).check(crowded)
+    Grpc().check(setup("edge_centric", limits={"max_concurrency": 65}))
 
 
 def test_the_description_names_the_shaping():

@@ -9,6 +9,7 @@ from serving.messages import Message
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from tests.support.fake_pair import own_text
+from tests.support.fake_setup import setup
 from tests.support.grpc_hosts import (
     LIMITS,
     RunningHost,
@@ -164,6 +165,30 @@ def test_a_session_released_to_make_room_continues() -> None:
             device.delivered.clear()
             device.submit(generation_request("a", keep_cache=True))
             assert await device.text("a") == own_text(generation_request("a").prompt, 24)
+
+    run(scenario)
+
+
+def test_running_and_queued_sessions_released_to_make_room_start_again() -> None:
+    async def scenario() -> None:
+        limits, base = replace(LIMITS, sessions_per_node=2), setup("sled", limits={"max_concurrency": 2})
+        async with host_group(base=base, timeout_s=float("inf"), limits=limits) as hosts:
+            cloud = await hosts.cloud()
+            device = await hosts.device(0, cloud.address)
+            cloud.chip.hold = True
+            device.submit(generation_request("a"))
+            await until(lambda: cloud.chip.held.is_set())
+            device.submit(generation_request("b"))
+            await until(lambda: "b" in cloud.node.queue)
+            released = cloud.node.session_registry.released
+            asked = cloud.node.queue["b"][0].request
+            third = replace(asked, slice=replace(asked.slice, session="c"))
+            device.driver._transmitters["cloud-0"]("device-0", "cloud-0", third)  # which makes a, and so b, start again
+            await until(lambda: "a" in cloud.node.queue and "b" in cloud.node.queue and "c" in released)
+            cloud.chip.hold = False
+            cloud.chip.resume.set()
+            for session in ("a", "b"):
+                assert await device.text(session) == own_text(generation_request(session).prompt, 24)
 
     run(scenario)
 

@@ -1,12 +1,13 @@
 """Bounds of memory and waiting time: back-off, outbox and session owners."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from serving.messages import LoadReport, Release
 from serving.transport.client import ReconnectBackoff
-from serving.transport.connection import SessionOwners
+from serving.transport.connection import EvictedSession, SessionOwners
 from serving.transport.limits import Limits, ProtocolError
 from serving.transport.stream import Outbox
 from tests.serving.transport.transport_peers import request, run_scenario, soon
@@ -51,8 +52,10 @@ def test_an_outbox_keeps_order_and_ends_with_the_last_frame() -> None:
     run_scenario(scenario)
 
 
-def admit(owners: SessionOwners, session: str, device: str, to: str = "cloud-0") -> list[tuple[str, Release]]:
-    return owners.admit((device,), to, request(session, device))[1]
+def admit(
+    owners: SessionOwners, session: str, device: str, to: str = "cloud-0", attempt: int = 0
+) -> EvictedSession | None:
+    return owners.admit((device,), to, replace(request(session, device), attempt=attempt))[1]
 
 
 def test_a_session_is_free_after_all_its_nodes_received_its_release() -> None:
@@ -61,8 +64,8 @@ def test_a_session_is_free_after_all_its_nodes_received_its_release() -> None:
     admit(owners, "s", "a", "cloud-1")
     with pytest.raises(ProtocolError, match="another host"):
         admit(owners, "s", "b")
-    assert owners.admit(("a",), "cloud-0", Release("s")) == (True, [])
-    assert owners.admit(("a",), "cloud-0", Release("s")) == (False, [])
+    assert owners.admit(("a",), "cloud-0", Release("s")) == (True, None)
+    assert owners.admit(("a",), "cloud-0", Release("s")) == (False, None)
     with pytest.raises(ProtocolError, match="another host"):
         admit(owners, "s", "b")
     owners.admit(("a",), "cloud-1", Release("s"))
@@ -87,9 +90,9 @@ def test_a_device_may_release_a_session_that_a_trusted_node_forwarded() -> None:
         owners.record_trusted("nx-0", request(session, "a"))
     with pytest.raises(ProtocolError, match="another host"):
         owners.admit(("b",), "nx-0", Release("s"))
-    assert owners.admit(("a",), "nx-0", Release("s")) == (True, [])
+    assert owners.admit(("a",), "nx-0", Release("s")) == (True, None)
     owners.record_trusted("nx-0", Release("t"))
-    assert owners.admit(("a",), "nx-0", Release("t")) == (False, [])
+    assert owners.admit(("a",), "nx-0", Release("t")) == (False, None)
     assert owners.num_sessions == 0
 
 
@@ -104,6 +107,18 @@ def test_sessions_of_disconnected_owners_are_kept_up_to_a_bound() -> None:
         admit(owners, "of-b", "thief")
 
 
+def test_the_least_recently_used_session_makes_room() -> None:
+    owners = SessionOwners(max_sessions=2, max_disconnected=9)
+    assert admit(owners, "s", "a", "cloud-1") is None
+    assert admit(owners, "s", "a", "cloud-0", attempt=3) is None
+    assert admit(owners, "t", "a") is None
+    assert admit(owners, "s", "a", attempt=4) is None
+    assert admit(owners, "u", "a") == EvictedSession("t", "a", ("cloud-0",), 0)
+    assert admit(owners, "v", "a") == EvictedSession("s", "a", ("cloud-0", "cloud-1"), 4)
+    assert admit(owners, "of-b", "b") is None
+    assert owners.num_sessions == 3
+
+
 def test_a_restarted_device_has_no_sessions() -> None:
     owners = SessionOwners(max_sessions=9, max_disconnected=9)
     admit(owners, "s", "a")
@@ -112,4 +127,4 @@ def test_a_restarted_device_has_no_sessions() -> None:
 
 
 def test_a_load_report_belongs_to_no_session() -> None:
-    assert SessionOwners(1, 1).admit(("a",), "b", LoadReport("a", 0, 0, 0, 0)) == (True, [])
+    assert SessionOwners(1, 1).admit(("a",), "b", LoadReport("a", 0, 0, 0, 0)) == (True, None)
