@@ -223,8 +223,10 @@ RequestQueue = Mapping[str, Sequence[QueuedRequest]]
 """Session -> the chunks of its request, in order."""
 
 
-def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue) -> tuple[PickedBatch, list[CacheKey]]:
-    """The requests of a picked batch that fit into the cache budget, and the caches that were evicted for them.
+def admit(
+    picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue, evicted: list[CacheKey]
+) -> PickedBatch:
+    """The requests of a picked batch that fit into the cache budget. Caches that make room are appended to `evicted`.
 
     Idle sessions' caches are evicted first, least recently used first. For the first request, which must run, the
     caches of queued sessions follow, youngest first; those sessions will miss. Raises RuntimeError if the budget is too
@@ -235,10 +237,9 @@ def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue)
         or not kv_accounting.keep_caches
         or _extra_tokens(picked, kv_accounting) <= kv_accounting.free_tokens
     ):
-        return picked, []
+        return picked
     used = kv_accounting.used_tokens
     fit: PickedBatch = []
-    evicted: list[CacheKey] = []
     for queued, num_tokens in picked:
         if not has_required_cache(queued, kv_accounting):
             continue
@@ -260,7 +261,7 @@ def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue)
             raise RuntimeError(
                 f"{queued.slice.session} needs {whole} cached tokens, the budget is {kv_accounting.capacity_tokens}"
             )
-    return fit, evicted
+    return fit
 
 
 def _extra_tokens(picked: PickedBatch, kv_accounting: KVAccounting) -> int:

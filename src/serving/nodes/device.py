@@ -215,9 +215,7 @@ class Device:
             case WorkFinished() | WorkFailed():
                 return self._notify_all(event, now)
             case TimerFired(timer):
-                if self.local_worker and (
-                    timer == self.local_worker.timer or timer in self.local_worker.session_registry.leases
-                ):
+                if self.local_worker and self.local_worker.awaits(timer):
                     return self.local_worker.handle(event, now)
                 return self._notify_all(event, now)
             case RequestArrived(call):

@@ -5,6 +5,8 @@
 3. A request of an older attempt than the newest seen is dropped. A request that needs a longer cache than there is
    gets a `CacheMiss`.
 4. If the chip is idle and a request waits, something runs: `admit` evicts caches to make room.
+5. An error of a scheduler or of an answer is raised by a timer of its own, after the sessions that it affects have
+   missed: they start again where the driver goes on.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from itertools import count
 from operator import attrgetter
 
 from serving.core.kv_accounting import (
+    CacheKey,
     KVAccounting,
     MemoryBudget,
     admit,
@@ -110,6 +113,8 @@ class Worker:
         """Session -> a request that waits until a node of its next tier is reachable."""
         self.quarantined: set[str] = set()
         """Sessions whose last batch failed. Each runs in a batch of its own, so that a bad one fails no other."""
+        self.errors: dict[int, Exception] = {}
+        """Timer -> an error that it raises."""
         self.running: list[tuple[QueuedRequest, SequenceSlice]] = []
         self.batch_started_s = 0.0
         self.job = self.timer = 0
@@ -131,6 +136,8 @@ class Worker:
                 if event.timer == self.timer and not self.running:
                     self.timer, self.decision_pending = 0, self.held
                     return self._form_batch(now) if self.queue and not self.held else []
+                if event.timer in self.errors:
+                    raise self.errors.pop(event.timer)
                 return self._expire_lease(event.timer, now) if event.timer in self.session_registry.leases else []
             case WorkFinished():
                 if event.job == self.job and isinstance(event.outcome, tuple):
@@ -147,6 +154,10 @@ class Worker:
     def is_idle(self) -> bool:
         """True if nothing runs or waits."""
         return not (self.queue or self.running)
+
+    def awaits(self, timer: int) -> bool:
+        """True if this worker set the timer and still uses it."""
+        return timer == self.timer or timer in self.errors or timer in self.session_registry.leases
 
     # Requests that arrive.
 
@@ -190,7 +201,8 @@ class Worker:
         seq = self._slice_to_run(m.slice, span)
         if seq is None:
             return [self._cache_miss(m)]
-        self._check_fits(seq)
+        if (too_long := self._capacity_error(seq)) is not None:
+            return self._fail_requests([m], too_long, now)
         if not self.kv_accounting.keep_caches and span.embedding and not seq.rule:
             return []  # a chunk of a prompt: its tokens are stored, and computed with the request that verifies
         queued = QueuedRequest(
@@ -213,13 +225,14 @@ class Worker:
         self.session_tokens[seq.session] = tokens, seq.num_drafts
         return seq.with_prefix(tokens)
 
-    def _check_fits(self, seq: SequenceSlice) -> None:
-        """Raises RuntimeError for a sequence that no eviction makes room for: it would block the queue for ever."""
+    def _capacity_error(self, seq: SequenceSlice) -> RuntimeError | None:
+        """For a sequence that no eviction makes room for: it would block the queue for ever."""
         need = self.kv_accounting.round_up_to_blocks(seq.start + seq.num_tokens)
-        if self.kv_accounting.keep_caches and need > self.kv_accounting.capacity_tokens:
-            raise RuntimeError(
-                f"{seq.session} needs {need} cached tokens, the budget is {self.kv_accounting.capacity_tokens}"
-            )
+        if not self.kv_accounting.keep_caches or need <= self.kv_accounting.capacity_tokens:
+            return None
+        return RuntimeError(
+            f"{seq.session} needs {need} cached tokens, the budget is {self.kv_accounting.capacity_tokens}"
+        )
 
     def _ends_at_requester(self, m: Request) -> bool:
         """True if this worker is the requester's own and the last hop runs on it: drafts need not leave the device."""
@@ -269,6 +282,16 @@ class Worker:
             ready = [each for each in ready if each.slice.session in self.quarantined][:1] or ready
         span = max([each.span for each in ready], key=_start_layer)
         ready = [each for each in ready if each.span is span or each.span == span]
+        evicted: list[CacheKey] = []
+        try:
+            decided = self._decide(ready, span, evicted, now)
+        except Exception as error:
+            self.running = []
+            decided = self._fail_requests([each.request for each in ready], error, now)
+        return [*out, *[DropCache(*key) for key in evicted], *decided]
+
+    def _decide(self, ready: list[QueuedRequest], span: Span, evicted: list[CacheKey], now: float) -> Commands:
+        """Starts a batch, or waits. Appends to `evicted` the caches that make room, also if it raises."""
         picked = self.pick_batch(ready, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
         if not isinstance(picked, list):
             if not isinstance(picked, float | int) or not picked > now:
@@ -276,15 +299,14 @@ class Worker:
                     f"{self.name}: {self.scheduler} returned {picked!r} at {now:.6f} s. Scheduler.pick returns "
                     "requests, or a later time until which to wait."
                 )
-            return out + self._set_timer(picked)
+            return self._set_timer(picked)
         if not picked:
             raise ValueError(
                 f"{self.name}: {self.scheduler} picked an empty batch while {len(ready)} requests wait and the chip is "
                 "idle. Scheduler.pick returns at least one request, or the time until which to wait."
             )
-        picked, evicted = admit(picked, self.kv_accounting, self.queue)
-        out += [DropCache(*key) for key in evicted]
-        return [*out, self._start_batch(picked, span, now)]
+        picked = admit(picked, self.kv_accounting, self.queue, evicted)
+        return [self._start_batch(picked, span, now)]
 
     def _ready_requests(self, out: Commands) -> list[QueuedRequest]:
         """The first request of each session, oldest first. Sessions whose cache is too short get a `CacheMiss`."""
@@ -350,17 +372,32 @@ class Worker:
             if m.attempt < newest.get(seq.session, _RELEASED):  # released or superseded while it ran
                 out += self._end_if_released(seq.session)
                 continue
-            verdict = outcome.verdict
-            rejected = seq.num_drafts - verdict.accepted if verdict and verdict.kept_tree_nodes is None else 0
-            self.kv_accounting.finish_forward(seq, queued.span, rejected)
-            self.reservations.complete(seq.session, seq.num_tokens)
-            if m.hop_index + 1 < len(m.hops):
-                if outcome.hidden_states:
-                    out += self._forward(queued, seq, outcome.hidden_states, now)
-            elif verdict:
-                out += self._reply(queued, seq, verdict, now)
+            try:
+                out += self._finish_slice(queued, seq, outcome, now)
+            except Exception as error:
+                out += self._fail_requests([m], error, now)
         if self.watchers and now >= self.last_report_s + _REPORT_INTERVAL_S:
             out += self._report_load(now)
+        return out + self._schedule_decision(now)
+
+    def _finish_slice(self, queued: QueuedRequest, seq: SequenceSlice, outcome: SliceOutcome, now: float) -> Commands:
+        m, verdict = queued.request, outcome.verdict
+        rejected = seq.num_drafts - verdict.accepted if verdict and verdict.kept_tree_nodes is None else 0
+        self.kv_accounting.finish_forward(seq, queued.span, rejected)
+        self.reservations.complete(seq.session, seq.num_tokens)
+        if m.hop_index + 1 < len(m.hops):
+            return self._forward(queued, seq, outcome.hidden_states, now) if outcome.hidden_states else []
+        return self._reply(queued, seq, verdict, now) if verdict else []
+
+    def _fail_requests(self, requests: Sequence[Request], error: Exception, now: float) -> Commands:
+        """Sets a timer that raises the error. Each session misses, and then runs on its own."""
+        timer = next(self.ids)
+        self.errors[timer] = error
+        out: Commands = [SetTimer(now, timer)]
+        for m in requests:
+            self.queue.pop(m.slice.session, None)
+            self.quarantined.add(m.slice.session)
+            out.append(self._cache_miss(m))
         return out + self._schedule_decision(now)
 
     def _fail_batch(self, now: float) -> Commands:

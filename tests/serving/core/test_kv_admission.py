@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.core.kv_accounting import KVAccounting, admit
+from serving.core.kv_accounting import CacheKey, KVAccounting, admit
 from serving.core.queued_request import QueuedRequest
 from serving.messages import Request, SequenceSlice, Span
 
@@ -23,7 +23,8 @@ def ledger(capacity: float, **lengths: int) -> KVAccounting:
 
 
 def admitted(book: KVAccounting, *items: QueuedRequest) -> tuple[list[str], list[str]]:
-    picked, gone = admit([(i, i.slice.num_tokens) for i in items], book, {i.slice.session: [i] for i in items})
+    gone: list[CacheKey] = []
+    picked = admit([(i, i.slice.num_tokens) for i in items], book, {i.slice.session: [i] for i in items}, gone)
     return [i.slice.session for i, _ in picked], [session for session, _ in gone]
 
 

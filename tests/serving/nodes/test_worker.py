@@ -63,6 +63,12 @@ def finish(w: Worker, *verdicts: Verdict, now: float = 1.0) -> list[Any]:
     return list(w.handle(WorkFinished(w.job, results), now))
 
 
+def raise_error(w: Worker, commands: list[Any]) -> None:
+    """Fires the timer that raises an error."""
+    (timer,) = {c.timer for c in commands if isinstance(c, SetTimer)} & w.errors.keys()
+    w.handle(TimerFired(timer), 0.0)
+
+
 def batch(commands: list[Any]) -> list[tuple[str, int, int]]:
     works = [c.work for c in commands if isinstance(c, StartWork)]
     return [(r.session, r.start, r.num_tokens) for work in works if isinstance(work, ForwardWork) for r in work.slices]
@@ -299,8 +305,10 @@ def test_a_new_attempt_reuses_the_memory_of_the_cache_it_replaces() -> None:
 def test_a_sequence_larger_than_the_budget_is_an_error() -> None:
     w = worker(capacity=9)
     w.handle(ask("b", n=9), 0.0)
+    out = list(w.handle(ask("a", n=10), 0.0))
+    assert said(out, CacheMiss) == [CacheMiss("a", 0, "cloud")]
     with pytest.raises(RuntimeError, match="a needs 10 cached tokens, the budget is 9"):
-        w.handle(ask("a", n=10), 0.0)
+        raise_error(w, out)
     assert batch(decide(w)) == [("b", 0, 9)]
 
 
@@ -382,7 +390,8 @@ def test_the_uplink_of_a_device_that_starts_again_is_measured_anew() -> None:
     def mbps(started_s: float, at: float) -> float:
         for attempt, n in enumerate((1, 5_000)):
             m = ask(n=n, round_=attempt).message
-            assert isinstance(m, Request) and w.monitor
+            assert isinstance(m, Request)
+            assert w.monitor
             nbytes = HEADER_NBYTES + m.slice.nbytes
             sent_s = at + attempt
             w.handle(MessageReceived(replace(m, sent_s=sent_s - started_s)), sent_s + nbytes / 1e6)
@@ -440,7 +449,7 @@ def test_an_empty_batch_is_an_error_that_names_the_scheduler() -> None:
     w = worker(scheduler=EmptyBatches())
     w.handle(ask(), 0.0)
     with pytest.raises(ValueError, match=r"cloud: EmptyBatches\(\) picked an empty batch while 1 requests wait"):
-        decide(w)
+        raise_error(w, decide(w))
 
 
 @dataclass(frozen=True)
@@ -459,4 +468,79 @@ def test_a_scheduler_that_waits_until_a_time_that_is_no_later_is_an_error(until_
     w = worker(scheduler=WaitsUntil(until_s))
     w.handle(ask(), 0.0)
     with pytest.raises(ValueError, match=r"cloud: WaitsUntil\(until_s=.*\) returned .* at 0\.000000 s"):
-        decide(w)
+        raise_error(w, decide(w))
+
+
+@dataclass(frozen=True)
+class Refuses:
+    """A scheduler with an error that one session causes."""
+
+    session: str
+
+    def pick(self, queue: Any, *_: Any) -> Any:
+        if any(item.slice.session == self.session for item in queue):
+            raise ZeroDivisionError(self.session)
+        return [(item, item.slice.num_tokens) for item in queue]
+
+
+def test_an_error_of_the_scheduler_lets_its_sessions_start_again_each_alone() -> None:
+    w = worker(scheduler=Refuses("b"))
+    for session in "abc":
+        w.handle(ask(session), 0.0)
+    out = decide(w)
+    assert [miss.session for miss in said(out, CacheMiss)] == ["a", "b", "c"]
+    with pytest.raises(ZeroDivisionError, match="b"):
+        raise_error(w, out)
+    for session in "bac":
+        w.handle(ask(session, round_=1), 0.0)
+    out = decide(w)
+    assert said(out, CacheMiss) == [CacheMiss("b", 1, "cloud")]
+    assert batch(decide(w)) == [("a", 0, 10)]
+    assert batch(finish(w, Verdict(0, 7)) + decide(w)) == [("c", 0, 10)]
+
+
+@dataclass(frozen=True)
+class AddsOne:
+    """A scheduler that also picks a request that it was not offered, which the protocol forbids."""
+
+    other: Any
+
+    def pick(self, queue: Any, *_: Any) -> Any:
+        return [(item, item.slice.num_tokens) for item in (*queue, self.other)]
+
+
+def test_caches_that_were_evicted_for_a_batch_that_cannot_start_are_dropped() -> None:
+    w, other = worker(capacity=45), worker()
+    other.handle(ask("b"), 0.0)
+    served(w, ask("idle", n=20))
+    w.pick_batch = AddsOne(other.queue["b"][0]).pick
+    w.handle(ask("a", n=20), 0.0)
+    out = decide(w)
+    assert DropCache("idle", 0) in out
+    assert said(out, CacheMiss) == [CacheMiss("a", 0, "cloud")]
+    with pytest.raises(KeyError, match="b"):
+        raise_error(w, out)
+    w.pick_batch = ContinuousBatch().pick
+    w.handle(ask("a", n=20, round_=1), 1.0)
+    assert batch(decide(w)) == [("a", 0, 20)]
+
+
+def test_an_error_in_one_answer_leaves_the_others_of_its_batch() -> None:
+    def text(tokens: Any) -> str:
+        raise ZeroDivisionError("no text")
+
+    w = worker()
+    w.token_text = text
+    stops = ask("a", budget=3).message
+    assert isinstance(stops, Request)
+    w.handle(MessageReceived(replace(stops, stop_text=StopText(("end",)))), 0.0)
+    for session in "bc":
+        w.handle(ask(session), 0.0)
+    decide(w)
+    w.handle(ask("d"), 0.5)
+    out = finish(w, *[Verdict(0, 7)] * 3)
+    assert [reply.session for reply in said(out, Reply)] == ["b", "c"]
+    assert said(out, CacheMiss) == [CacheMiss("a", 0, "cloud")]
+    with pytest.raises(ZeroDivisionError, match="no text"):
+        raise_error(w, out)
+    assert batch(decide(w)) == [("d", 0, 10)]

@@ -222,6 +222,27 @@ def test_a_failing_chip_costs_an_attempt_and_not_the_server() -> None:
     run(scenario)
 
 
+def test_an_error_of_the_scheduler_costs_an_attempt_and_not_the_session() -> None:
+    async def scenario() -> None:
+        async with host_group("sled", timeout_s=float("inf")) as hosts:
+            cloud = await hosts.cloud()
+            device = await hosts.device(0, cloud.address)
+            pick, errors = cloud.node.pick_batch, [ZeroDivisionError("no batch")]
+
+            def pick_after_an_error(*offered: object) -> object:
+                if errors:
+                    raise errors.pop()
+                return pick(*offered)
+
+            cloud.node.pick_batch = pick_after_an_error
+            device.submit(generation_request("s"))
+            assert await device.text("s") == own_text(generation_request("s").prompt, 24)
+            assert not errors
+            assert not cloud.node.errors
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("action", ["wait", "local", "fail"])
 def test_a_cloud_that_always_fails_does_not_block_devices(action: str) -> None:
     async def scenario() -> None:

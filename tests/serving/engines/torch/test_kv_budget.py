@@ -72,7 +72,8 @@ class Chip:
             for i in items
             if self.ledger.round_up_to_blocks(i.slice.start + i.slice.num_tokens) <= CAPACITY
         ]
-        picked, gone = admit(picked, self.ledger, {i.slice.session: [i] for i, _ in picked})
+        gone = []
+        picked = admit(picked, self.ledger, {i.slice.session: [i] for i, _ in picked}, gone)
         self.drop(gone)
         if picked:
             self.run([item.slice for item, _ in picked], kinds)
