@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, isinf, sqrt
 from statistics import fmean, stdev
 
 from serving.studies.capacity.search import STUDENT_T
@@ -65,10 +65,17 @@ def _ties(values: Sequence[float], best: Sequence[float], margin: float) -> bool
 
 
 def ratio_interval(values: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """(low, mean, high) of the ratio of two contenders by seed; one seed has no interval."""
-    ratios = [a / b if b else inf for a, b in zip(values, others, strict=True)]
+    """(low, mean, high) of the ratio of two contenders by seed; one seed has no interval, and an infinite mean none."""
+    ratios = [_ratio(a, b) for a, b in zip(values, others, strict=True)]
     mean = fmean(ratios)
-    if len(ratios) < 2:
+    if len(ratios) < 2 or isinf(mean):
         return mean, mean, mean
     half = STUDENT_T[len(ratios) - 2] * stdev(ratios) / sqrt(len(ratios))
     return mean - half, mean, mean + half
+
+
+def _ratio(value: float, other: float) -> float:
+    """Two contenders that cost nothing are equal."""
+    if value == other:
+        return 1.0
+    return value / other if other else inf

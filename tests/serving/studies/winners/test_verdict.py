@@ -1,5 +1,7 @@
 """Who wins, and what ties."""
 
+from math import inf
+
 import pytest
 
 from serving.studies.winners.steady_state import SteadyState
@@ -40,6 +42,12 @@ def test_who_beats_the_best_under_a_seed_may_tie() -> None:
     assert winner({"a": best, "b": [1.5, 0.9, 1.2]}, 0.05).text == "a = b"
     assert winner({"a": best, "b": [1.18, 1.22, 1.2]}, 0.05).text == "a"
     assert ratio_interval([1.2], [1.0]) == (1.2, 1.2, 1.2)
+
+
+def test_who_costs_nothing_wins_and_ties_with_who_costs_nothing() -> None:
+    assert winner({"a": [1.0, 2.0], "b": [0.0, 0.0], "c": [0.0, 0.0]}, 0.05).text == "b = c"
+    assert winner({"a": [1.0, 2.0], "b": [0.0, 1.0]}, 0.05).text == "b"
+    assert ratio_interval([1.0, 2.0], [0.0, 1.0]) == (inf, inf, inf)
 
 
 def test_a_promise_leaves_those_that_keep_it() -> None:
