@@ -1,13 +1,12 @@
 """TLS and the bearer token of a stream."""
 
 import hmac
-import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serving.transport.access import is_loopback_host, secret_from_environment
 from serving.transport.limits import ProtocolError
 
 if TYPE_CHECKING:
@@ -44,17 +43,8 @@ class Security:
 
     @property
     def token(self) -> str:
-        """Empty if there is none. Raises ValueError for a blank one, with which a server would accept any client, and
-        for one that no header can carry.
-        """
-        token = os.environ.get(self.token_env, "").strip()
-        if not token and self.token_env in os.environ:
-            raise ValueError(f"{self.token_env} is set but empty; give it a token, or unset it to run without one")
-        if not (token.isascii() and token.isprintable()):
-            raise ValueError(
-                f"{self.token_env} is not printable ASCII, and no header carries it; give both sides another token"
-            )
-        return token
+        """Empty if there is none. Raises ValueError for a blank one, and for one that no header can carry."""
+        return secret_from_environment(self.token_env) or ""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -101,13 +91,7 @@ class Security:
 
 def is_loopback(address: str) -> bool:
     """True if `host:port` (or `unix:path`) is on this machine."""
-    host = address.rpartition(":")[0].strip("[]")
-    if address.startswith("unix:") or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return address.startswith("unix:") or is_loopback_host(address.rpartition(":")[0].strip("[]"))
 
 
 def _read(field: str, path: str) -> bytes:

@@ -1,11 +1,11 @@
 """Configuration of an OpenAI-compatible server: URL, model, key, dialect, timeouts and retries."""
 
-import os
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
+
+from serving.transport.access import is_loopback_host, secret_from_environment
 
 DialectName = Literal["auto", "llama_cpp", "vllm", "sglang", "openai"]
 
@@ -90,11 +90,7 @@ class RemoteServer:
 
     @property
     def is_loopback(self) -> bool:
-        host = urlsplit(self.base_url).hostname or ""
-        try:
-            return ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback_host(urlsplit(self.base_url).hostname or "")
 
     @property
     def api_url(self) -> str:
@@ -110,15 +106,11 @@ class RemoteServer:
         return f"{self.model} at {self.api_url}"
 
     def api_key(self) -> str | None:
-        """The key in the environment.
+        """The key in the environment; None if none is sent.
 
         Raises ValueError for one that is empty, that no header can carry, or that would be sent unencrypted.
         """
-        if self.api_key_env not in os.environ:
-            return None
-        key = os.environ[self.api_key_env].strip()
-        if not key or not key.isascii() or not key.isprintable():
-            raise ValueError(f"{self.api_key_env} is set, but empty or not printable ASCII; give it a key, or unset it")
-        if urlsplit(self.base_url).scheme == "http" and not self.is_loopback:
+        key = secret_from_environment(self.api_key_env)
+        if key and urlsplit(self.base_url).scheme == "http" and not self.is_loopback:
             raise ValueError(f"{self.api_key_env} would cross the network in the clear; use https, or unset it")
         return key

@@ -1,9 +1,9 @@
 """Options of the HTTP servers of this machine, of the OpenAI endpoint, and of the routing API on it."""
 
-import os
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from typing import ClassVar
+
+from serving.transport.access import is_loopback_host, secret_from_environment
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,7 @@ class HostOptions:
     @property
     def is_loopback(self) -> bool:
         """True if only this machine can connect."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback_host(self.host)
 
     @property
     def url_host(self) -> str:
@@ -65,14 +62,11 @@ class ServerOptions(HostOptions):
                 raise ValueError(f"{self.section}.{name} is {getattr(self, name)}; give at least {low}")
 
     def api_key(self) -> str | None:
-        """The key in the environment, stripped: no header can carry blanks around it. None if no key is required.
+        """The key in the environment; None if no key is required.
 
-        Raises ValueError for an empty key, which any client could show.
+        Raises ValueError for an empty key, and for one that no client can send.
         """
-        key = os.environ[self.api_key_env].strip() if self.api_key_env in os.environ else None
-        if key == "":
-            raise ValueError(f"{self.api_key_env} is set but empty; give it a key, or unset it to serve without one")
-        return key
+        return secret_from_environment(self.api_key_env)
 
 
 @dataclass(frozen=True)

@@ -46,3 +46,10 @@ def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "k\n")
     assert endpoint.api_key() == "k"
     assert EndpointOptions(api_key_env="").api_key() is None
+
+
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "two\nlines"])
+def test_a_key_that_no_client_can_send_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("A_KEY", key)
+    with pytest.raises(ValueError, match="A_KEY is not printable ASCII, and no header carries it"):
+        EndpointOptions(api_key_env="A_KEY").api_key()

@@ -1,0 +1,27 @@
+"""Secrets in the environment, and hosts of this machine; for all servers and clients, of gRPC and of HTTP."""
+
+import os
+from ipaddress import ip_address
+
+
+def secret_from_environment(name: str) -> str | None:
+    """The value of an environment variable, stripped: no header can carry blanks around it. None if it is not set.
+
+    Raises ValueError for an empty one, which any client could show, and for one that no header can carry.
+    """
+    if name not in os.environ:
+        return None
+    secret = os.environ[name].strip()
+    if not secret:
+        raise ValueError(f"{name} is set but empty; give it a value, or unset it to run without one")
+    if not (secret.isascii() and secret.isprintable()):
+        raise ValueError(f"{name} is not printable ASCII, and no header carries it; give it another value")
+    return secret
+
+
+def is_loopback_host(host: str) -> bool:
+    """True if the host, a name or an IP address without brackets, is this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
