@@ -233,10 +233,10 @@ def model_shape(checkpoint: Checkpoint) -> tuple[int, int]:
     """(layers, rows of the head), read from the configuration."""
     from transformers import AutoConfig
 
-    from serving.engines.torch.model import check_checkpoint
+    from serving.engines.torch.model import check_loadable
     from serving.learned import adapter
 
-    check_checkpoint(checkpoint.name_or_path)
+    check_loadable(checkpoint.name_or_path)
     config = AutoConfig.from_pretrained(checkpoint.name_or_path)
     layers = (
         adapter.load(checkpoint.adapter).shallow_layers + 1 if checkpoint.adapter else int(config.num_hidden_layers)

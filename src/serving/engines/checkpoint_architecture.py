@@ -1,15 +1,17 @@
 """A checkpoint in a directory: is it a causal LM, its architecture (config.json), its parameters (of its weights)."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from serving.engines.torch import ARCHITECTURES
 from serving.hardware.architecture import Architecture
 
 CONFIG_FILE = "config.json"
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox")
+"""`model_type` in the config.json of the checkpoints that the torch engine runs; here, because plans load no torch."""
 
 
 def checkpoint_architecture(path: Path) -> Architecture:
@@ -105,10 +107,21 @@ def check_checkpoint(path: Path, quantization: str) -> None:
         stored = config.get("quantization_config")
     except (ValueError, AttributeError) as problem:
         raise ValueError(f"{file} is damaged ({problem}); fetch or train the checkpoint again") from problem
+    check_architecture(path, names, kind)
+    if stored and quantization != "none":
+        raise ValueError(f"{path} is quantised already; set quantization=none, or give the checkpoint it was made from")
+
+
+def check_architecture(path: str | Path, names: Sequence[str], kind: str | None) -> None:
+    """Raises ValueError for a checkpoint that is no causal LM, or of another architecture than `ARCHITECTURES`.
+
+    Args:
+        path: for error messages.
+        names: `architectures` of its config.json; may be empty.
+        kind: its `model_type`.
+    """
     if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         raise ValueError(f"{path} holds {', '.join(names)}, which is not a causal LM; give a ...ForCausalLM checkpoint")
     if kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"{path} is of architecture {kind!r}, which the engine cannot take apart; it knows {known}")
-    if stored and quantization != "none":
-        raise ValueError(f"{path} is quantised already; set quantization=none, or give the checkpoint it was made from")

@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from serving.engines.checkpoint_architecture import checkpoint_architecture, num_parameters
+from serving.engines.checkpoint_architecture import ARCHITECTURES, checkpoint_architecture, num_parameters
 from serving.engines.models import ModelConfig, ModelPair
-from serving.engines.torch import ARCHITECTURES
 from serving.hardware.architecture import adapter_draft_architecture
 from serving.learned.adapter import Adapter
 from tests.support.conf_files import architecture

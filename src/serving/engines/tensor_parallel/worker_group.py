@@ -17,7 +17,7 @@ from typing import Any
 
 from serving.engines.tensor_parallel.commands import SYNC_TIMEOUT_S, RankConfig, TPCommand, check_divisible_heads
 from serving.engines.tensor_parallel.shard import leave_process_group, load_shard, load_unsharded, run_worker
-from serving.engines.torch.model import DecomposedModel, check_checkpoint
+from serving.engines.torch.model import DecomposedModel, check_loadable
 from serving.hardware.executor import FatalWorkError
 from serving.messages import Span
 
@@ -193,7 +193,7 @@ def load_tensor_parallel(
     Raises ValueError for a model that cannot be sharded so, too few GPUs, or a second model in this process;
     WorkerGroupError if a process fails to load its shard.
     """
-    check_checkpoint(path)
+    check_loadable(path)
     _check_environment(path, world_size, accelerator)
     with TemporaryDirectory(prefix="tandem-") as folder:
         configs = [

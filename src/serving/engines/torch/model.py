@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_args
 import torch
 from torch import nn
 
-from serving.engines.torch import ARCHITECTURES
+from serving.engines.checkpoint_architecture import check_architecture
 from serving.engines.torch.attention import ATTENTION_NAME, AttentionKernel, attend_together, register_attention
 from serving.engines.torch.batch_invariance import attend_alone, use_blocks
 from serving.hardware.architecture import Quantization
@@ -164,7 +164,7 @@ def load_causal_lm(
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
     _check_device(device)
-    check_checkpoint(path)
+    check_loadable(path)
     return_freed_memory()  # that of an earlier stage's models
     chosen = quantization_kwargs(quantization, DTYPES[dtype], device) | _truncated_config(path, num_layers)
     try:
@@ -244,7 +244,7 @@ def _quiet_loading(partial: bool) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_checkpoint(path: str | Path) -> None:
+def check_loadable(path: str | Path) -> None:
     """Reads only the configuration. Raises ValueError if `load_model` could not use the checkpoint."""
     from transformers import AutoConfig
 
@@ -254,22 +254,11 @@ def check_checkpoint(path: str | Path) -> None:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a checkpoint that transformers can open: {error}") from error
-    _check_architecture(config, str(path))
+    check_architecture(path, config.architectures or (), config.model_type)
 
 
 def _looks_local(path: str) -> bool:
     return path.count("/") != 1 or path.startswith((".", "/", "~"))
-
-
-def _check_architecture(config: Any, path: str) -> None:
-    names = config.architectures or []
-    if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
-        raise ValueError(f"{path} holds {', '.join(names)}, which is not a causal LM; give a ...ForCausalLM checkpoint")
-    if config.model_type not in ARCHITECTURES:
-        raise ValueError(
-            f"{path} is of architecture {config.model_type!r}, which the engine cannot split into layers; "
-            f"it knows {', '.join(ARCHITECTURES)}"
-        )
 
 
 def decompose(
@@ -278,10 +267,10 @@ def decompose(
     """Finds the parts of a loaded `transformers` causal LM and sets the engine's attention.
 
     The model's own `forward` does not work afterwards: this attention needs the `packed` batch of `ModelRunner`.
-    Raises ValueError for an architecture that is not in `ARCHITECTURES`.
+    Raises ValueError for an architecture that is not in `checkpoint_architecture.ARCHITECTURES`.
     """
     config = causal.config
-    _check_architecture(config, name)
+    check_architecture(name, config.architectures or (), config.model_type)
     register_attention()
     causal.set_attn_implementation(ATTENTION_NAME)
     if batch_invariant:

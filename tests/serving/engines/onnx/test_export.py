@@ -11,13 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from serving.engines.checkpoint_architecture import ARCHITECTURES
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import export as exporting
 from serving.engines.onnx import header as headers
 from serving.engines.onnx.export import check_export, export
 from serving.engines.onnx.header import HEADER_FILE, MODEL_FILE, scorer_file
 from serving.engines.onnx.session import OnnxSession
-from serving.engines.torch.model import ARCHITECTURES, load_model
+from serving.engines.torch.model import load_model
 from serving.learned.mlp import sigmoid
 from serving.learned.router import ROUTE, TokenRouter
 from tests.support.learned_models import LinearScorer

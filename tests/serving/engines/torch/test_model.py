@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers
 
+from serving.engines.checkpoint_architecture import check_checkpoint
 from serving.engines.torch.engine import TorchEngine
-from serving.engines.torch.model import check_checkpoint, decompose, load_model
+from serving.engines.torch.model import check_loadable, decompose, load_model
 from serving.messages import DraftStopRule, DraftWork
 
 PROMPT = (5, 17, 40, 8)
@@ -66,13 +67,23 @@ def test_a_directory_without_a_model_is_named(tmp_path):
 def test_models_that_are_not_causal_are_refused(tmp_path):
     transformers.BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="BertForMaskedLM, which is not a causal LM"):
-        check_checkpoint(tmp_path)
+        check_loadable(tmp_path)
 
 
 def test_other_architectures_are_refused_with_those_that_work(tmp_path):
     transformers.GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"architecture 'gpt2'.*it knows llama, qwen2, qwen3, mistral, phi3, gpt_neox"):
-        check_checkpoint(tmp_path)
+        check_loadable(tmp_path)
+
+
+@pytest.mark.parametrize("config", [transformers.BertConfig, transformers.GPT2Config])
+def test_transformers_and_the_configuration_alone_are_refused_alike(tmp_path, config):
+    config(architectures=["BertForMaskedLM"] * (config is transformers.BertConfig)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds BertForMaskedLM|is of architecture 'gpt2'") as loaded:
+        check_loadable(tmp_path)
+    with pytest.raises(ValueError, match=r"holds BertForMaskedLM|is of architecture 'gpt2'") as read:
+        check_checkpoint(tmp_path, "none")
+    assert str(loaded.value) == str(read.value)
 
 
 def test_damaged_weights_are_named(saved):
@@ -85,7 +96,7 @@ def test_damaged_weights_are_named(saved):
 def test_a_damaged_configuration_is_named(saved):
     (saved / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not a checkpoint that transformers can open"):
-        check_checkpoint(saved)
+        check_loadable(saved)
 
 
 def test_missing_weights_are_refused(saved):
