@@ -143,8 +143,12 @@ class Topology:
 
     @property
     def digest(self) -> str:
-        """A digest of what both ends must agree on: policy, decoding, layers of the model."""
-        text = f"{self.setup.policy!r} {self.setup.decoding!r} {self.layers}"
+        """A digest of what both ends must agree on: policy, decoding, layers of the model and where they run.
+
+        No file's path is in it, since the ends may keep their files in different folders. What a placement reads from
+        files (profiles of chips, recordings of links) counts by the hops that follow from it.
+        """
+        text = f"{self.setup.policy!r} {self.setup.decoding!r} {self.layers} {self.hops!r}"
         return sha256(text.encode()).hexdigest()[:16]
 
     def create_node(self, name: str) -> Node:

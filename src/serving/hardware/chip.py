@@ -137,8 +137,8 @@ class Chip:
     sources: dict[str, str] = field(default_factory=dict)
     fitted: dict[str, FittedLatencies] = field(default_factory=dict)
     """Latency coefficients fitted on this chip, by name; a fleet's `timing` chooses one."""
-    profile: Path | None = None
-    """Artifact of the profile stage, for `timing: profile`."""
+    profile: Path | None = field(default=None, repr=False)
+    """Artifact of the profile stage, for `timing: profile`. No part of the repr: `Topology.digest`."""
     sustained: SustainedSpeed | None = None
     """What it keeps of its speed under load that lasts; None: not known."""
     price: Price | None = None

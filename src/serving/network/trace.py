@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, TypeVar
@@ -94,7 +94,8 @@ class LinkRecording(ABC, Generic[T]):
     that names file and line for a malformed file.
     """
 
-    path: Path | None = None
+    path: Path | None = field(default=None, repr=False)
+    """No part of the repr: `Topology.digest`."""
     start: Literal["random", "begin"] = "random"
     """Start of each device: the beginning, or a random point, at the same share of all its recordings' lengths.
     """

@@ -1,7 +1,9 @@
 """Testbeds of tiers: what is refused, their nodes, their links, and which nodes get load reports."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,20 +11,24 @@ import pytest
 from native import loader
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import connect_nodes as connect
+from serving.hardware.fleet import Fleet
+from serving.hardware.latency import LinearLatency
 from serving.hardware.testbed import Testbed as Bed
 from serving.hardware.testbed import Tier
 from serving.messages import Hop, Request, SequenceSlice, Span
 from serving.network.channel import Channel, LinkTable, MultiLinkChannel
 from serving.network.link import Link
+from serving.network.mahimahi import MahimahiTrace
 from serving.network.outages import ListedOutages, PeriodicOutages
 from serving.nodes.device import Device
 from serving.nodes.reservations import Reservations
 from serving.nodes.worker import Worker
+from serving.policy.partition.hypsplit import HypSplit
 from serving.policy.slots.dispatch import HypSched, RoundRobin
 from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, TieredPlacement, UShapedPlacement, scale_layers
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
-from tests.support.conf_files import architecture, bed, fleet, link
+from tests.support.conf_files import architecture, bed, chip, fleet, link
 from tests.support.fake_pair import LAYERS
 from tests.support.fake_setup import pair, setup
 from tests.support.simulated_tiers import DEVICE, NETWORK, division, tiered_setup, tiers
@@ -157,6 +163,31 @@ def test_a_node_caches_as_many_tokens_as_its_layers_leave_memory_for() -> None:
     topology = Topology(made, LAYERS)
     rest = 8 * 2**30 - made.hop_architecture(nano).weights_nbytes("fp16")
     assert topology._cache_tokens("nano-0") == rest // made.hop_architecture(nano).kv_nbytes_per_token("fp16")
+
+
+# What both ends must agree on.
+
+
+def profiled_topology(folder: Path, slowdown: float = 1.0) -> Topology:
+    """Two tiers with a recorded link, the first tier's chips timed by a profile; all files are below `folder`."""
+    (folder / "profile").mkdir(parents=True)
+    fit = LinearLatency(slowdown * 1e-3, 1e-9, 1e-8, slowdown * 1e-2, layers=32, source="profile")
+    profile = {"source": "measured", "latencies": {"llama2_7b": asdict(fit)}}
+    (folder / "profile" / "latency.json").write_text(json.dumps(profile))
+    (folder / "link.trace").write_text("1\n2\n")
+    profiled = Fleet(replace(chip("local"), memory_gb=64, profile=folder / "profile"), timing="profile")
+    recorded = MahimahiTrace(path=folder / "link.trace")
+    found = {"near": Tier(profiled), "far": Tier(fleet(AGX), link=Link(uplink=recorded, downlink=recorded))}
+    placed = TieredPlacement(division(found, strategy=HypSplit()))
+    return Topology(tiered_setup(found, override={"placement": placed}), LAYERS)
+
+
+def test_two_checkouts_in_different_folders_agree_and_another_profile_does_not(tmp_path: Path) -> None:
+    here, there = profiled_topology(tmp_path / "here"), profiled_topology(tmp_path / "there")
+    assert here.digest == there.digest
+    slow = profiled_topology(tmp_path / "slow", slowdown=50)
+    assert slow.hops != here.hops
+    assert slow.digest != here.digest
 
 
 # Load reports.
