@@ -7,9 +7,9 @@ from pathlib import Path
 
 from serving.log.event_log import EventHandled, LogEntry, MessageSent, NodeCreated, WorkDone
 from serving.log.tracks import QueueTracks, SessionTracks, TraceFile, VerdictTracks
+from serving.log.waits import link_kind, work_kind
 from serving.messages import (
     INF,
-    CacheMiss,
     Command,
     DraftBatch,
     DraftOutcome,
@@ -18,7 +18,6 @@ from serving.messages import (
     ForwardWork,
     MessageReceived,
     Outcome,
-    Release,
     Reply,
     Request,
     RequestArrived,
@@ -73,24 +72,18 @@ class _TraceWriter:
         self._file.instant(node, "chip", "created", at_s)
 
     def _on_event(self, node: str, event: Event, now: float) -> None:
+        self._queues.update(node, event, now)
         match event:
             case RequestArrived(request):
                 self._sessions.begin(node, request.session, now)
-            case MessageReceived(Request(slice=seq)):
-                self._queues.arrive(node, seq.session, now)
-            case MessageReceived(Release(session)):
-                self._queues.leave(node, [session], now, "released")
             case MessageReceived(Reply() as reply):
                 self._verdicts.finish(node, reply, now)
 
     def _on_command(self, node: str, command: Command, now: float) -> None:
+        self._queues.update(node, command, now)
         match command:
-            case StartWork(_, ForwardWork(slices=slices)):
-                self._queues.leave(node, [seq.session for seq in slices], now, "batch")
             case SendMessage(_, Request() as request) if self._sessions.device.get(request.slice.session) == node:
                 self._verdicts.start(node, request, now)
-            case SendMessage(_, CacheMiss(session)):
-                self._queues.leave(node, [session], now, "missed")
             case EmitTokens():
                 self._sessions.emit(node, command, now)
                 if command.ending:
@@ -142,9 +135,8 @@ class _TraceWriter:
         device = self._sessions.device.get(session)
         if session and device is None:
             return
-        node, name = (entry.to, "downlink") if device == entry.to else (entry.node, "uplink")
-        if device not in (entry.node, entry.to):
-            name = f"link to {entry.to}"
+        kind = link_kind(entry, device)
+        node, name = entry.to if kind == "downlink" else entry.node, f"link to {entry.to}" if kind == "link" else kind
         lost = entry.arrives_s == INF
         args = {"message": type(entry.message).__name__, "session": session, "nbytes": entry.nbytes}
         end_s = entry.sent_s if lost else entry.arrives_s
@@ -177,5 +169,4 @@ def _batch_texts(work: ForwardWork, outcome: Outcome) -> list[str]:
 
 
 def _slice_text(seq: SequenceSlice) -> str:
-    kind = "verify" if seq.num_drafts else "decode" if seq.num_tokens == 1 else "prefill"
-    return f"{seq.session}: {kind} {seq.num_tokens} tokens at {seq.start}"
+    return f"{seq.session}: {work_kind(seq)} {seq.num_tokens} tokens at {seq.start}"

@@ -4,20 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from serving.log.event_log import EventHandled, LogEntry, MessageSent, WorkDone
+from serving.log.event_log import EventHandled, LogEntry, MessageSent, NodeCreated, WorkDone
 from serving.log.reader import read_entries
+from serving.log.waits import Wait, WaitingRequests, link_kind, work_kind
 from serving.messages import (
     INF,
-    CacheMiss,
+    Command,
     EmitTokens,
+    Event,
     ForwardWork,
-    MessageReceived,
-    Release,
-    Request,
     RequestArrived,
-    SendMessage,
-    SequenceSlice,
-    StartWork,
     drafts_of,
     session_of,
 )
@@ -46,16 +42,17 @@ class _LaneReader:
     def __init__(self, wanted: frozenset[str]) -> None:
         self._wanted = wanted
         self._devices: dict[str, str] = {}
-        self._queued_s: dict[tuple[str, str], float] = {}
-        """(node, session) -> since when its request waits there."""
         self.found: dict[str, Lanes] = {}
+        self._requests = WaitingRequests(self.found.__contains__)
 
     def add(self, entry: LogEntry) -> None:
         match entry:
+            case NodeCreated(node, at_s):
+                self._waited(node, self._requests.abandon(node, at_s))
             case EventHandled(node, at_s, event, commands):
-                self._on_event(node, at_s, event)
-                for command in commands:
-                    self._on_command(node, at_s, command)
+                for seen in (event, *commands):
+                    self._waited(node, self._requests.update(node, seen, at_s))
+                    self._seen(node, at_s, seen)
             case WorkDone():
                 for session, kind, text in _parts(entry):
                     self._span(
@@ -64,37 +61,25 @@ class _LaneReader:
             case MessageSent():
                 self._sent(entry)
 
-    def _on_event(self, node: str, at_s: float, event: Any) -> None:
-        match event:
+    def _seen(self, node: str, at_s: float, seen: Event | Command) -> None:
+        match seen:
             case RequestArrived(request) if request.session in self._wanted:
                 self._devices[request.session] = node
                 self.found.setdefault(
                     request.session, {"session": request.session, "arrived_s": at_s, "spans": [], "tokens": []}
                 )
-            case MessageReceived(Request(slice=seq)) if seq.session in self.found:
-                self._queued_s.setdefault((node, seq.session), at_s)
-            case MessageReceived(Release(session)):
-                self._queued_s.pop((node, session), None)
+            case EmitTokens(session=session) if session in self.found and seen.tokens:
+                self.found[session]["tokens"].append({"at_s": at_s, "origins": list(seen.origins)})
 
-    def _on_command(self, node: str, at_s: float, command: Any) -> None:
-        match command:
-            case StartWork(_, ForwardWork(slices=slices)):
-                for seq in slices:
-                    self._dequeue(node, seq.session, at_s)
-            case SendMessage(_, CacheMiss(session)):
-                self._dequeue(node, session, at_s)
-            case EmitTokens(session=session) if session in self.found and command.tokens:
-                self.found[session]["tokens"].append({"at_s": at_s, "origins": list(command.origins)})
-
-    def _dequeue(self, node: str, session: str, at_s: float) -> None:
-        since_s = self._queued_s.pop((node, session), None)
-        if since_s is not None and at_s > since_s:
-            self._span(session, node, "queue", "queue", since_s, at_s, "")
+    def _waited(self, node: str, waits: Iterable[Wait]) -> None:
+        for wait in waits:
+            if wait.end_s > wait.begin_s:
+                text = "" if wait.until == "batch" else wait.until
+                self._span(wait.session, node, "queue", "queue", wait.begin_s, wait.end_s, text)
 
     def _sent(self, entry: MessageSent) -> None:
         message, session = entry.message, session_of(entry.message)
-        device = self._devices.get(session)
-        kind = "downlink" if device == entry.to else "uplink" if device == entry.node else "link"
+        kind = link_kind(entry, self._devices.get(session))
         lost = entry.arrives_s == INF
         end_s = entry.sent_s if lost else entry.arrives_s
         text = f"{type(message).__name__}, {entry.nbytes} bytes"
@@ -112,7 +97,7 @@ def _parts(done: WorkDone) -> Iterator[tuple[str, str, str]]:
     if isinstance(done.work, ForwardWork):
         batch = f" in a batch of {len(done.work.slices)}" if len(done.work.slices) > 1 else ""
         for seq in done.work.slices:
-            yield seq.session, _kind(seq), f"{seq.num_tokens} token{'s' if seq.num_tokens > 1 else ''}{batch}"
+            yield seq.session, work_kind(seq), f"{seq.num_tokens} token{'s' if seq.num_tokens > 1 else ''}{batch}"
         return
     for work, outcome in drafts_of(done.work, done.outcome):
         n = len(outcome.tokens)
@@ -121,7 +106,3 @@ def _parts(done: WorkDone) -> Iterator[tuple[str, str, str]]:
             "draft" if n else "prefill",
             f"{n} drafted" if n else f"{len(work.input_tokens)} tokens read",
         )
-
-
-def _kind(seq: SequenceSlice) -> str:
-    return "verify" if seq.num_drafts else "decode" if seq.num_tokens == 1 else "prefill"

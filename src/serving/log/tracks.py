@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
-from serving.messages import EmitTokens, Reply, Request, SequenceSlice
+from serving.log.waits import Wait, WaitingRequests
+from serving.messages import Command, EmitTokens, Event, Reply, Request, SequenceSlice
 
 Track: TypeAlias = Literal["session", "tokens", "verdicts", "chip"]
 _TRACKS: tuple[Track, ...] = ("session", "tokens", "verdicts", "chip")
@@ -177,36 +178,32 @@ class SessionTracks:
 
 
 class QueueTracks:
-    """Requests queued at workers, from arrival to the start of their batch."""
+    """A span for each wait of a request at a worker, and the number of those that wait there."""
 
     def __init__(self, file: TraceFile, sessions: SessionTracks) -> None:
         self._file, self._sessions = file, sessions
-        self._waiting_since_s: dict[str, dict[str, float]] = defaultdict(dict)
+        self._requests = WaitingRequests(lambda session: session not in sessions.ended)
+        self._num_drawn: dict[str, int] = {}
+        """Node -> the number that was drawn last."""
 
-    def arrive(self, node: str, session: str, now: float) -> None:
-        if session not in self._waiting_since_s[node] and session not in self._sessions.ended:
-            self._waiting_since_s[node][session] = now
-            self._count(node, now)
-
-    def leave(self, node: str, sessions: Sequence[str], now: float, reason: str) -> None:
-        """`reason`: "batch", or why the wait ended otherwise."""
-        left = [session for session in sessions if session in self._waiting_since_s[node]]
-        for session in left:
-            since_s = self._waiting_since_s[node].pop(session)
-            if session in self._sessions.device:
-                self._file.span(node, "queue", since_s, now, session=session, until=reason)
-        if left:
-            self._count(node, now)
-
-    def close(self, now: float) -> None:
-        for node in list(self._waiting_since_s):
-            self.abort_all(node, now)
+    def update(self, node: str, seen: Event | Command, now: float) -> None:
+        self._draw(node, self._requests.update(node, seen, now), now)
 
     def abort_all(self, node: str, now: float) -> None:
-        self.leave(node, list(self._waiting_since_s[node]), now, "unserved")
+        """Ends all waits at a node, because it restarts or the log ends."""
+        self._draw(node, self._requests.abandon(node, now), now)
 
-    def _count(self, node: str, now: float) -> None:
-        self._file.counter(node, "waiting", now, len(self._waiting_since_s[node]))
+    def close(self, now: float) -> None:
+        for node in self._num_drawn:
+            self.abort_all(node, now)
+
+    def _draw(self, node: str, waits: Sequence[Wait], now: float) -> None:
+        for wait in waits:
+            if wait.session in self._sessions.device:
+                self._file.span(node, "queue", wait.begin_s, wait.end_s, session=wait.session, until=wait.until)
+        if (waiting := self._requests.num_waiting(node)) != self._num_drawn.get(node, 0):
+            self._num_drawn[node] = waiting
+            self._file.counter(node, "waiting", now, waiting)
 
 
 @dataclass(slots=True)

@@ -4,9 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from serving.log.event_log import MessageSent, WorkDone
-from serving.log.request_lanes import read_lanes
-from serving.messages import EmitTokens, ForwardWork, RequestArrived
+from serving.log.event_log import EventHandled, MessageSent, NodeCreated, WorkDone
+from serving.log.request_lanes import read_lanes, request_lanes
+from serving.messages import (
+    EmitTokens,
+    ForwardWork,
+    GenerationRequest,
+    MessageReceived,
+    Request,
+    RequestArrived,
+    SequenceSlice,
+    Span,
+    StartWork,
+    TimerFired,
+)
 from tests.serving.log.recorded_runs import recorded
 
 
@@ -51,3 +62,19 @@ def test_waits_end_when_the_work_begins(tmp_path: Path) -> None:
         assert all(one["end_s"] > one["begin_s"] for one in own)
         assert all(any(abs(one["end_s"] - begin_s) < 1e-9 for begin_s in begins) for one in own)
     assert waits > 0
+
+
+def test_a_wait_ends_when_its_worker_restarts() -> None:
+    """The request that comes again behind the restart waits anew, until its batch."""
+    seq = SequenceSlice("s", 0, 1, (1,), 0, "greedy")
+    asked = MessageReceived(Request(0, seq, (), 0, (), "d"))
+    batch = StartWork(1, ForwardWork(Span(0, 8, True, True), (seq,), ("last",)))
+    entries = [
+        EventHandled("d", 0.0, RequestArrived(GenerationRequest("s", (1,), 4)), ()),
+        EventHandled("cloud", 1.0, asked, ()),
+        NodeCreated("cloud", 2.0),
+        EventHandled("cloud", 5.0, asked, ()),
+        EventHandled("cloud", 6.0, TimerFired(1), (batch,)),
+    ]
+    waits = [(one["begin_s"], one["end_s"], one["text"]) for one in request_lanes(entries, ["s"])["s"]["spans"]]
+    assert waits == [(1.0, 2.0, "unserved"), (5.0, 6.0, "")]
