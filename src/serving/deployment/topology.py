@@ -20,6 +20,7 @@ from serving.network.channel import Channel
 from serving.network.link import Link
 from serving.network.outages import OutageInterval
 from serving.nodes.device import MAX_IDLE_SESSIONS, Device, LocalTarget
+from serving.nodes.device_names import device_names
 from serving.nodes.hop_path import TierNodes
 from serving.nodes.round_timing import ChipProfile
 from serving.nodes.speculator import Speculator
@@ -48,7 +49,7 @@ class Topology:
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        return tuple(f"device-{i}" for i in range(self.setup.num_devices))
+        return device_names(self.setup.num_devices)
 
     @cached_property
     def workers(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from serving.hardware.estimator import Estimator
 from serving.messages import Command, Event, ForwardWork, Message, Outcome, Work
+from serving.nodes.device_names import is_device
 
 
 class BatchTiming(NamedTuple):
@@ -18,7 +19,7 @@ class BatchTiming(NamedTuple):
 
 
 class BatchObserver:
-    """An observer that keeps every batch."""
+    """An observer that keeps every batch of the cloud's nodes."""
 
     is_per_node: ClassVar[Literal[True]] = True
 
@@ -29,7 +30,7 @@ class BatchObserver:
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if isinstance(work, ForwardWork) and not node.startswith("device-"):
+        if isinstance(work, ForwardWork) and not is_device(node):
             self.batches.append(BatchTiming(node, work, begin_s, end_s))
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...

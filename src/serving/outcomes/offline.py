@@ -10,6 +10,7 @@ from serving.hardware.timed_executor import DeviceExecutor
 from serving.messages import DraftWork, Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.nodes.device import Device
+from serving.nodes.device_names import device_names
 from serving.nodes.worker import Worker
 from serving.outcomes.kept_sessions import KeptSessions
 from serving.policy.policy import Policy
@@ -77,7 +78,7 @@ def _simulation(
     policy: Policy, models: LoadedModels, queries: Sequence[Query], seed: int, timed_layers: int | None
 ) -> tuple[Simulator, Recorder]:
     """The nodes, with the queries that are to come."""
-    names = [f"device-{i}" for i in range(CONCURRENT_SESSIONS)]
+    names = device_names(CONCURRENT_SESSIONS)
     hops = policy.placement.hops(models.cloud_layers, timed_layers or models.cloud_layers)
     tiers = {tier: (f"{tier}-0",) for tier in dict.fromkeys(hop.node for hop in hops if hop.node != DEVICE_TIER)}
     recorder = Recorder(names)

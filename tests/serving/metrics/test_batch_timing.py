@@ -41,6 +41,13 @@ def test_without_batches_there_are_no_estimator_errors() -> None:
     assert "r2" not in estimator_errors(batch_rows([batch(10, 0.15)], lambda _: TENTH))
 
 
+def test_passes_of_devices_are_no_batches_of_the_cloud() -> None:
+    watch = BatchObserver()
+    for node in ("device-0", "hat.device-0", "cloud-0", "hat.cloud-0"):
+        watch.work_done(node, batch(10, 0.15).work, (), 2.0, 2.15)
+    assert [one.node for one in watch.batches] == ["cloud-0", "hat.cloud-0"]
+
+
 def test_on_virtual_time_the_scheduler_expects_what_the_clock_takes() -> None:
     made, watch = setup("sled"), BatchObserver()
     simulate(made, models(), queries(6), observers=[watch])
