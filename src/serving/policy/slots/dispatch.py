@@ -44,7 +44,11 @@ class RoundRobin:
 
 @dataclass(frozen=True)
 class RandomDispatch:
-    """Any node with the same probability, keyed by the session."""
+    """Any node with the same probability, keyed by the session and by how many nodes its owner chose before.
+
+    That number follows the order in which the owner's requests come, so a session may go elsewhere where they come in
+    another order: under another policy, or on the wall clock.
+    """
 
     seed: int = 0
     needs_load_reports = False
