@@ -29,6 +29,10 @@ UNTRAINED_SCORES = (*LOGIT_SCORES, *IMPORTANCE_SCORES)
 """Scores that need no training."""
 
 
+NUM_TOP_CANDIDATES = 3
+"""The draft model names so many of its likeliest tokens for each draft. As a rank: a token is none of them."""
+
+
 class Scorer(Protocol):
     """A trained score, computed from a token's `LOGIT_SCORES` (in this order) or from its hidden state."""
 

@@ -81,7 +81,7 @@ class ScoreSource(Protocol):
         ...
 
     def target_rank(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
-        """The rank of the target's token among the drafter's three candidates for draft i; 3: not among them."""
+        """The rank of the target's token among the drafter's candidates for draft i; NUM_TOP_CANDIDATES: none."""
         ...
 
     def exit_layer(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:

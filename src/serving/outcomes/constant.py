@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast
 
 from serving.core.decoding import Decoding
 from serving.core.keyed_random import uniform
-from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
+from serving.core.scores import ACCEPTANCE, LOGIT_SCORES, NUM_TOP_CANDIDATES
 from serving.deployment.queries import Query
 from serving.messages import INF, EarlyExitRule, GenerationRequest
 from serving.outcomes.acceptance_draws import TOKENS_PER_POSITION, AcceptanceDraws, MatchProbabilities, ScoreSource
@@ -83,7 +83,7 @@ class ConstantScores:
         return self.value
 
     def target_rank(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:  # noqa: ARG002
-        return 0 if i < num_accepted else 3
+        return 0 if i < num_accepted else NUM_TOP_CANDIDATES
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
         raise NotImplementedError("`ConstantAcceptance.open` refuses targets with heads")

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from serving.core.scores import LOGIT_SCORES
+from serving.core.scores import LOGIT_SCORES, NUM_TOP_CANDIDATES
 from serving.learned.medusa import parents_of
 from serving.outcomes.acceptance_draws import AcceptanceDraws, MatchProbabilities
 from serving.outcomes.fitted import AFTER_ERROR, DRAFT_KINDS, FittedAcceptance, ScorePools
 from serving.outcomes.lookup import TraceLookup
-from serving.outcomes.trace import NUM_TOP_CANDIDATES, OutcomeTrace, RecordedSession, TraceTables
+from serving.outcomes.trace import OutcomeTrace, RecordedSession, TraceTables
 
 DRAFT_WINDOWS = range(1, 9)
 

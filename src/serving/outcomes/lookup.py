@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from serving.core.draft_tree import accept_greedily
 from serving.core.importance import NUM_PLANES, draft_importance, importance_plane
-from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, Scorers
+from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, NUM_TOP_CANDIDATES, Scorers
 from serving.messages import DraftParents, DraftStopRule, Verdict
-from serving.outcomes.trace import NO_NODE, NUM_TOP_CANDIDATES, RecordedSession, TraceTables, triangle_size
+from serving.outcomes.trace import NO_NODE, RecordedSession, TraceTables, triangle_size
 
 TracePosition = tuple[int, int]
 """(base, length): the text up to `base`, then the recorded continuation from there, `length` tokens in all; with the

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.core.importance import NUM_PLANES
-from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers, by_name
+from serving.core.scores import LOGIT_SCORES, NO_SCORERS, NUM_TOP_CANDIDATES, Scorers, by_name
 from serving.deployment.queries import LoadedModels, Query
 from serving.learned.medusa import MedusaHeads
 from serving.messages import DraftStopRule, EarlyExitRule
@@ -15,7 +15,6 @@ from serving.outcomes import offline
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import (
     NO_NODE,
-    NUM_TOP_CANDIDATES,
     OutcomeTrace,
     RecordedSession,
     TraceTables,

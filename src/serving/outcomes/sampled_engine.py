@@ -12,7 +12,7 @@ from itertools import count
 
 from serving.core.draft_tree import accept_greedily
 from serving.core.importance import importance_scores
-from serving.core.scores import IMPORTANCE_SCORES
+from serving.core.scores import IMPORTANCE_SCORES, NUM_TOP_CANDIDATES
 from serving.core.tree_growth import kept_parents, pick
 from serving.engines.draft_batch import execute_one_by_one
 from serving.hardware.latency import ForwardLoad, forward_load
@@ -135,9 +135,8 @@ class SampledEngine:
     ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
         """A draft whose first `num_accepted` tokens are right and whose rest is wrong."""
         tokens = tuple(TOKENS_PER_POSITION * (prefix_len + i) + (i >= num_accepted) for i in range(cap))
-        drafted = DraftOutcome(
-            tokens, {}, tuple(_top_candidates(token, 3) for token in tokens), False, prefix_len + cap - 1
-        )
+        candidates = tuple(_top_candidates(token, NUM_TOP_CANDIDATES) for token in tokens)
+        drafted = DraftOutcome(tokens, {}, candidates, False, prefix_len + cap - 1)
         made = self._draft_cache[prefix_len, num_inputs, cap, num_accepted] = (
             drafted,
             (summed(self._draft_loads.pass_loads(prefix_len - num_inputs, num_inputs, cap)),),

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
+from serving.core.scores import NUM_TOP_CANDIDATES
 from serving.core.tree_growth import ROOT, Candidates, TreeGrowth
 from serving.messages import DraftStopRule
 from serving.outcomes.acceptance_draws import TOKENS_PER_POSITION, AcceptanceDraws, ScoreSource
-
-_NO_RANK = 3
-"""The target's token is not among the drafter's candidates."""
 
 
 class SampledTree:
@@ -79,13 +77,13 @@ class SampledTree:
         if low and not stop.keep_last:
             return [], low
         confidence, margin = (score(draws, position - 1, 1, 0, name) for name in ("confidence", "margin"))
-        return _candidates(position, _NO_RANK, rank_probabilities(confidence, margin, num_children)), low
+        return _candidates(position, NUM_TOP_CANDIDATES, rank_probabilities(confidence, margin, num_children)), low
 
 
 def _candidates(position: int, target_rank: int, probabilities: Sequence[float]) -> Candidates:
     """The fourth and later candidates are wrong: how often they are right was not recorded."""
     token = TOKENS_PER_POSITION * position
-    if target_rank >= _NO_RANK:
+    if target_rank >= NUM_TOP_CANDIDATES:
         return [(token + 1, p) for p in probabilities]
     return [(token if rank == target_rank else token + 1, p) for rank, p in enumerate(probabilities)]
 

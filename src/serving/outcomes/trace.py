@@ -12,14 +12,13 @@ from typing import Any, cast
 
 from serving.core.importance import NUM_PLANES
 from serving.core.keyed_random import key, uniform
-from serving.core.scores import LOGIT_SCORES, Scorers
+from serving.core.scores import LOGIT_SCORES, NUM_TOP_CANDIDATES, Scorers
 from serving.learned.artifact import ArtifactFormat
 from serving.learned.medusa import CandidateRanks
 from serving.messages import DraftStopRule, EarlyExitRule, GenerationRequest, TreeRule
 from serving.outcomes.outcomes import describe_exit
 from serving.workload.prompt import Prompt
 
-NUM_TOP_CANDIDATES = 3
 HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR = "trace.json", "trace.safetensors", "tokenizer"
 FORMAT = ArtifactFormat("trace", HEADER_FILE, TENSORS_FILE, "runtime.outcomes.path", "record_outcomes", version=4)
 _SCORE = "score."

@@ -14,6 +14,7 @@ from serving.core.draft_tree import first_path
 from serving.core.importance import importance_scores
 from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, advance, no_token_text
+from serving.engines.cache_errors import CacheHoleError
 from serving.engines.draft_batch import execute_one_by_one
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
@@ -38,10 +39,6 @@ from serving.outcomes.lookup import RecordedDraft, RecordedTree, TraceLookup, Tr
 from serving.outcomes.trace import OutcomeTrace, RecordedSession
 
 _EMPTY_RESULT = SliceOutcome(None, None)
-
-
-class CacheGapError(RuntimeError):
-    """Work that starts after the end of its session's cache."""
 
 
 @dataclass(slots=True)
@@ -110,7 +107,7 @@ class TraceEngine:
     def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Looks the outcome up.
 
-        Raises CacheGapError for work that starts after the end of a cache, ValueError for a prompt that is not the
+        Raises CacheHoleError for work that starts after the end of a cache, ValueError for a prompt that is not the
         session's, and for what the trace does not record: sampling, another early-exit rule, heads.
         """
         if isinstance(work, ForwardWork):
@@ -293,7 +290,7 @@ class TraceEngine:
             (seq.session, span.start_layer), 0
         )  # a tree's, which its keep cuts to `start`, too
         if cached < seq.start:
-            raise CacheGapError(f"session {seq.session!r} begins at {seq.start}, but {cached} tokens are cached")
+            raise CacheHoleError(f"session {seq.session!r} begins at {seq.start}, but {cached} tokens are cached")
         self._cached_tokens[seq.session, span.start_layer] = seq.start + seq.num_tokens
 
     def _verdict(self, seq: SequenceSlice, span: Span) -> Verdict:
@@ -320,7 +317,7 @@ class TraceEngine:
 def _truncated(position: TracePosition, start: int, session: str) -> TracePosition:
     base, length = position
     if length < start:
-        raise CacheGapError(f"session {session!r} begins at token {start}, but only {length} tokens are cached")
+        raise CacheHoleError(f"session {session!r} begins at token {start}, but only {length} tokens are cached")
     return min(base, start), start
 
 

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 
-from serving.core.scores import LOGIT_SCORES
+from serving.core.scores import LOGIT_SCORES, NUM_TOP_CANDIDATES
 from serving.messages import EarlyExitRule
-from serving.outcomes.trace import NUM_TOP_CANDIDATES, OutcomeTrace, RecordedSession, TraceTables, triangle_size
+from serving.outcomes.trace import OutcomeTrace, RecordedSession, TraceTables, triangle_size
 from serving.workload.prompt import Prompt
 
 DEPTH = 4

@@ -10,6 +10,7 @@ import pytest
 from serving.core.decoding import Decoding
 from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup
+from serving.engines.cache_errors import CacheHoleError
 from serving.hardware.latency import batch_load
 from serving.learned.thresholds import Thresholds
 from serving.messages import (
@@ -27,7 +28,6 @@ from serving.outcomes.outcomes import OutcomeEngines
 from serving.outcomes.record import TraceRecorder
 from serving.outcomes.replayed import TraceOutcomes
 from serving.outcomes.trace import OutcomeTrace
-from serving.outcomes.trace_engine import CacheGapError
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import SequencewiseExit
 from serving.policy.slots.importance_offload import SyneraOffload
@@ -263,11 +263,11 @@ def test_requests_outside_the_trace_are_refused(record: Any) -> None:
     with pytest.raises(ValueError, match="request r00000 asks a prompt of 3 tokens that is not in the trace"):
         outcomes.open([stranger], policy, 0)
     engine = outcomes.open(questions(), policy, 0).device
-    with pytest.raises(CacheGapError, match="begins at token 5, but only 0 tokens are cached"):
+    with pytest.raises(CacheHoleError, match="begins at token 5, but only 0 tokens are cached"):
         engine.execute(DraftWork("r00000", 5, (1,), DraftStopRule(1)))
     with pytest.raises(ValueError, match="samples, or leaves layers early by another rule"):
         engine.execute(DraftWork("r00000", 0, (1,), DraftStopRule(1), early_exit=EarlyExitRule("margin", 0.1, 0.25)))
-    with pytest.raises(CacheGapError, match="begins at 10, but 0 tokens are cached"):
+    with pytest.raises(CacheHoleError, match="begins at 10, but 0 tokens are cached"):
         engine.execute(
             ForwardWork(Span(0, 2, True, True), (SequenceSlice("r00000", 10, 1, (9,), 0, "greedy"),), ("last",))
         )

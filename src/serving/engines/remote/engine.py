@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from serving.core.keyed_random import key, uniform
+from serving.engines.cache_errors import CacheHoleError
 from serving.engines.remote.dialect import RemoteSampling
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import RemoteGenerator
@@ -78,8 +79,6 @@ class RemoteEngine:
     def _text(self, seq: SequenceSlice) -> TokenIds:
         held = self._texts.get(seq.session, ())
         if seq.start > len(held):
-            from serving.engines.torch.sequence_cache import CacheHoleError
-
             raise CacheHoleError(
                 f"session {seq.session!r} begins at token {seq.start}, but only {len(held)} tokens are known"
             )

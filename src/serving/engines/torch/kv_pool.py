@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from serving.engines.cache_errors import CacheFullError
 from serving.engines.torch.model import DecomposedModel
 
 
@@ -98,10 +99,6 @@ _GPU_EXTENT_TOKENS, _GPU_EXTENT_SHARE = 65_536, 4
 """An extent on a GPU holds 65,536 tokens, or takes a quarter of the free memory if they need more than that. A pass is
 replayed only if all of its caches lie in one extent.
 """
-
-
-class CacheFullError(RuntimeError):
-    """More blocks are requested than the budget has."""
 
 
 class BlockBudget:

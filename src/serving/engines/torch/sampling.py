@@ -7,7 +7,7 @@ import torch
 
 from serving.core.draft_tree import accept_greedily, children_of
 from serving.core.keyed_random import key, uniform
-from serving.core.scores import LOGIT_SCORES, Scorers
+from serving.core.scores import LOGIT_SCORES, NUM_TOP_CANDIDATES, Scorers
 from serving.hardware.payload_size import draft_probs_nbytes, prob_entry_nbytes
 from serving.messages import DraftParents, SamplingParams, Verdict
 
@@ -236,7 +236,7 @@ def required_scores(names: Sequence[str], scorers: Scorers) -> tuple[str, ...]:
     return tuple(name for name in names if name not in scorers)
 
 
-def compute_logit_stats(logits: torch.Tensor, names: Sequence[str] = (), k: int = 3) -> LogitStats:
+def compute_logit_stats(logits: torch.Tensor, names: Sequence[str] = (), k: int = NUM_TOP_CANDIDATES) -> LogitStats:
     """Statistics of logits of shape (rows, vocabulary); ties go to the token of argmax.
 
     Needs no (rows, vocabulary) logarithm and no second pass for the deviation. Raises ValueError for an unknown score.

@@ -2,14 +2,11 @@
 
 import torch
 
+from serving.engines.cache_errors import CacheHoleError
 from serving.engines.torch.attention import GatheredLayers, LayerTargets, LayerTensors, ScatterTarget, by_layer
 from serving.engines.torch.kv_pool import BlockBudget, BlockTable, KVPool
 from serving.engines.torch.model import DecomposedModel
 from serving.hardware.exit_depths import ExitDepths
-
-
-class CacheHoleError(RuntimeError):
-    """Work begins after the end of its session's cache."""
 
 
 class SequenceCache:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from serving.core.kv_accounting import round_up_to_blocks
+
 BLOCK_TOKENS = 16
 """As in vLLM; WISP (section 4.5) gives no size."""
 
@@ -67,7 +69,7 @@ class PrefixCaching:
             raise ValueError(f"policy.kv_cache.device_idle_sessions is {self.device_idle_sessions}; give 0 or more")
 
     def allocated_tokens(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens) * self.block_tokens
+        return round_up_to_blocks(tokens, self.block_tokens)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ from itertools import accumulate
 from typing import ClassVar, Literal, Protocol
 
 from serving.core.draft_tree import first_path
+from serving.core.scores import NUM_TOP_CANDIDATES
 from serving.core.session import Session
 from serving.learned.thresholds import Thresholds
-
-NUM_TOP_CANDIDATES = 3
-"""The draft model reports so many of its likeliest tokens for each draft."""
 
 
 class Lookahead(Protocol):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from serving.engines.cache_errors import CacheHoleError
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
-from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.engines.torch.tensor_store import TensorStore
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SamplingParams, SequenceSlice, Span, TensorRef
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from serving.engines.torch.kv_pool import CacheFullError
+from serving.engines.cache_errors import CacheFullError, CacheHoleError
 from serving.engines.torch.model import decompose
-from serving.engines.torch.sequence_cache import CacheHoleError, KVCacheManager
+from serving.engines.torch.sequence_cache import KVCacheManager
 
 
 @pytest.fixture(scope="module")
