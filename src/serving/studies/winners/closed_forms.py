@@ -32,26 +32,6 @@ class RoundTimes:
     other_s: float = 0.0
     device_prompt_s: float = 0.0
 
-    def decoding_s_per_token(self) -> float:
-        """The cloud decodes; tokens stream, so that the link delays the first alone."""
-        return self.decode_s
-
-    def device_s_per_token(self, acceptance: float, window: int, round_trip_s: float) -> float:
-        """The device drafts, and waits for each verdict."""
-        round_s = window * self.device_draft_s + round_trip_s + self.other_s + self.verify_s
-        return round_s / tokens_per_round(acceptance, window)
-
-    def pipelined_s_per_token(self, acceptance: float, window: int, round_trip_s: float) -> float:
-        """As `device_s_per_token`, where the device drafts on meanwhile and every guess holds: the lower bound of what
-        drafting ahead can do.
-        """
-        away_s = round_trip_s + self.other_s + self.verify_s
-        return max(window * self.device_draft_s, away_s) / tokens_per_round(acceptance, window)
-
-    def cloud_s_per_token(self, acceptance: float, window: int) -> float:
-        """The cloud drafts and verifies on one chip; tokens stream."""
-        return (window * self.cloud_draft_s + self.verify_s) / tokens_per_round(acceptance, window)
-
     def decoding_border_s(self, acceptance: float, window: int, answer_tokens: float | None = None) -> float:
         """The round trip below which a device that drafts is faster than a cloud that decodes; below 0: none is."""
         gained_s = tokens_per_round(acceptance, window) * self.decode_s - self.verify_s
@@ -64,10 +44,6 @@ class RoundTimes:
         """
         gained_s = window * (self.cloud_draft_s - self.device_draft_s) - self.other_s
         return gained_s - self._prompt_s_per_round(acceptance, window, answer_tokens)
-
-    def pipelined_border_s(self, window: int) -> float:
-        """The round trip below which a verdict is there before the next window is drafted; below 0: none is."""
-        return window * self.device_draft_s - self.verify_s - self.other_s
 
     def _prompt_s_per_round(self, acceptance: float, window: int, answer_tokens: float | None) -> float:
         if answer_tokens is None:
