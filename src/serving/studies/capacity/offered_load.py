@@ -16,12 +16,15 @@ from serving.runtimes.clients import PostRequest
 from serving.workload import slo
 from serving.workload.arrivals import ClosedLoop
 from serving.workload.prompt import BLANK_PROMPT
-from serving.workload.workload import WorkloadRequest
+from serving.workload.slo import SloClass
+from serving.workload.workload import Workload, WorkloadRequest
 
 MAX_TOKENS_PER_S = (100.0, 400.0, 1600.0, 6400.0)
 """Bounds on a device's tokens per second, which give the number of requests to prepare; a next one is tried where a
 device is faster.
 """
+_STREAM = "steady state"
+"""The name of the random numbers by which devices are out of step."""
 MIN_SAMPLED_ANSWERS = 100
 """The fewest answers from which the mean length is estimated."""
 
@@ -32,13 +35,15 @@ class OutOfQueriesError(ValueError):
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """`queries` of all devices, in order for each; `start_times_s` are the start times of the devices, each of which
-    gets at most `max_tokens_per_s`.
+    """`queries` of all devices, in order for each; `start_times_s` are the start times of the devices.
+
+    `max_tokens_per_s`: there are enough queries for devices that get at most so many; None: a device stops after its
+    last query.
     """
 
     queries: Sequence[Query]
     start_times_s: Sequence[float]
-    max_tokens_per_s: float
+    max_tokens_per_s: float | None = None
 
 
 def closed_loop(setup: Setup) -> ClosedLoop:
@@ -62,35 +67,52 @@ def make_load(
     within the think time if that is longer, and the first answer of each has a random part of the length, so that
     devices are out of step. The source of outcomes chooses the prompts: a trace deals those that it has onto them.
     """
-    think_s, limit = closed_loop(setup).think_s, setup.workload.max_new_tokens
+    think_s = closed_loop(setup).think_s
     check_unshared(setup.policy)
-    classes, stream = slo.assign_classes(setup.workload.slo, num_devices, setup.seed), key(setup.seed, "steady state")
+    classes = slo.assign_classes(setup.workload.slo, num_devices, setup.seed)
 
     def queries(turns: Iterable[int]) -> list[Query]:
-        requests = [
-            WorkloadRequest(
-                turn * num_devices + device,
-                BLANK_PROMPT,
-                device,
-                turn,
-                None,
-                think_s,
-                setup.workload.max_prompt_tokens,
-                limit if turn else 1 + int(uniform(stream, device, "first answer") * limit),
-                classes[device],
-                workload_max_new_tokens=limit,
-            )
-            for turn in turns
-            for device in range(num_devices)
-        ]
+        requests = requests_of_turns(setup.workload, turns, classes, setup.seed, think_s)
         return outcomes.make_queries(requests, setup.decoding, setup.seed)
 
     usual = fmean(
         query.request.max_new_tokens for query in queries(range(1, 2 + ceil(MIN_SAMPLED_ANSWERS / num_devices)))
     )
-    first_s = [uniform(stream, device, "begin") * max(stagger_s, think_s) for device in range(num_devices)]
     turns = range(2 + ceil(max_tokens_per_s * duration_s / usual))
+    first_s = start_times_s(num_devices, max(stagger_s, think_s), setup.seed)
     return OfferedLoad(queries(turns), first_s, max_tokens_per_s)
+
+
+def requests_of_turns(
+    workload: Workload, turns: Iterable[int], classes: Sequence[SloClass | None], seed: int, think_s: float = 0.0
+) -> list[WorkloadRequest]:
+    """One request of each device in each of these turns; `classes` are the devices'.
+
+    A device's answer of turn 0 has a random part of the length, so that devices are out of step.
+    """
+    stream, limit = key(seed, _STREAM), workload.max_new_tokens
+    return [
+        WorkloadRequest(
+            turn * len(classes) + device,
+            BLANK_PROMPT,
+            device,
+            turn,
+            None,
+            think_s,
+            workload.max_prompt_tokens,
+            limit if turn else 1 + int(uniform(stream, device, "first answer") * limit),
+            slo_class,
+            workload_max_new_tokens=limit,
+        )
+        for turn in turns
+        for device, slo_class in enumerate(classes)
+    ]
+
+
+def start_times_s(num_devices: int, within_s: float, seed: int) -> list[float]:
+    """When each device sends its first request: at a random time within the first `within_s`."""
+    stream = key(seed, _STREAM)
+    return [uniform(stream, device, "begin") * within_s for device in range(num_devices)]
 
 
 class ClosedLoopClients:
@@ -106,14 +128,15 @@ class ClosedLoopClients:
             self._send_next(device, at_s)
 
     def on_session_end(self, session: str, now: float) -> None:
-        """Sends the device's next request. Raises OutOfQueriesError if there is none."""
+        """Sends the device's next request. Raises OutOfQueriesError if there should be one and is none."""
         device = self._device_of.pop(session)
-        if not self._pending[device]:
+        if self._pending[device]:
+            self._send_next(device, now + self._pending[device][0].think_s)
+        elif self._max_tokens_per_s is not None:
             raise OutOfQueriesError(
                 f"{self._device_names[device]} was answered faster than {self._max_tokens_per_s:g} tokens/s, more than "
                 "a load is prepared for; choose a slower chip or a larger model (hardware, model.device, model.cloud)"
             )
-        self._send_next(device, now + self._pending[device][0].think_s)
 
     def _send_next(self, device: int, at_s: float) -> None:
         request = self._pending[device].popleft().request

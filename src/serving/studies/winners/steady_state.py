@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from serving.core.keyed_random import key, uniform
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
@@ -14,9 +13,8 @@ from serving.messages import Command, EmitTokens, Event, Message, Outcome, Reque
 from serving.outcomes.outcomes import OutcomeSource
 from serving.outcomes.shared_prompts import check_unshared
 from serving.runtimes.clients import UnfinishedSessionsError
-from serving.workload.prompt import BLANK_PROMPT
+from serving.studies.capacity.offered_load import ClosedLoopClients, OfferedLoad, requests_of_turns, start_times_s
 from serving.workload.slo import SloClass
-from serving.workload.workload import WorkloadRequest
 
 STEP_S = 0.25
 """Simulated seconds between two looks at whether all counted answers ended."""
@@ -91,8 +89,11 @@ class CloudObserver:
 
 
 @dataclass
-class TurnTakers:
-    """The devices' requests by turn; counts those of the turns 1 to `counted_turns`."""
+class AnswerTimes:
+    """Times the answers of the turns 1 to `counted_turns`; `queries` are by turn and device.
+
+    The observer begins when each device has its first answer, that of turn 0.
+    """
 
     queries: Sequence[Query]
     num_devices: int
@@ -110,14 +111,11 @@ class TurnTakers:
     def num_counted(self) -> int:
         return self.counted_turns * self.num_devices
 
-    def begin(self, stagger_s: float, seed: int) -> None:
-        """Posts each device's first request."""
-        stream = key(seed, "steady state")
-        for device in range(self.num_devices):
-            self._ask(device, uniform(stream, device, "begin") * stagger_s)
+    def post(self, at_s: float, device: str, asked: RequestArrived) -> None:
+        self.asked_s[asked.request.session] = at_s
+        self.simulator.post(at_s, device, asked)
 
     def on_session_end(self, session: str, now: float) -> None:
-        """Posts the device's next request, if it has one."""
         place = self._place_of[session]
         turn = place // self.num_devices
         if 1 <= turn <= self.counted_turns:
@@ -127,13 +125,6 @@ class TurnTakers:
             self._first_left -= 1
             if not self._first_left:
                 self.observer.begin_s = now
-        if place + self.num_devices < len(self.queries):
-            self._ask(place + self.num_devices, now)
-
-    def _ask(self, place: int, at_s: float) -> None:
-        request = self.queries[place].request
-        self.asked_s[request.session] = at_s
-        self.simulator.post(at_s, f"device-{place % self.num_devices}", RequestArrived(request))
 
 
 def measure(
@@ -151,16 +142,17 @@ def measure(
     simulator = Simulator([observer])
     add_nodes(simulator, topology, ChipFactory(topology, engines, queries), (*topology.workers, *topology.devices))
     connect_nodes(simulator, topology)
-    turns = TurnTakers(queries, setup.num_devices, load.counted_turns(setup.num_devices), simulator, observer)
-    simulator.on_session_end(turns.on_session_end)
-    turns.begin(load.stagger_s, seed)
+    times = AnswerTimes(queries, setup.num_devices, load.counted_turns(setup.num_devices), simulator, observer)
+    simulator.on_session_end(times.on_session_end)
+    offered = OfferedLoad(queries, start_times_s(setup.num_devices, load.stagger_s, seed))
+    simulator.on_session_end(ClosedLoopClients(offered, topology.devices, times.post).on_session_end)
     until_s = 0.0
-    while len(turns.s_per_token) < turns.num_counted:
+    while len(times.s_per_token) < times.num_counted:
         if until_s > LONGEST_S:
             raise UnfinishedSessionsError(f"policy {setup.policy.name} answers nothing in {LONGEST_S:g} simulated s")
         until_s += STEP_S
         simulator.run(until=until_s)
-    return SteadyState(tuple(turns.s_per_token.values()), observer.busy_s / max(1, observer.num_tokens))
+    return SteadyState(tuple(times.s_per_token.values()), observer.busy_s / max(1, observer.num_tokens))
 
 
 def make_queries(
@@ -168,16 +160,7 @@ def make_queries(
 ) -> Sequence[Query]:
     """The requests by turn and device."""
     check_unshared(setup.policy)
-    workload, n, stream = setup.workload, setup.num_devices, key(seed, "steady state")
     promise = SloClass(name="promised", tokens_per_s=tokens_per_s) if tokens_per_s else None
-    first = [1 + int(uniform(stream, device, "first answer") * workload.max_new_tokens) for device in range(n)]
-    requests = [
-        WorkloadRequest(
-            turn * n + device, BLANK_PROMPT, device, turn, None, 0.0, workload.max_prompt_tokens,
-            workload.max_new_tokens if turn else first[device], promise,
-            workload_max_new_tokens=workload.max_new_tokens,
-        )
-        for turn in range(1 + load.counted_turns(n) + SPARE_TURNS)
-        for device in range(n)
-    ]  # fmt: skip
+    turns = range(1 + load.counted_turns(setup.num_devices) + SPARE_TURNS)
+    requests = requests_of_turns(setup.workload, turns, [promise] * setup.num_devices, seed)
     return outcomes.make_queries(requests, setup.decoding, setup.seed)
