@@ -11,7 +11,7 @@ from serving.deployment.queries import UNAVAILABLE_ENGINE, LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.engines.models import Checkpoint, ModelConfig
 from serving.hardware.executor import Engine
-from serving.messages import INF, GenerationRequest, Hop, Span
+from serving.messages import Hop, Span
 from serving.policy.policy import NO_REQUIREMENTS, EngineRequirements
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
@@ -240,19 +240,17 @@ def make_queries(
     found = []
     for asked in workload.requests(num_devices):
         encoded = workload.encode(asked, tokenizer.hf)
-        rate = asked.slo.tokens_per_s if asked.slo else 0.0
-        ttft_s = asked.slo.ttft_s if asked.slo and asked.slo.ttft_s else INF
-        call = GenerationRequest(
-            f"r{asked.index:05d}",
-            encoded.tokens,
-            asked.max_new_tokens,
-            tokenizer.eos_token_ids,
-            sampling,
-            rate,
-            ttft_s,
-            stop_strings=asked.prompt.stop,
+        found.append(
+            Query.of(
+                asked,
+                encoded.tokens,
+                asked.max_new_tokens,
+                tokenizer.eos_token_ids,
+                sampling,
+                stop_strings=asked.prompt.stop,
+                num_cut=encoded.num_dropped,
+            )
         )
-        found.append(Query(call, asked.prompt, asked.device, asked.at_s, asked.think_s, asked.slo, encoded.num_dropped))
     return found
 
 

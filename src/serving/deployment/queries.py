@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from serving.hardware.executor import Engine
-from serving.messages import GenerationRequest, Work
+from serving.messages import INF, GenerationRequest, SamplingParams, TokenIds, Work
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass
+from serving.workload.workload import WorkloadRequest
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
@@ -27,6 +28,32 @@ class Query:
     slo: SloClass | None
     num_cut: int = 0
     """Tokens that the prompt lost to the workload's limit."""
+
+    @classmethod
+    def of(
+        cls,
+        asked: WorkloadRequest,
+        tokens: TokenIds,
+        max_new_tokens: int,
+        stop_tokens: TokenIds,
+        sampling: SamplingParams | None,
+        *,
+        prompt: Prompt | None = None,
+        stop_strings: tuple[str, ...] = (),
+        num_cut: int = 0,
+    ) -> "Query":
+        """The request as these `tokens`, with the promises of its SLO class. `prompt` replaces the workload's."""
+        request = GenerationRequest(
+            asked.session_name,
+            tokens,
+            max_new_tokens,
+            stop_tokens,
+            sampling,
+            asked.slo.tokens_per_s if asked.slo else 0.0,
+            asked.slo.ttft_s if asked.slo and asked.slo.ttft_s else INF,
+            stop_strings=stop_strings,
+        )
+        return cls(request, prompt or asked.prompt, asked.device, asked.at_s, asked.think_s, asked.slo, num_cut)
 
 
 class UnavailableEngine:

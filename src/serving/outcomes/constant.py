@@ -8,7 +8,7 @@ from serving.core.decoding import Decoding
 from serving.core.keyed_random import uniform
 from serving.core.scores import ACCEPTANCE, LOGIT_SCORES, NUM_TOP_CANDIDATES
 from serving.deployment.queries import Query
-from serving.messages import INF, EarlyExitRule, GenerationRequest
+from serving.messages import EarlyExitRule
 from serving.outcomes.acceptance_draws import TOKENS_PER_POSITION, AcceptanceDraws, MatchProbabilities, ScoreSource
 from serving.outcomes.outcomes import OutcomeEngines, check_exit, check_has_text
 from serving.outcomes.replayed import check_medusa_tree
@@ -169,12 +169,9 @@ def numbered_queries(
         range(0, TOKENS_PER_POSITION * max((tokens for tokens, _ in lengths), default=0), TOKENS_PER_POSITION)
     )
     for one, (tokens, limit) in zip(requests, lengths, strict=True):
-        rate = one.slo.tokens_per_s if one.slo else 0.0
-        ttft_s = one.slo.ttft_s if one.slo and one.slo.ttft_s else INF
         num_cut = 0 if one.sharing else max(0, tokens - one.max_prompt_tokens)
         own = shared.prompt(one, one.sharing, tokens, limit) if one.sharing else prompt[: tokens - num_cut]
-        request = GenerationRequest(f"r{one.index:05d}", own, limit, (), sampling, rate, ttft_s)
-        yield Query(request, one.prompt, one.device, one.at_s, one.think_s, one.slo, num_cut)
+        yield Query.of(one, own, limit, (), sampling, num_cut=num_cut)
 
 
 def sampled_engines(

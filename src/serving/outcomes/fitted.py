@@ -248,20 +248,17 @@ class FittedAcceptance:
         return sampled_engines(queries, self.layers, self.probabilities, pools, policy, seed, self.exit_rule)
 
     def _request_lengths(self, request: WorkloadRequest, seed: int) -> tuple[int, int]:
-        draw = uniform(key(seed, f"r{request.index:05d}"), 0, "recorded session")
-        prompt, written, ended = self.session_lengths[int(draw * len(self.session_lengths))]
+        stream = key(seed, request.session_name)
+        at = int(uniform(stream, 0, "recorded session") * len(self.session_lengths))
+        prompt, written, ended = self.session_lengths[at]
         if self.prompt_lengths:
-            prompt = min(
-                request.max_prompt_tokens,
-                self.prompt_lengths.quantile(uniform(key(seed, f"r{request.index:05d}"), 0, "prompt")),
-            )
+            drawn = self.prompt_lengths.quantile(uniform(stream, 0, "prompt"))
+            prompt = min(request.max_prompt_tokens, drawn)
         if self.full_length_answers:
             return prompt, request.max_new_tokens
         if self.answer_lengths:
-            draw = uniform(key(seed, f"r{request.index:05d}"), 0, "answer")
-            return prompt, min(
-                request.max_new_tokens, self.answer_lengths.quantile(draw, request.longest_answer_tokens)
-            )
+            answer = self.answer_lengths.quantile(uniform(stream, 0, "answer"), request.longest_answer_tokens)
+            return prompt, min(request.max_new_tokens, answer)
         return prompt, min(request.max_new_tokens, written) if ended else request.max_new_tokens
 
 

@@ -9,7 +9,6 @@ from serving.core.decoding import Decoding
 from serving.core.scores import reading_hidden_states
 from serving.deployment.queries import Query
 from serving.learned.medusa import CandidateRanks, MedusaHeads
-from serving.messages import INF, GenerationRequest
 from serving.outcomes.outcomes import OutcomeEngines, PlannedOutcomes, check_exit
 from serving.outcomes.trace import TOKENIZER_DIR, OutcomeTrace, load_trace
 from serving.outcomes.trace_engine import TraceEngine, UnrecordedCounts
@@ -95,15 +94,11 @@ class TraceOutcomes:
         )
 
     def _make_query(self, request: WorkloadRequest, seed: int) -> Query:
-        name = f"r{request.index:05d}"
+        name = request.session_name
         session = self.trace.find_session(name, request.prompt.id) or self.trace.sampled_session(name, seed)
-        rate = request.slo.tokens_per_s if request.slo else 0.0
-        ttft_s = request.slo.ttft_s if request.slo and request.slo.ttft_s else INF
-        prompt, limit = session.token_ids[: session.prompt_tokens], min(request.max_new_tokens, session.max_new_tokens)
-        found = GenerationRequest(
-            name, prompt, limit, self.trace.stop_tokens, None, rate, ttft_s, stop_strings=session.prompt.stop
-        )
-        return Query(found, session.prompt, request.device, request.at_s, request.think_s, request.slo)
+        tokens, limit = session.token_ids[: session.prompt_tokens], min(request.max_new_tokens, session.max_new_tokens)
+        prompt, stop_tokens = session.prompt, self.trace.stop_tokens
+        return Query.of(request, tokens, limit, stop_tokens, None, prompt=prompt, stop_strings=prompt.stop)
 
 
 def load(path: Path) -> TraceOutcomes:

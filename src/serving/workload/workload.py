@@ -36,6 +36,11 @@ class WorkloadRequest:
     """The workload's limit, of which the request's own may be a part; None: that is the workload's."""
 
     @property
+    def session_name(self) -> str:
+        """The session that answers it; random numbers and recorded sessions are found by this name."""
+        return f"r{self.index:05d}"
+
+    @property
     def longest_answer_tokens(self) -> int:
         """The most that any answer of the workload may have."""
         return self.workload_max_new_tokens or self.max_new_tokens
