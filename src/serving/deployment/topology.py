@@ -19,8 +19,7 @@ from serving.messages import INF, Hop, LoadReport, Node, Span
 from serving.network.channel import Channel
 from serving.network.link import Link
 from serving.network.outages import OutageInterval
-from serving.nodes.device import MAX_IDLE_SESSIONS, Device, LocalTarget
-from serving.nodes.device_names import device_names
+from serving.nodes.device import MAX_IDLE_SESSIONS, Device, LocalTarget, device_names
 from serving.nodes.hop_path import TierNodes
 from serving.nodes.round_timing import ChipProfile
 from serving.nodes.speculator import Speculator

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from serving.hardware.estimator import Estimator
 from serving.messages import Command, Event, ForwardWork, Message, Outcome, Work
-from serving.nodes.device_names import is_device
+from serving.nodes.device import is_device
 
 
 class BatchTiming(NamedTuple):

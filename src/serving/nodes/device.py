@@ -52,7 +52,18 @@ from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import ContinuousBatch, Scheduler
 
 MAX_IDLE_SESSIONS = 48
-"""Below the number of open sessions that a host allows a node, since the host would release the oldest one."""
+"""Below the number of open sessions that a host allows a node, since the host would release one of them."""
+_NAME = "device-"
+"""Names of devices begin so, and no worker's does: a tier cannot be called `device` (`hardware/testbed.py`)."""
+
+
+def device_names(count: int) -> tuple[str, ...]:
+    return tuple(f"{_NAME}{i}" for i in range(count))
+
+
+def is_device(node: str) -> bool:
+    """True for a device's name, also behind the policy's name and a dot, which the page puts before it."""
+    return node.rpartition(".")[2].startswith(_NAME)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from serving.hardware.executor import DraftPoolingEngine, Engine, TimedDraft
 from serving.hardware.timed_executor import DeviceExecutor
 from serving.messages import DraftWork, Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
-from serving.nodes.device import Device
-from serving.nodes.device_names import device_names
+from serving.nodes.device import Device, device_names
 from serving.nodes.worker import Worker
 from serving.outcomes.kept_sessions import KeptSessions
 from serving.policy.policy import Policy

@@ -17,7 +17,7 @@ from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import WallClock
 from serving.drivers.real_time import Pace, RealTimeDriver
 from serving.messages import INF
-from serving.nodes.device_names import is_device
+from serving.nodes.device import is_device
 from serving.runtimes.clients import WorkloadClients
 from serving.runtimes.failures import LinkOutageInjector
 from serving.transport.limits import Limits

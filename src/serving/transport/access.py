@@ -7,7 +7,7 @@ from ipaddress import ip_address
 def secret_from_environment(name: str) -> str | None:
     """The value of an environment variable, stripped: no header can carry blanks around it. None if it is not set.
 
-    Raises ValueError for an empty one, which any client could show, and for one that no header can carry.
+    Raises ValueError for an empty one, which any client could show, and for one that many clients cannot send.
     """
     if name not in os.environ:
         return None
@@ -15,7 +15,7 @@ def secret_from_environment(name: str) -> str | None:
     if not secret:
         raise ValueError(f"{name} is set but empty; give it a value, or unset it to run without one")
     if not (secret.isascii() and secret.isprintable()):
-        raise ValueError(f"{name} is not printable ASCII, and no header carries it; give it another value")
+        raise ValueError(f"{name} is not printable ASCII, and many clients cannot send it; give it another value")
     return secret
 
 

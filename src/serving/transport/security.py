@@ -43,7 +43,7 @@ class Security:
 
     @property
     def token(self) -> str:
-        """Empty if there is none. Raises ValueError for a blank one, and for one that no header can carry."""
+        """Empty if there is none. Raises ValueError for a blank one, and for one that many clients cannot send."""
         return secret_from_environment(self.token_env) or ""
 
     @property

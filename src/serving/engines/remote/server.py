@@ -108,7 +108,7 @@ class RemoteServer:
     def api_key(self) -> str | None:
         """The key in the environment; None if none is sent.
 
-        Raises ValueError for one that is empty, that no header can carry, or that would be sent unencrypted.
+        Raises ValueError for one that is empty, that many clients cannot send, or that would be sent unencrypted.
         """
         key = secret_from_environment(self.api_key_env)
         if key and urlsplit(self.base_url).scheme == "http" and not self.is_loopback:

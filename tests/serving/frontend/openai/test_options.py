@@ -51,5 +51,5 @@ def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("key", ["schl\u00fcssel", "two\nlines"])
 def test_a_key_that_no_client_can_send_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("A_KEY", key)
-    with pytest.raises(ValueError, match="A_KEY is not printable ASCII, and no header carries it"):
+    with pytest.raises(ValueError, match="A_KEY is not printable ASCII"):
         EndpointOptions(api_key_env="A_KEY").api_key()

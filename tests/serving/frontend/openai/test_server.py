@@ -116,24 +116,27 @@ class TestItsOwn:
 
     def test_requests_without_the_key_get_401(self, made: Any, monkeypatch: Any, caplog: Any) -> None:
         caplog.set_level(logging.DEBUG)
-        monkeypatch.setenv("A_KEY", "sésame")
+        monkeypatch.setenv("A_KEY", "sesame!")
         loop = made(api_key_env="A_KEY")
-        right = "authorization: Bearer sésame"
-        for wrong in ((), ("authorization: Bearer sesame",), ("authorization: Basic sésame",), ("authorization:",)):
+        right = "authorization: Bearer sesame!"
+        for wrong in ((), ("authorization: Bearer sesame",), ("authorization: Basic sesame!",), ("authorization:",)):
             for path in ("/v1/models", "/metrics", "/v1/nothing"):
                 found = loop.run(send(loop, request("GET", path, *wrong)))
                 assert (found.status, found.error["code"]) == (401, "invalid_api_key")
         assert loop.run(send(loop, request("GET", "/v1/models", right))).status == 200
         assert loop.run(send(loop, request("GET", "/healthz"))).status == 200
         assert loop.run(send(loop, request("GET", "/readyz"))).status == 200
-        assert "same" not in caplog.text
+        assert "sesame" not in caplog.text
 
-    @pytest.mark.parametrize("key", ["abc\u00e0", "abc\u00c5"])
-    def test_a_key_may_end_in_a_byte_that_latin_1_reads_as_a_blank(self, made: Any, monkeypatch: Any, key: str) -> None:
-        monkeypatch.setenv("A_KEY", key)
+    def test_blanks_around_a_shown_key_do_not_count(self, made: Any, monkeypatch: Any) -> None:
+        monkeypatch.setenv("A_KEY", "sesame")
         loop = made(api_key_env="A_KEY")
-        asked = request("GET", "/v1/models", f"authorization: Bearer  {key}\t")
-        assert loop.run(send(loop, asked)).status == 200
+        assert loop.run(send(loop, request("GET", "/v1/models", "authorization: Bearer  sesame\t"))).status == 200
+
+    def test_a_key_that_many_clients_cannot_send_is_refused(self, made: Any, monkeypatch: Any) -> None:
+        monkeypatch.setenv("A_KEY", "sésame")
+        with pytest.raises(ValueError, match="A_KEY is not printable ASCII"):
+            made(api_key_env="A_KEY")
 
     def test_the_client_raises_an_authentication_error_for_a_wrong_key(self, made: Any, monkeypatch: Any) -> None:
         openai = pytest.importorskip("openai", reason="the official client is not installed: pip install openai")

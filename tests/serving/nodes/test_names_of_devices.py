@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.nodes.device_names import device_names, is_device
+from serving.nodes.device import device_names, is_device
 
 
 @pytest.mark.parametrize("prefix", ["", "synera.", "hat_v1.5."])
