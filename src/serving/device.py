@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class DeviceConfig:
     """Raises ValueError for a device that the testbed does not have, tier nodes without an address, a token that would
-    travel without TLS, and an empty key.
+    travel without TLS, more open sessions than a cloud keeps, and an empty key.
     """
 
     setup: Setup
@@ -48,6 +48,7 @@ class DeviceConfig:
             addresses = service.addresses(Topology(self.setup, self.setup.pair.cloud.timed_architecture.layers))
             for address in dict.fromkeys(addresses.values()):
                 service.security.check_token_is_protected(address, service.security.ca_certificate is not None)
+            service.check_num_sessions(self.setup.workload.max_concurrency)
         service.endpoint.api_key()
 
 

@@ -82,6 +82,9 @@ class Evaluator:
                 raise UserError(self._failed_stages[stage.digest])
             try:
                 job.run([stage])
+            except UserError as problem:
+                self._failed_stages[stage.digest] = str(problem)
+                raise
             except Exception as problem:
                 self._failed_stages[stage.digest] = survived_problem(problem)
                 raise UserError(self._failed_stages[stage.digest]) from problem

@@ -1,7 +1,7 @@
 """Keyed random numbers: the same (seed, session, position, purpose) always gives the same number.
 
-So a decision does not depend on which other decisions were made before it, or on which node. One does, by its position:
-`RandomDispatch` in `policy/slots/dispatch.py`.
+So a decision does not depend on which other decisions were made before it, or on which node. `RandomDispatch` in
+`policy/slots/dispatch.py` is the exception: its position counts the choices that were made before.
 """
 
 from functools import cache

@@ -95,12 +95,17 @@ class ServiceOptions:
             raise ValueError(f"service.context_tokens is {self.context_tokens}; give at least 2, or null for all")
         if not self.grace_s >= 0:
             raise ValueError(f"service.grace_s is {self.grace_s}; it is a time in seconds, 0 or more")
-        kept = self._kept_sessions
-        if sum(kept) > self.limits.sessions_per_node:
+        self.check_num_sessions(0)
+
+    def check_num_sessions(self, running: int) -> None:
+        """Raises ValueError if a device has more sessions open, running and kept, than a cloud keeps of it."""
+        kept, most = self._kept_sessions, self.limits.sessions_per_node
+        if running + sum(kept) > most:
+            at_a_time = f"workload.max_concurrency is {running}, " if running else ""
             raise ValueError(
-                f"service.endpoint.cached_conversations is {kept[0]} and service.endpoint.routing.cached_sessions "
-                f"{kept[1]}, but the cloud keeps service.limits.sessions_per_node={self.limits.sessions_per_node} of "
-                "one device; keep fewer, or allow more"
+                f"{at_a_time}service.endpoint.cached_conversations is {kept[0]} and "
+                f"service.endpoint.routing.cached_sessions {kept[1]}, but the cloud keeps "
+                f"service.limits.sessions_per_node={most} of one device; keep fewer, or allow more"
             )
 
     @property

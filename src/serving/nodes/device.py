@@ -238,7 +238,7 @@ class Device:
             case PeerLost():
                 self.node_selector.mark_lost(event)
                 if event.cause == "node":
-                    self.monitor.downlink = LinkRate()  # the node's clock begins anew
+                    self.monitor.downlink = LinkRate()  # the node's clock may begin anew
                 for idle in self.idle_sessions.values():
                     idle.may_have_stale_nodes = True
                 return self._notify_all(event, now) + (

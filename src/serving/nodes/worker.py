@@ -6,7 +6,7 @@
    gets a `CacheMiss`.
 4. If the chip is idle and a request waits, something runs: `admit` evicts caches to make room.
 5. An error of a scheduler or of an answer is raised by a timer of its own, after the sessions that it affects have
-   missed: they start again where the driver goes on.
+   missed: they start again where the driver goes on. On a device it is raised at once.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,7 +113,7 @@ class Worker:
         """Session -> a request that waits until a node of its next tier is reachable."""
         self.quarantined: set[str] = set()
         """Sessions whose last batch failed. Each runs in a batch of its own, so that a bad one fails no other."""
-        self.errors: dict[int, Exception] = {}
+        self.pending_errors: dict[int, Exception] = {}
         """Timer -> an error that it raises."""
         self.running: list[tuple[QueuedRequest, SequenceSlice]] = []
         self.batch_started_s = 0.0
@@ -136,8 +136,8 @@ class Worker:
                 if event.timer == self.timer and not self.running:
                     self.timer, self.decision_pending = 0, self.held
                     return self._form_batch(now) if self.queue and not self.held else []
-                if event.timer in self.errors:
-                    raise self.errors.pop(event.timer)
+                if event.timer in self.pending_errors:
+                    raise self.pending_errors.pop(event.timer)
                 return self._expire_lease(event.timer, now) if event.timer in self.session_registry.leases else []
             case WorkFinished():
                 if event.job == self.job and isinstance(event.outcome, tuple):
@@ -157,7 +157,7 @@ class Worker:
 
     def awaits(self, timer: int) -> bool:
         """True if this worker set the timer and still uses it."""
-        return timer == self.timer or timer in self.errors or timer in self.session_registry.leases
+        return timer == self.timer or timer in self.pending_errors or timer in self.session_registry.leases
 
     # Requests that arrive.
 
@@ -390,10 +390,17 @@ class Worker:
         return self._reply(queued, seq, verdict, now) if verdict else []
 
     def _fail_requests(self, requests: Sequence[Request], error: Exception, now: float) -> Commands:
-        """Sets a timer that raises the error. Each session misses, and then runs on its own."""
-        timer = next(self.ids)
-        self.errors[timer] = error
-        out: Commands = [SetTimer(now, timer)]
+        """Each session misses, and then runs on its own; if one did not yet, a timer raises the error.
+
+        Raises the error at once for a device's own worker, whose requester would try again within the same event.
+        """
+        if any(m.reply_to == self.name for m in requests):
+            raise error
+        out: Commands = []
+        if not self.quarantined.issuperset(m.slice.session for m in requests):
+            timer = next(self.ids)
+            self.pending_errors[timer] = error
+            out = [SetTimer(now, timer)]
         for m in requests:
             self.queue.pop(m.slice.session, None)
             self.quarantined.add(m.slice.session)
@@ -514,7 +521,7 @@ class Worker:
         self.node_selector.mark_lost(event)
         peer = event.peer
         if self.monitor and event.cause == "node":
-            self.monitor.uplinks.pop(peer, None)  # its clock begins anew
+            self.monitor.uplinks.pop(peer, None)  # its clock may begin anew
         lost = [key for key, (to, _) in self.forwarded.items() if to == peer]
         missed = [self._cache_miss(self.forwarded.pop(key)[1]) for key in lost]
         return [

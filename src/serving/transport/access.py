@@ -20,7 +20,7 @@ def secret_from_environment(name: str) -> str | None:
 
 
 def is_loopback_host(host: str) -> bool:
-    """True if the host, a name or an IP address without brackets, is this machine."""
+    """True for a loopback address, without brackets, and for `localhost`."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -99,6 +99,8 @@ class TransportClient:
         self._task: asyncio.Task[None] | None = None
         self._attempted, self._stopping = asyncio.Event(), asyncio.Event()
         self.last_error: ProtocolError | None = None
+        self._fault = ""
+        """The error of this process that ended the last stream, if one did."""
         """Why the last attempt or stream failed; None while connected."""
 
     async def start(self) -> None:
@@ -140,6 +142,7 @@ class TransportClient:
             while not self._stopping.is_set():
                 try:
                     await self._attempt()
+                    self._fault = ""
                 except grpc.aio.AioRpcError as error:
                     self._record_error(ProtocolError(error.code().name, error.details() or "no reason given"))
                 except ProtocolError as error:
@@ -147,8 +150,7 @@ class TransportClient:
                 except Exception as error:
                     if not self._attempted.is_set():
                         raise
-                    log.error("%s: an error here ended the stream; trying again", self._address, exc_info=error)
-                    self.last_error = ProtocolError("INTERNAL", repr(error))
+                    self._record_fault(error)
                 self._attempted.set()
                 await self._wait_backoff()
         finally:
@@ -166,7 +168,14 @@ class TransportClient:
         ends = error.code in PERMANENT_CODES and not self._attempted.is_set()
         if not ends and (self.last_error is None or self.last_error.code != error.code):
             log.warning("%s: %s (%s); trying again", self._address, error.text, error.code)
-        self.last_error = error
+        self.last_error, self._fault = error, ""
+
+    def _record_fault(self, error: Exception) -> None:
+        """An error of this process. Logs it once while it ends each stream in turn."""
+        if repr(error) != self._fault:
+            log.error("%s: an error here ended the stream; trying again", self._address, exc_info=error)
+        self._fault = repr(error)
+        self.last_error = ProtocolError("INTERNAL", self._fault)
 
     async def _attempt(self) -> None:
         """Runs one stream, from connecting to its end."""
@@ -206,7 +215,8 @@ class TransportClient:
         self._outbox, self._remote_nodes, self.last_error = Outbox(self._limits), hello.nodes, None
         if self._stopping.is_set():
             self._outbox.close(goodbye_frame("stops"))
-        self._backoff.reset()
+        if not self._fault:  # else it may end this stream, too, and the delay has to grow
+            self._backoff.reset()
         receiver = FrameReceiver(
             self._sink,
             self._decoder,

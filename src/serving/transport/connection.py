@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class ReceivedTensors:
     """The tensors of one remote host in this host's store; above `capacity_nbytes` that host's oldest are discarded.
 
-    What the store has given up meanwhile, as the engine uses it, is counted until the capacity is reached.
+    What the store no longer holds, because the engine used it, is counted until the capacity is reached; then it is
+    looked for, again after each eighth of the capacity that is received.
     """
 
     def __init__(self, tensor_store: TensorSource | None, capacity_nbytes: int) -> None:
         self._tensor_store, self._capacity_nbytes = tensor_store, capacity_nbytes
         self._held: dict[str, tuple[TensorRef, int]] = {}
-        self._nbytes = 0
+        self._nbytes = self._unchecked_nbytes = 0
 
     def add(self, received: list[ReceivedTensor]) -> None:
         """Raises ProtocolError for an invalid tensor; then none is kept."""
@@ -37,14 +38,15 @@ class ReceivedTensors:
             nbytes = self._tensor_store.add(ref, tensor)
             self._held[ref.id] = ref, nbytes
             self._nbytes += nbytes - old_nbytes
-        if self._nbytes > self._capacity_nbytes:
+            self._unchecked_nbytes += nbytes
+        if self._nbytes > self._capacity_nbytes and 8 * self._unchecked_nbytes >= self._capacity_nbytes:
             self._forget_discarded(self._tensor_store)
         while self._nbytes > self._capacity_nbytes:
             self._remove(next(iter(self._held)))
 
     def _forget_discarded(self, tensor_store: TensorSource) -> None:
         self._held = {name: held for name, held in self._held.items() if tensor_store.holds(held[0])}
-        self._nbytes = sum(nbytes for _, nbytes in self._held.values())
+        self._nbytes, self._unchecked_nbytes = sum(nbytes for _, nbytes in self._held.values()), 0
 
     def discard(self) -> None:
         """Discards all tensors of the host."""

@@ -281,6 +281,22 @@ def test_options_out_of_range_are_refused(wrong: dict[str, Any], match: str) -> 
         ServiceOptions(**wrong)
 
 
+def test_more_open_sessions_than_a_cloud_keeps_are_refused() -> None:
+    service = ServiceOptions(cloud="127.0.0.1:7070")
+    kept = service.endpoint.cached_conversations + service.endpoint.routing.cached_sessions
+    most = service.limits.sessions_per_node
+    for running in (most - kept, most - kept + 1):
+        base = setup()
+        many = replace(base, workload=replace(base.workload, max_concurrency=running))
+        if running + kept <= most:
+            DeviceConfig(many, service)
+        else:
+            with pytest.raises(
+                ValueError, match=rf"workload.max_concurrency is {running}, .*keep fewer, or allow more"
+            ):
+                DeviceConfig(many, service)
+
+
 def test_a_health_port_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match=r"service.health.port is 70000"):
         HealthOptions(port=70000)

@@ -65,7 +65,7 @@ def finish(w: Worker, *verdicts: Verdict, now: float = 1.0) -> list[Any]:
 
 def raise_error(w: Worker, commands: list[Any]) -> None:
     """Fires the timer that raises an error."""
-    (timer,) = {c.timer for c in commands if isinstance(c, SetTimer)} & w.errors.keys()
+    (timer,) = {c.timer for c in commands if isinstance(c, SetTimer)} & w.pending_errors.keys()
     w.handle(TimerFired(timer), 0.0)
 
 
@@ -523,6 +523,23 @@ def test_caches_that_were_evicted_for_a_batch_that_cannot_start_are_dropped() ->
     w.pick_batch = ContinuousBatch().pick
     w.handle(ask("a", n=20, round_=1), 1.0)
     assert batch(decide(w)) == [("a", 0, 20)]
+
+
+def test_a_devices_own_worker_raises_an_error_at_once() -> None:
+    """Its requester would try again within the same event."""
+    w = worker(4)
+    own = ask(n=10).message
+    assert isinstance(own, Request)
+    with pytest.raises(RuntimeError, match="needs 10 cached tokens, the budget is 4"):
+        w.handle(MessageReceived(replace(own, reply_to=w.name)), 0.0)
+
+
+def test_a_session_that_fails_again_and_again_raises_one_error() -> None:
+    w = worker(4)
+    timers = [
+        c.timer for round_ in range(5) for c in w.handle(ask(n=10, round_=round_), 0.0) if isinstance(c, SetTimer)
+    ]
+    assert len(timers) == len(w.pending_errors) == 1
 
 
 def test_an_error_in_one_answer_leaves_the_others_of_its_batch() -> None:

@@ -238,7 +238,7 @@ def test_an_error_of_the_scheduler_costs_an_attempt_and_not_the_session() -> Non
             device.submit(generation_request("s"))
             assert await device.text("s") == own_text(generation_request("s").prompt, 24)
             assert not errors
-            assert not cloud.node.errors
+            assert not cloud.node.pending_errors
 
     run(scenario)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving.messages import INF, CacheMiss, LoadReport, Message, Release, Reply, Verdict
-from serving.transport.client import TransportClient
+from serving.transport.client import ReconnectBackoff, TransportClient
 from serving.transport.frame import Hello
 from serving.transport.limits import ProtocolError
 from serving.transport.server import TransportServer, _check_free
@@ -334,6 +334,36 @@ def test_an_exception_in_a_sink_is_raised() -> None:
                     pass
 
     run_scenario(scenario)
+
+
+def test_a_fault_that_ends_every_stream_is_said_once_and_waited_for_ever_longer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(FakeSink):
+        def peers_restored(self, nodes: tuple[str, ...]) -> None:
+            super().peers_restored(nodes)
+            self.begun += 1
+            if self.begun > 1:
+                raise RuntimeError("my own fault")
+
+    def recorded(backoff: ReconnectBackoff) -> float:
+        delays_s.append(next_delay_s(backoff))
+        return 0.0
+
+    async def scenario() -> None:
+        device = Broken()
+        async with listening(FakeSink()) as (server, address), dialling(device, address):
+            await server.stop(0.0)
+            async with listening(FakeSink(), address=address):
+                while device.begun < 6:
+                    await device.news()
+
+    delays_s: list[float] = []
+    next_delay_s = ReconnectBackoff.next_delay_s
+    monkeypatch.setattr(ReconnectBackoff, "next_delay_s", recorded)
+    run_scenario(scenario)
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    assert delays_s[-1] > 2 * delays_s[0]
 
 
 def test_a_later_exception_in_a_sink_ends_its_stream_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -66,7 +66,7 @@ def test_a_missing_or_wrong_token_is_refused(
 
 
 @pytest.mark.parametrize("token", ["p\u00e4ssword", "two\nlines"])
-def test_a_token_that_no_header_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_a_token_that_is_not_printable_ascii_is_refused(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", token)
     with pytest.raises(ValueError, match="TANDEM_TOKEN is not printable ASCII"):
         Security().check_token_is_protected("127.0.0.1:7070", tls=False)

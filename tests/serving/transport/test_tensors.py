@@ -1,6 +1,7 @@
 """Tensors travel bit for bit with their `TensorRef`s, and one host cannot fill or read another's share of a store."""
 
 import struct
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -194,6 +195,18 @@ def test_the_smallest_tensors_count_with_what_holds_them() -> None:
     assert len(store) <= 100_000 // 1400
     received.discard()
     assert (len(store), store.held_nbytes) == (0, 0)
+
+
+def test_a_full_share_is_not_looked_through_at_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = TensorStore(), Counter[str]()
+    holds = store.holds
+    monkeypatch.setattr(store, "holds", lambda ref: asked.update([ref.id]) or holds(ref))
+    received = ReceivedTensors(store, 100_000)
+    small = tensors.pack(torch.ones(1, 25))
+    for i in range(2_000):
+        received.add([(TensorRef(f"unused/{i}", 100), small)])
+    assert store.held_nbytes <= 100_000
+    assert 0 < max(asked.values()) <= 9, "once for each eighth of the share"
 
 
 def test_tensors_that_the_engine_has_used_do_not_count() -> None:

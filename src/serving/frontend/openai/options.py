@@ -64,7 +64,7 @@ class ServerOptions(HostOptions):
     def api_key(self) -> str | None:
         """The key in the environment; None if no key is required.
 
-        Raises ValueError for an empty key, and for one that no client can send.
+        Raises ValueError for an empty key, and for one that many clients cannot send.
         """
         return secret_from_environment(self.api_key_env)
 

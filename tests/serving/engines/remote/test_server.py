@@ -56,7 +56,7 @@ def test_http_to_elsewhere_is_a_choice_and_carries_no_key(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("bad", ["", "  ", "schl\u00fcssel", "two\nlines"])
-def test_a_key_that_no_header_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
+def test_a_key_that_many_clients_cannot_send_is_refused(monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
     monkeypatch.setenv("TANDEM_LLM_KEY", bad)
     with pytest.raises(ValueError, match=r"TANDEM_LLM_KEY is (set but empty|not printable ASCII)"):
         RemoteServer(base_url="http://127.0.0.1/v1", model="m").api_key()

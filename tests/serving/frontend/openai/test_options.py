@@ -49,7 +49,7 @@ def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("key", ["schl\u00fcssel", "two\nlines"])
-def test_a_key_that_no_client_can_send_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_a_key_that_many_clients_cannot_send_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("A_KEY", key)
     with pytest.raises(ValueError, match="A_KEY is not printable ASCII"):
         EndpointOptions(api_key_env="A_KEY").api_key()
