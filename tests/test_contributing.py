@@ -33,6 +33,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_commands_of_the_pipeline_run_in_the_order_of_the_page(tmp_path: Path) -> None:
     """In one process, to import once; runs are planned."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")

@@ -17,15 +17,16 @@ CONF = Path(__file__).parents[1] / "conf" / "experiment"
 NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("[!_]*.yaml"))
 QUANTISED = "synera/table6"
 DISTINCT = (
-    "buy", "capacity", "compare", "hat/fig1b", "hat/fig1d", "hat/hidden_inversion", "hat/hidden_precision",
-    "hat/table4", "hyperion/drafting", "hyperion/fig5", "hyperion/node_failures", "synera/fig14",
-    "synera/fig4", "synera/table3", "token_routing/commonsense_qa", "validate", "validate_grpc_pacing", "what_if",
+    "buy", "capacity", "compare", "hat/fig1b", "hat/fig1d", "hyperion/drafting", "hyperion/fig5",
+    "hyperion/node_failures", "synera/fig14", "synera/fig4", "synera/table3", "token_routing/commonsense_qa",
+    "validate", "validate_grpc_pacing", "what_if",
     "wisp/fig1", "wisp/fig11", "wisp/fig4", "wisp/fig9", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/theorem1",
 )  # fmt: skip
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
-    "hat/fig1a", "hat/table5", "synera/fig13", "synera/fig18", "token_routing/frontier", "wisp/embedded_pair",
-    "wisp/fig10", "wisp/fig2", "wisp/matched_recall", "wisp/slo", "wisp/table11", "wisp/table5", "wisp/table9",
+    "hat/fig1a", "hat/hidden_inversion", "hat/hidden_precision", "hat/table4", "hat/table5", "synera/fig13",
+    "synera/fig18", "token_routing/frontier", "wisp/embedded_pair", "wisp/fig10", "wisp/fig2", "wisp/matched_recall",
+    "wisp/slo", "wisp/table11", "wisp/table5", "wisp/table9",
 )  # fmt: skip
 """Sets of stages of their own, whose functions have tests, and which take four seconds and more; run with the others.
 real_run's processes take a minute.
@@ -71,7 +72,6 @@ QUICK = (
     "runtime.stages.record_outcomes.workload.num_prompts=12",
 )
 HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.num_prompts=12")
-ADAPTER = "policy.artifacts.adapter.recipe"
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = (
     "training.seed=0",
@@ -410,7 +410,6 @@ LESS = {
 """Further overrides that make an experiment smaller."""
 AT_EACH_CHANGE = {
     "validate": ("~stages.validate.real.grpc", "~stages.validate.simulated.grpc"),  # validate_grpc_pacing has streams
-    "hat/table4": ("policy=hat", f"{ADAPTER}.steps=60", f"{ADAPTER}.eval_steps=30"),
     "hyperion/drafting": ("+variant/hyperion/drafting=sled",),
 }
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""

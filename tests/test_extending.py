@@ -124,10 +124,8 @@ def test_a_users_data_set_profiles_every_policy(lab: Path) -> None:
     assert all("serve-" in printed for printed in plans.values())
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["synera", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wisp", "hat", "citer"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["synera", "wisp", "hat", "citer"])
 def test_a_users_data_set_is_served_by_a_policy_that_was_profiled_on_its_other_prompts(
     lab: Path, outputs: Path, policy: str
 ) -> None:
