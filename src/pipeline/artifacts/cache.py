@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pipeline.artifacts import manifest as record
 from pipeline.artifacts.build_lock import keys_in_use, registration_lock
-from pipeline.artifacts.manifest import Manifest
-from pipeline.artifacts.nbytes import format_nbytes
+from pipeline.artifacts.manifest import Manifest, format_nbytes
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
 

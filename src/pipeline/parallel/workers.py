@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError
 WorkerCall = Callable[..., Any]
 """A function of an importable module: its arguments and its result travel between processes."""
 RETRIES = 2
-"""Times that a task begins again whose worker process or host died."""
+"""How often a task begins again after its worker process or host died."""
 _MIN_WORKER_NBYTES = 5e8
 """A worker process that has imported the pipeline and simulates."""
 _POLL_S = 1.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts.environment import DISTRIBUTION
-from pipeline.artifacts.nbytes import format_nbytes
+from pipeline.artifacts.manifest import format_nbytes
 from pipeline.report.clock_errors import with_errors
 from pipeline.report.context import JobContext
 from pipeline.report.estimate import estimate

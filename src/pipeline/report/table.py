@@ -10,7 +10,7 @@ from itertools import zip_longest
 from math import floor, isfinite, log10
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from pipeline.artifacts.nbytes import format_nbytes
+from pipeline.artifacts.manifest import format_nbytes
 from serving.metrics.definitions import MetricSpec
 
 if TYPE_CHECKING:

@@ -20,6 +20,14 @@ class FatalWorkError(RuntimeError):
     """Work failed and all later work would: the process ends, so that its peers lose its nodes."""
 
 
+class CacheHoleError(RuntimeError):
+    """Work begins after the end of its session's cache."""
+
+
+class CacheFullError(RuntimeError):
+    """More is to be cached than there is room for."""
+
+
 class DraftInProgress(Protocol):
     """A draft that has begun on an engine, and is written together with others."""
 

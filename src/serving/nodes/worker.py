@@ -392,7 +392,7 @@ class Worker:
     def _fail_requests(self, requests: Sequence[Request], error: Exception, now: float) -> Commands:
         """Each session misses, and then runs on its own; if one did not yet, a timer raises the error.
 
-        Raises the error at once for a device's own worker, whose requester would try again within the same event.
+        A device's own worker raises the error at once: its requester would try again within the same event.
         """
         if any(m.reply_to == self.name for m in requests):
             raise error

@@ -14,8 +14,8 @@ from serving.core.draft_tree import first_path
 from serving.core.importance import importance_scores
 from serving.core.scores import IMPORTANCE_SCORES, NO_SCORERS, Scorers
 from serving.core.stop_strings import TokenText, advance, no_token_text
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.draft_batch import execute_one_by_one
+from serving.hardware.executor import CacheHoleError
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.learned.medusa import MedusaHeads
 from serving.messages import (

@@ -1,18 +1,42 @@
-"""TLS and the bearer token of a stream."""
+"""TLS and the bearer token of a stream; secrets in the environment, and hosts of this machine, for HTTP too."""
 
 import hmac
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.transport.access import is_loopback_host, secret_from_environment
 from serving.transport.limits import ProtocolError
 
 if TYPE_CHECKING:
     import grpc
 
 AUTHORIZATION_HEADER = "authorization"
+
+
+def secret_from_environment(name: str) -> str | None:
+    """The value of an environment variable, stripped: no header can carry blanks around it. None if it is not set.
+
+    Raises ValueError for an empty one, which any client could show, and for one that many clients cannot send.
+    """
+    if name not in os.environ:
+        return None
+    secret = os.environ[name].strip()
+    if not secret:
+        raise ValueError(f"{name} is set but empty; give it a value, or unset it to run without one")
+    if not (secret.isascii() and secret.isprintable()):
+        raise ValueError(f"{name} is not printable ASCII, and many clients cannot send it; give it another value")
+    return secret
+
+
+def is_loopback_host(host: str) -> bool:
+    """True for a loopback address, without brackets, and for `localhost`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ class BestWeightsByStep(BestWeights):
 class EarlyStoppingByStep(BestWeightsByStep):
     """Evaluates the held-out loss; stops after `patience` evaluations without a lower one.
 
-    The trained module has `trained_module`, whose weights are kept, and `loss(batch)`.
+    Keeps the weights of the trained module's `trained_module`, and compares its `loss(batch)`.
     """
 
     def __init__(self, held_out: Any, eval_steps: int, steps: int, patience: int) -> None:

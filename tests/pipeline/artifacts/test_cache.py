@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.artifacts import cache
 from pipeline.artifacts.build_lock import hold_build_lock
-from pipeline.artifacts.nbytes import format_nbytes
+from pipeline.artifacts.manifest import format_nbytes
 from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage

@@ -10,7 +10,7 @@ import pytest
 from serving.core.decoding import Decoding
 from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup
-from serving.engines.cache_errors import CacheHoleError
+from serving.hardware.executor import CacheHoleError
 from serving.hardware.latency import batch_load
 from serving.learned.thresholds import Thresholds
 from serving.messages import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from serving.engines.cache_errors import CacheFullError, CacheHoleError
 from serving.engines.models import check_llama_cpp_libraries
+from serving.hardware.executor import CacheFullError, CacheHoleError
 
 MAX_SESSIONS = 255
 """llama.cpp numbers up to 256 sequences; the last one is for branches."""

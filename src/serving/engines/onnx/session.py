@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.models import check_onnx_libraries
 from serving.engines.onnx.header import MODEL_FILE, load_header, score_output, scorer_file
+from serving.hardware.executor import CacheHoleError
 from serving.learned.mlp import sigmoid
 
 Floats: TypeAlias = NDArray[np.float32]

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from serving.core.keyed_random import key, uniform
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.remote.dialect import RemoteSampling
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import RemoteGenerator
 from serving.engines.remote.retry import NegativeCache
+from serving.hardware.executor import CacheHoleError
 from serving.hardware.latency import ForwardLoad, forward_load
 from serving.messages import ForwardWork, SamplingParams, SequenceSlice, SliceOutcome, TokenIds, Verdict, Work
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from serving.transport.access import is_loopback_host, secret_from_environment
+from serving.transport.security import is_loopback_host, secret_from_environment
 
 DialectName = Literal["auto", "llama_cpp", "vllm", "sglang", "openai"]
 

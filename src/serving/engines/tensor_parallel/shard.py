@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.tensor_parallel.commands import FreeCache, InputSpec, OpenCache, RankConfig, RunLayers, TPCommand
 from serving.engines.torch.model import DTYPES, DecomposedModel, decompose, load_causal_lm
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import KVCacheManager
+from serving.hardware.executor import CacheHoleError
 from serving.messages import Span
 
 _ALL_REDUCED = {"gpt_neox": ("attention.dense", "mlp.dense_4h_to_h")}

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from serving.engines.cache_errors import CacheFullError
 from serving.engines.torch.model import DecomposedModel
+from serving.hardware.executor import CacheFullError
 
 
 class BlockRun(NamedTuple):

@@ -2,10 +2,10 @@
 
 import torch
 
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.torch.attention import GatheredLayers, LayerTargets, LayerTensors, ScatterTarget, by_layer
 from serving.engines.torch.kv_pool import BlockBudget, BlockTable, KVPool
 from serving.engines.torch.model import DecomposedModel
+from serving.hardware.executor import CacheHoleError
 from serving.hardware.exit_depths import ExitDepths
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from serving.transport.access import is_loopback_host, secret_from_environment
+from serving.transport.security import is_loopback_host, secret_from_environment
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from serving.core.scores import IMPORTANCE
-from serving.engines.cache_errors import CacheFullError, CacheHoleError
 from serving.engines.llama_cpp import context
 from serving.engines.llama_cpp.context import LlamaCache, LlamaModel
 from serving.engines.llama_cpp.engine import LlamaCppEngine
 from serving.engines.llama_cpp.gguf import convert
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import load_model
+from serving.hardware.executor import CacheFullError, CacheHoleError
 from serving.messages import DraftBatch, DraftOutcome, DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
 WHOLE = Span(0, 3, embedding=True, lm_head=True)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from serving.core.scores import LOGIT_SCORES, by_name
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import header as headers
 from serving.engines.onnx.engine import OnnxEngine
@@ -16,6 +15,7 @@ from serving.engines.onnx.header import MODEL_FILE, score_output, scorer_file
 from serving.engines.onnx.session import OnnxScorer
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import load_model
+from serving.hardware.executor import CacheHoleError
 from serving.learned.router import ROUTE, TokenRouter
 from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, SamplingParams, SequenceSlice, Span
 from tests.support.learned_models import LinearScorer

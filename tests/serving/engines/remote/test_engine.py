@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.remote.engine import RemoteEngine, remote_sampling
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
 from serving.engines.torch.engine import TorchEngine
+from serving.hardware.executor import CacheHoleError
 from serving.messages import (
     DraftStopRule,
     DraftWork,

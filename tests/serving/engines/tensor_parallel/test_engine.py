@@ -10,13 +10,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from serving.engines.cache_errors import CacheFullError, CacheHoleError
 from serving.engines.tensor_parallel.engine import TPEngine
 from serving.engines.tensor_parallel.worker_group import WorkerGroupError, load_tensor_parallel
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import load_model
 from serving.engines.torch.model_runner import ModelRunner
 from serving.engines.torch.tensor_store import TensorStore
+from serving.hardware.executor import CacheFullError, CacheHoleError
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 from tests.serving.engines.tensor_parallel.dialogue import answers_of, run_random_work
 from tests.support.tiny_models import build_model

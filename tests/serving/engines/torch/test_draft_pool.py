@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from serving.engines.cache_errors import CacheFullError
 from serving.engines.prefix_reuse import PrefixReusingEngine
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
-from serving.hardware.executor import DraftPoolingEngine
+from serving.hardware.executor import CacheFullError, DraftPoolingEngine
 from serving.hardware.latency import ForwardLoad
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, SamplingParams
 

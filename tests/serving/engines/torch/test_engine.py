@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from serving.engines.cache_errors import CacheHoleError
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
 from serving.engines.torch.tensor_store import TensorStore
+from serving.hardware.executor import CacheHoleError
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SamplingParams, SequenceSlice, Span, TensorRef
 
 WHOLE = Span(0, 4, embedding=True, lm_head=True)

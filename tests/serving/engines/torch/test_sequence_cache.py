@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from serving.engines.cache_errors import CacheFullError, CacheHoleError
 from serving.engines.torch.model import decompose
 from serving.engines.torch.sequence_cache import KVCacheManager
+from serving.hardware.executor import CacheFullError, CacheHoleError
 
 
 @pytest.fixture(scope="module")

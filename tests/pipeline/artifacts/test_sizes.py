@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.artifacts.nbytes import format_nbytes
+from pipeline.artifacts.manifest import format_nbytes
 
 
 @pytest.mark.parametrize(
