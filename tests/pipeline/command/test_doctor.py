@@ -17,6 +17,12 @@ def test_every_extra_says_what_needs_it():
     assert PYPROJECT["project"]["name"] == doctor.DISTRIBUTION
 
 
+def test_an_extra_names_the_options_of_both_sides_that_need_it():
+    for extra in ("quantization", "llama_cpp"):
+        assert "model.device." in doctor.EXTRAS[extra]
+        assert "model.cloud." in doctor.EXTRAS[extra]
+
+
 def test_an_installed_extra_lacks_nothing():
     assert doctor.missing_packages("dev") == []
 

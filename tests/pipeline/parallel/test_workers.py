@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from pipeline.errors import ConfigError
 from pipeline.parallel import workers
 from pipeline.parallel.workers import JoblibWorkers, LostTask, RayWorkers, SubmititWorkers
 
@@ -144,3 +145,11 @@ def test_an_exception_of_a_clusters_task_is_no_lost_worker(cluster: Cluster) -> 
 @pytest.mark.parametrize(("problem", "told"), [(KeyError(), "KeyError"), (OSError("node 7\nis gone"), "node 7")])
 def test_a_lost_task_is_told_in_a_line(problem: Exception, told: str) -> None:
     assert workers._first_line(problem) == told
+
+
+def test_a_missing_engine_is_an_error_with_the_extra_of_an_installed_package_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"needs ray: pip install 'tandem-llm\[ray\]'"):
+        workers.import_engine("ray", "ray")
