@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 PERMANENT_CODES = {"UNAUTHENTICATED", "FAILED_PRECONDITION"}
 """Errors for which a retry cannot help."""
+REPLACED_CODE = "ABORTED"
+"""Another host came under the name of a node here, and its stream replaces this one."""
 
 _STREAM_ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 """Raised by a write when the call has ended."""
@@ -99,9 +101,11 @@ class TransportClient:
         self._task: asyncio.Task[None] | None = None
         self._attempted, self._stopping = asyncio.Event(), asyncio.Event()
         self.last_error: ProtocolError | None = None
-        self._fault = ""
-        """The error of this process that ended the last stream, if one did."""
         """Why the last attempt or stream failed; None while connected."""
+        self._fault = ""
+        """What ended the last stream and may end the next one, too: an error of this process, or another host of the
+        same name.
+        """
 
     async def start(self) -> None:
         """Makes the first attempt. An unreachable server is no error: attempts go on in the background.
@@ -166,9 +170,11 @@ class TransportClient:
     def _record_error(self, error: ProtocolError) -> None:
         """Logs once per kind of error, not once per attempt, and not the one that `start` raises."""
         ends = error.code in PERMANENT_CODES and not self._attempted.is_set()
-        if not ends and (self.last_error is None or self.last_error.code != error.code):
+        fault = error.text if error.code == REPLACED_CODE else ""
+        said = fault == self._fault if fault else self.last_error is not None and self.last_error.code == error.code
+        if not ends and not said:
             log.warning("%s: %s (%s); trying again", self._address, error.text, error.code)
-        self.last_error, self._fault = error, ""
+        self.last_error, self._fault = error, fault
 
     def _record_fault(self, error: Exception) -> None:
         """An error of this process. Logs it once while it ends each stream in turn."""

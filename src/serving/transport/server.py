@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from serving.messages import Message
+from serving.transport.client import REPLACED_CODE
 from serving.transport.connection import Connection, ConnectionTable, FrameReceiver, ReceivedTensors, SessionOwners
 from serving.transport.frame import FrameDecoder, Hello
 from serving.transport.limits import Limits, PeerExpectations, ProtocolError
@@ -154,9 +155,7 @@ class TransportServer:
 
     def _add_connection(self, connection: Connection) -> None:
         for older in self._connections.replaced_by(connection, bool(self._security.token)):
-            older.outbox.reset(
-                ProtocolError("ABORTED", f"a newer stream of {connection.hello.nodes[0]} replaces this one.")
-            )
+            older.outbox.reset(_replaced(connection.hello.nodes[0]))
             self._remove_connection(older)
         for older in [each for each in self._lingering if connection.is_restart_of(each)]:
             self._discard_tensors(older)  # the restarted host uses the same tensor ids again
@@ -189,6 +188,14 @@ class TransportServer:
     def _discard_tensors(self, connection: Connection) -> None:
         self._lingering.pop(connection).cancel()
         connection.received_tensors.discard()
+
+
+def _replaced(node: str) -> ProtocolError:
+    return ProtocolError(
+        REPLACED_CODE,
+        f"a newer stream of {node} replaces this one. If another process has that name, give each a number of its own "
+        "(service.device=N, service.node=NAME).",
+    )
 
 
 def _peer_host(context: Any) -> str:

@@ -366,6 +366,31 @@ def test_a_fault_that_ends_every_stream_is_said_once_and_waited_for_ever_longer(
     assert delays_s[-1] > 2 * delays_s[0]
 
 
+def test_two_hosts_of_one_name_say_it_once_each_and_wait_for_ever_longer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recorded(backoff: ReconnectBackoff) -> float:
+        delays_s.append(next_delay_s(backoff))
+        return 0.001
+
+    async def scenario() -> None:
+        async with (
+            listening(FakeSink()) as (_, address),
+            dialling(FakeSink(), address),
+            dialling(FakeSink(), address),
+        ):
+            await until(lambda: len(delays_s) > 10)
+
+    delays_s: list[float] = []
+    next_delay_s = ReconnectBackoff.next_delay_s
+    monkeypatch.setattr(ReconnectBackoff, "next_delay_s", recorded)
+    run_scenario(scenario)
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("client")]
+    assert 1 <= len(said) <= 2
+    assert all("service.device=N" in text for text in said)
+    assert max(delays_s) > 2 * delays_s[0]
+
+
 def test_a_later_exception_in_a_sink_ends_its_stream_alone(caplog: pytest.LogCaptureFixture) -> None:
     class BrokenOnce(FakeSink):
         async def receive(self, sender: str, to: str, message: Message) -> None:
