@@ -130,6 +130,9 @@ def find_missing_folder(argv: Sequence[str]) -> str | None:
     return None
 
 
+ADDED_POLICIES = "leaderboard.add"
+
+
 def find_misspelling(argv: Sequence[str]) -> str | None:
     """The error text for a command line without a policy or with two words for it, or with a choice that its group
     lacks; None if it has none of these.
@@ -140,10 +143,11 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
         unknown = [name for name in choices_given(argv, group) if _is_literal_name(value) and name not in known]
         if known and unknown:
             plus = "+" if group in ("policy", "experiment", "page") else ""
-            near = get_close_matches(unknown[0], known, 1)
-            meant = f" Did you mean {near[0]}?" if near else ""
-            choose = f"Choose one with {plus}{group}=NAME:\n{format_choices(known)}"
-            return f"there is no {group} {unknown[0]!r}.{meant} {choose}"
+            return _no_choice(group, unknown[0], known, f"{plus}{group}=NAME")
+    policies = choices_available(argv, "policy")
+    for name in choices_given(argv, ADDED_POLICIES):
+        if _is_literal_name(bare := name.strip("[] '\"")) and bare not in policies:
+            return _no_choice("policy", bare, policies, f"{ADDED_POLICIES}=[NAME]")
     named = [word for word in argv if word.lstrip("+").startswith("policy=")]
     if len(named) > 1 and not any("," in word for word in named):  # a word may narrow what a sweep before it named
         both = ",".join(word.partition("=")[2] for word in named)
@@ -154,6 +158,12 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
     if not choices_given(argv, "policy") and not choices_given(argv, "experiment"):
         return f"which policy? Choose one with +policy=NAME:\n{format_choices(choices_available(argv, 'policy'))}"
     return None
+
+
+def _no_choice(group: str, name: str, known: dict[str, str], word: str) -> str:
+    near = get_close_matches(name, known, 1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    return f"there is no {group} {name!r}.{meant} Choose one with {word}:\n{format_choices(known)}"
 
 
 def _is_literal_name(value: str) -> bool:

@@ -20,7 +20,11 @@ def as_config_errors() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as problem:
         raise ConfigError(
-            _unquoted_value(problem) or _unknown_option(problem) or _unknown_default(problem) or str(problem)
+            _unquoted_value(problem)
+            or _unknown_option(problem)
+            or _unknown_default(problem)
+            or _refused_value(problem)
+            or str(problem)
         ) from problem
 
 
@@ -58,6 +62,20 @@ def _unknown_option(problem: Exception) -> str | None:
     meant = f" Did you mean {f'+{where}.' if near in unlisted else ''}{near}?" if near else ""
     also = f", and can have {', '.join(unlisted)} (added as +{where}.NAME=VALUE)" if unlisted and not meant else ""
     return f"{where or 'the configuration'} has no {name!r}.{meant} It lists {', '.join(known) or 'nothing'}{also}."
+
+
+def _refused_value(problem: Exception) -> str | None:
+    """What the class of a node, or OmegaConf, says of a value, without Hydra's words around it; else None."""
+    from hydra.errors import InstantiationException
+
+    cause = problem.__cause__
+    if isinstance(problem, InstantiationException) and isinstance(cause, ValueError):
+        return str(cause)
+    override = str(problem).removeprefix("Error merging override ")
+    if override != str(problem) and str(cause).startswith("Cannot merge DictConfig with ListConfig"):
+        key = override.partition("=")[0]
+        return f"{override} is a list; {key} is a group of options, as in {key}.NAME=VALUE or {key}={{NAME: VALUE}}"
+    return None
 
 
 def _unknown_default(problem: Exception) -> str | None:

@@ -91,6 +91,10 @@ def test_a_correct_command_has_no_misspelling(argv: list[str]) -> None:
         (["hardware=pixel7"], "which policy? Choose one with +policy=NAME:"),
         (["policy=synra"], "there is no policy 'synra'. Did you mean synera? Choose one with +policy=NAME:"),
         (
+            ["+experiment=leaderboard", "leaderboard.add=[sled,synra]"],
+            "there is no policy 'synra'. Did you mean synera? Choose one with leaderboard.add=[NAME]:",
+        ),
+        (
             ["-m", "+policy=sled,synra"],
             "there is no policy 'synra'. Did you mean synera? Choose one with +policy=NAME:",
         ),

@@ -2,6 +2,9 @@
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from pipeline.config.hydra_errors import as_config_errors
 from pipeline.errors import ConfigError
@@ -21,3 +24,17 @@ def test_what_quotes_would_not_mend_is_said_as_hydra_does(word: str) -> None:
     with pytest.raises(ConfigError) as refused, as_config_errors():
         OverridesParser.create().parse_overrides([word])
     assert "has quotes of its own" not in str(refused.value)
+
+
+def test_what_a_class_says_of_its_option_stands_without_hydras_words() -> None:
+    node = {"_target_": "pipeline.report.mlflow_store.Tracking", "uri": "nonsense", "outputs": "outputs"}
+    with pytest.raises(ConfigError, match=r"^tracking.uri is 'nonsense'; allowed are"), as_config_errors():
+        instantiate(node)
+
+
+def test_a_list_for_a_group_of_options_is_refused_as_what_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"^choose.policies=\[a\] is a list; .* group of options"), as_config_errors():
+        try:
+            OmegaConf.update(OmegaConf.create({"policies": {"a": 1}}), "policies", ["a"], merge=True)
+        except Exception as problem:
+            raise ConfigCompositionException("Error merging override choose.policies=[a]") from problem
