@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -52,26 +52,35 @@ def _check_plain_data(value: Any, where: str) -> None:
         )
 
 
-def content_digest(path: Path, memo_path: Path) -> str:
+MANY_FILES, MANY_NBYTES = 10_000, 1 << 30
+"""A folder with more to read is announced: it may be the wrong one, such as a user's whole home."""
+
+
+def content_digest(path: Path, memo_path: Path, announce: Callable[[str], None] = lambda _: None) -> str:
     """The sha256 (hex) of a file, or of a directory's files: relative names and contents, without hidden ones.
 
     `memo_path` is a JSON file that remembers digests by path, size and times of change, so that a checkpoint of many
     gigabytes is read once; a memo that is missing or corrupt only costs time. Raises FileNotFoundError if there is
-    nothing at `path`, ValueError if the directory holds no file.
+    nothing at `path`, ValueError if the directory holds no file. `announce` is told of a folder with much to read.
     """
     known = _read_memo(memo_path)
     before = dict(known)
     try:
-        return _directory_digest(path, known) if path.is_dir() else _file_digest(path, known)
+        return _directory_digest(path, known, announce) if path.is_dir() else _file_digest(path, known)
     finally:
         if known != before:
             _write_memo(memo_path, known)
 
 
-def _directory_digest(path: Path, known: dict[str, str]) -> str:
-    files = {file.relative_to(path).as_posix(): _file_digest(file, known) for file in _visible_files(path)}
-    if not files:
+def _directory_digest(path: Path, known: dict[str, str], announce: Callable[[str], None]) -> str:
+    found = list(_visible_files(path))
+    if not found:
         raise ValueError(f"{path} holds no file, so nothing identifies it; name the folder with the files.")
+    unread = [file for file in found if _file_stamp(file) not in known]
+    nbytes = sum(file.stat().st_size for file in unread)
+    if len(unread) > MANY_FILES or nbytes > MANY_NBYTES:
+        announce(f"reading {len(unread):,} files ({nbytes / 1e9:.1f} GB) of {path}, by which it is identified")
+    files = {file.relative_to(path).as_posix(): _file_digest(file, known) for file in found}
     return hashlib.sha256(canonical_json(files).encode()).hexdigest()
 
 

@@ -10,6 +10,7 @@ root/.trash/            what is being deleted
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -99,7 +100,7 @@ class Store:
 
     def content_digest(self, path: Path) -> str:
         """The sha256 of a user's file or folder, remembered here (`fingerprint.content_digest`)."""
-        return fingerprint.content_digest(path, self.root / ".content.json")
+        return fingerprint.content_digest(path, self.root / ".content.json", _print_note)
 
     @property
     def locks(self) -> Path:
@@ -170,6 +171,10 @@ class Store:
         trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}-{uuid4().hex}"
         trash.parent.mkdir(exist_ok=True)
         return folder.rename(trash)
+
+
+def _print_note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _modified_ns(path: Path) -> int:

@@ -67,8 +67,8 @@ def _with_hydras_plus(word: str) -> str:
 
 
 def choices_given(argv: Sequence[str], group: str) -> list[str]:
-    """The choices of `group` that the command line names; a sweep may name several."""
-    for word in argv:
+    """The choices of `group` that the command line names; a sweep may name several. Of two words the last counts."""
+    for word in reversed(argv):
         name, _, value = word.lstrip("+").partition("=")
         if name == group:
             return [choice.strip().strip("'\"") for choice in value.split(",")]

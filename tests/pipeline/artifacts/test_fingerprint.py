@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.artifacts import fingerprint
 from pipeline.artifacts.fingerprint import canonical_json, content_digest, write_atomic
 
 PLAIN = st.recursive(
@@ -81,6 +82,17 @@ def test_hidden_files_do_not_change_a_folders_digest(tmp_path: Path) -> None:
     folder(model / ".git", HEAD="x")
     (model / ".DS_Store").write_text("x")
     assert content_digest(model, tmp_path / "memo") == before
+
+
+def test_a_folder_with_much_to_read_is_announced_until_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "MANY_FILES", 1)
+    said: list[str] = []
+    home = folder(tmp_path / "home", first="1", second="22")
+    digests = {content_digest(home, tmp_path / "memo", said.append) for _ in range(2)}
+    assert len(digests) == 1
+    assert said == [f"reading 2 files (0.0 GB) of {home}, by which it is identified"]
 
 
 def test_a_symbolic_link_has_the_digest_of_its_target(tmp_path: Path) -> None:

@@ -151,3 +151,11 @@ def test_a_file_that_is_no_text_does_not_hide_the_other_choices(tmp_path: Path) 
     found = arguments.choices_available(["--config-dir", str(tmp_path)], "network")
     assert found["latin"] == "na\ufffdve"
     assert "wifi" in found
+
+
+def test_of_two_words_for_outputs_the_last_is_checked_as_hydra_takes_it(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    words = [f"outputs={tmp_path}", f"outputs={taken}"]
+    assert "cannot write below" in str(arguments.find_unwritable_outputs(words))
+    assert arguments.find_unwritable_outputs(words[::-1]) is None
