@@ -329,7 +329,8 @@ def _is_mapping(annotation: Any) -> bool:
 
 def _coerce_none(annotation: Any, where: str) -> None:
     if annotation is not types.NoneType and types.NoneType not in get_args(annotation):
-        raise ConfigError(f"{where}: got null; {_type_name(annotation)} is wanted.")
+        hint = " Name one there, or in the option that it is taken from, such as workload.path=FILE."
+        raise ConfigError(f"{where}: got null; {_type_name(annotation)} is wanted.{hint if annotation is Path else ''}")
 
 
 def _coerce_literal(node: Any, choices: tuple[Any, ...], where: str) -> Any:
@@ -370,7 +371,7 @@ def _coerce_plain(node: Any, where: str) -> Any:
 
 
 def _type_name(annotation: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 

@@ -235,6 +235,11 @@ def test_a_file_argument_is_identified_by_its_content(tmp_path: Path) -> None:
     assert coerced(file=str(other))["file"]["_content_"] == coerced(file=str(one))["file"]["_content_"]
 
 
+def test_a_path_that_is_not_given_says_where_to_name_it() -> None:
+    with pytest.raises(ConfigError, match=r"^serve.path: got null; a path is wanted. Name one there, or .*=FILE.$"):
+        ConfigSchema(lambda path: "", lambda *_: None).coerce(None, Path, "serve.path")
+
+
 @pytest.mark.parametrize("problem", [ValueError("holds no file"), PermissionError("not yours")])
 def test_a_file_that_cannot_be_read_is_named(problem: Exception, tmp_path: Path) -> None:
     def content(path: Path) -> str:
