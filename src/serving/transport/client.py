@@ -12,7 +12,7 @@ from serving.core.keyed_random import key, uniform
 from serving.messages import Message
 from serving.transport.connection import FrameReceiver, ReceivedTensors, SessionOwners
 from serving.transport.frame import FrameDecoder, Hello
-from serving.transport.limits import Limits, PeerExpectations, ProtocolError
+from serving.transport.limits import REPLACED_CODE, Limits, PeerExpectations, ProtocolError
 from serving.transport.security import Security
 from serving.transport.stream import (
     ADMITTED_METADATA,
@@ -53,8 +53,6 @@ log = logging.getLogger(__name__)
 
 PERMANENT_CODES = {"UNAUTHENTICATED", "FAILED_PRECONDITION"}
 """Errors for which a retry cannot help."""
-REPLACED_CODE = "ABORTED"
-"""Another host came under the name of a node here, and its stream replaces this one."""
 
 _STREAM_ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 """Raised by a write when the call has ended."""

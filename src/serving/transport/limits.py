@@ -6,6 +6,8 @@ from math import isfinite
 from serving.messages import Hop
 
 MIB = 1 << 20
+REPLACED_CODE = "ABORTED"
+"""The status of a stream that a newer one of the same node replaces."""
 
 
 class ProtocolError(Exception):

@@ -9,10 +9,9 @@ import grpc
 import grpc.aio
 
 from serving.messages import Message
-from serving.transport.client import REPLACED_CODE
 from serving.transport.connection import Connection, ConnectionTable, FrameReceiver, ReceivedTensors, SessionOwners
 from serving.transport.frame import FrameDecoder, Hello
-from serving.transport.limits import Limits, PeerExpectations, ProtocolError
+from serving.transport.limits import REPLACED_CODE, Limits, PeerExpectations, ProtocolError
 from serving.transport.security import Security, is_loopback
 from serving.transport.stream import (
     ADMITTED_METADATA,
