@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipeline.config.arguments import conf_dir
 from tests.support.conf_files import read_yaml
@@ -19,8 +20,16 @@ EXHIBITS = {name: node["exhibit"] for name, node in FILES.items() if "exhibit" i
 REPORTED = {
     name: [claim for claim in exhibit.get("claims", ()) if claim.get("reported")] for name, exhibit in EXHIBITS.items()
 }
+
+
+def swept_values(text):
+    """Those of a sweeper's parameter, such as `0,1,2` or `range(10)`."""
+    override = OverridesParser.create().parse_override(f"value={text}")
+    return list(override.sweep_string_iterator()) if override.is_sweep_override() else [text]
+
+
 SWEPT_SEEDS = {
-    name: (pooled, str(FILES[name]["hydra"]["sweeper"]["params"].get(pooled)).split(","))
+    name: (pooled, swept_values(FILES[name]["hydra"]["sweeper"]["params"].get(pooled)))
     for name, exhibit in EXHIBITS.items()
     if (pooled := exhibit.get("rows", {}).get("pool_over")) and "params" in FILES[name]["hydra"].get("sweeper", {})
 }
