@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from textwrap import fill
 
-from pipeline.config.arguments import choices_available, config_folders, format_choices
-from pipeline.config.hydra_errors import suggestion
+from pipeline.config.arguments import choices_available, config_folders, format_choices, suggestion
 from pipeline.errors import ConfigError
 from serving.metrics import definitions
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pipeline.command.closed_pipe import ends_at_closed_pipe
 from pipeline.config import arguments, composed_cache
 from pipeline.config.collector import collector_paused, resume_collector
-from pipeline.config.hydra_errors import as_config_errors, suggestion
+from pipeline.config.hydra_errors import as_config_errors
 from pipeline.errors import CLOSED_PIPE, INTERRUPTED, UserError, print_error
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _print_policies(argv: Sequence[str]) -> NoReturn:
 
 
 def _no_command(word: str, commands: Sequence[str]) -> str:
-    meant = _other_words(word) or suggestion(word, commands)
+    meant = _other_words(word) or arguments.suggestion(word, commands)
     return (
         f"there is no command {word!r}.{meant} There are {', '.join(commands)}. A run begins with "
         "+policy=NAME. `python -m pipeline --help` has them all."

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.command.named_objects import Library
-from pipeline.config.arguments import config_folders, find_missing_folder
+from pipeline.config.arguments import config_folders, find_missing_folder, suggestion
 from pipeline.config.build import load
-from pipeline.config.hydra_errors import as_config_errors, suggestion
+from pipeline.config.hydra_errors import as_config_errors
 from pipeline.errors import ConfigError, UserError
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, format_percent
 

@@ -161,9 +161,13 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
 
 
 def _no_choice(group: str, name: str, known: dict[str, str], word: str) -> str:
-    near = get_close_matches(name, known, 1)
-    meant = f" Did you mean {near[0]}?" if near else ""
+    meant = suggestion(name, list(known))
     return f"there is no {group} {name!r}.{meant} Choose one with {word}:\n{format_choices(known)}"
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def _is_literal_name(value: str) -> bool:
