@@ -1,4 +1,4 @@
-"""`make run` where Python is not one that the project runs on, or makes no environments."""
+"""`make run` where Python is not one that the project runs on, or makes no environments; uv finds what pip finds."""
 
 import shutil
 import subprocess
@@ -17,6 +17,15 @@ WITHOUT_PIP = """\
 mkdir -p "$3/bin" && touch "$3/bin/python" && chmod +x "$3/bin/python"
 echo "The virtual environment was not created successfully because ensurepip is not available." >&2
 exit 1
+"""
+PIP = r"""
+[ "$3" = install ] && echo "pip $*"
+[ "$3" = config ] && printf '%s\n' "global.index-url='http://b'" ":env:.index-url='http://a'" \
+  ":env:.find-links='/one /two'" "global.extra-index-url='\nhttp://c\nhttp://d'"
+true
+"""
+UV = """\
+echo "uv $UV_DEFAULT_INDEX $UV_INDEX $UV_FIND_LINKS"
 """
 
 
@@ -42,6 +51,18 @@ def test_half_an_environment_is_removed(tmp_path: Path) -> None:
     code, told = make_environment(tmp_path, WITHOUT_PIP)
     assert (code, "ensurepip is not available" in told) == (2, True)
     assert not (tmp_path / "env").exists()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_uv_finds_packages_where_pip_does_and_pip_goes_on_where_uv_fails(tmp_path: Path, status: int) -> None:
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    for name, script in (("python", PIP), ("uv", f"{UV}exit {status}")):
+        (tmp_path / "env" / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "env" / "bin" / name).chmod(0o755)
+    code, told = make_environment(tmp_path, "exit 0")
+    assert code == 0
+    assert "uv http://a  http://c http://d /one,/two\n" in told
+    assert ("pip -m pip install" in told) == bool(status)
 
 
 def test_make_and_pyproject_ask_for_the_same_python() -> None:
