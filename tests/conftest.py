@@ -1,5 +1,7 @@
 import gc
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,10 @@ os.environ.setdefault("TANDEM_FROZEN", "1")  # before anything imports the messa
 os.environ.setdefault("TANDEM_WAIT_FOR_MLFLOW", "1")  # tests read what commands logged
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch; test workers with two threads each slow each other down
 import pipeline  # noqa: F401 - before torch, since it sets how long threads spin
+from pipeline.report import figures
+from training.fitting import figures as training_figures
 
+_KINDS = figures._METADATA
 gc.set_threshold(100_000, 50, 50)  # by default a tenth of the tests' time is a search for cycles
 
 
@@ -23,6 +28,27 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outputs(run_folder: Path) -> Path:
     """Artifacts of this test run, whose processes build the toy pair once."""
     return run_folder / "experiments"
+
+
+@contextmanager
+def _figures_as(kinds: Mapping[str, Mapping[str, None]]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (figures, training_figures):
+            patch.setattr(module, "_METADATA", kinds)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _png_alone() -> Iterator[None]:
+    """Figures are PNG files alone but where a test asks for `every_kind`: PDF and SVG show the same and take longer."""
+    with _figures_as({"png": _KINDS["png"]}):
+        yield
+
+
+@pytest.fixture
+def every_kind() -> Iterator[None]:
+    with _figures_as(_KINDS):
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -160,6 +160,7 @@ def test_a_job_of_a_sweep_prints_one_line_and_leaves_its_report_in_a_file(artifa
         assert line.endswith(f"; 12.5 s to build device_model; {tmp_path / 'job' / 'report.txt'}")
 
 
+@pytest.mark.usefixtures("every_kind")
 @pytest.mark.parametrize(
     ("mode", "kinds"), [("full", {".png", ".pdf", ".svg"}), ("line", {".png"}), ("quiet", {".png"})]
 )

@@ -20,4 +20,9 @@ def test_the_legend_lies_in_the_picture_and_covers_no_panel(lines, tmp_path):
     assert figure.bbox.y0 <= legend.y0
     assert legend.y1 <= panel.y0
     assert panel.height > 0.4 * figure.bbox.height
+
+
+@pytest.mark.usefixtures("every_kind")
+def test_a_figure_is_a_png_pdf_and_svg_file(tmp_path):
+    save_figure(Figure(), tmp_path / "a.png", "predicted against measured")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".pdf", ".png", ".svg"]

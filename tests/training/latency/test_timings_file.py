@@ -56,7 +56,7 @@ def test_a_profile_of_a_timings_file_is_loaded_for_serving(tmp_path, fresh):
     names = {path.name for path in out.rglob("*.*")}
     assert names >= {"latency.json", "profile.json", "profile.txt", "metrics.json", "chip.yaml"}
     plots = ("llama2_13b_predicted", "llama2_13b_residuals")
-    assert names >= {f"{plot}.{kind}" for plot in plots for kind in ("png", "pdf", "svg")}
+    assert names >= {f"{plot}.png" for plot in plots}
     assert "quiet runs not known" in (out / "profile.txt").read_text()
 
 

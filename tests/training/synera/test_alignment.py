@@ -102,5 +102,5 @@ def test_the_stage_leaves_rows_metrics_and_figures(
     assert sum(shares) == pytest.approx(1)
     assert metrics["answers"] == 12
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        f"{name}.{kind}" for name in ("confidence_cdf", "hit_rate", "importance_cdf") for kind in ("png", "pdf", "svg")
+        f"{name}.png" for name in ("confidence_cdf", "hit_rate", "importance_cdf")
     }

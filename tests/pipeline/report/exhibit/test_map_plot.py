@@ -42,7 +42,7 @@ def test_each_column_of_colours_is_a_figure(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(figures, "create_figure", lambda *size: made.append(create(*size)) or made[-1])
     paths = draw_maps(shown(), tmp_path / "exhibit.png")
     assert [path.name for path in paths] == ["exhibit.png", "exhibit_cheapest.png"]
-    assert all(path.with_suffix(kind).exists() for path in paths for kind in (".png", ".pdf", ".svg"))
+    assert all(path.exists() for path in paths)
     titles = [axes.get_title() for axes in made[0].axes]
     assert titles == ["Pi, 1 devices", "Pi, 64 devices", "M1, 1 devices", "M1, 64 devices"]
     legend = [text.get_text() for text in made[0].legends[0].get_texts()]

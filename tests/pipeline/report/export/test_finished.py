@@ -232,6 +232,7 @@ def test_the_page_of_an_unfinished_sweep_says_what_lacks(sweep: Path) -> None:
     assert "<li>job 4 (budget=0.9, seed=0): failed: out of memory</li>" in text
 
 
+@pytest.mark.usefixtures("every_kind")
 def test_the_command_writes_the_kinds_and_says_what_lacks(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(sweep), "export=latex,csv,figures,html"]) == 0
     said = capsys.readouterr().out
@@ -251,9 +252,12 @@ def test_the_command_writes_the_kinds_and_says_what_lacks(sweep: Path, capsys: p
     assert "python -m pipeline --config-dir conf -m seed=0,1; code" in text  # that repeats it, and no path of a machine
 
 
+@pytest.mark.usefixtures("every_kind")
 def test_figures_are_vectors_with_fonts_one_column_wide(sweep: Path) -> None:
     report.main([str(sweep), "export=figures"])
-    for path in (sweep / "export").glob("*.pdf"):
+    files = [*(sweep / "export").glob("*.pdf")]
+    assert files
+    for path in files:
         data = path.read_bytes()
         assert data.startswith(b"%PDF")
         assert b"/FontFile2" in data
@@ -267,6 +271,7 @@ def test_figures_are_vectors_with_fonts_one_column_wide(sweep: Path) -> None:
         assert "<image" not in text
 
 
+@pytest.mark.usefixtures("every_kind")
 def test_a_run_has_its_metrics_latency_and_time_lines(sweep: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     finished(folder, Path(read_finished(sweep).rows[2].result.artifact or ""), None, "+policy=synera", "b=1")
