@@ -32,7 +32,9 @@ def recorded(out: Path, work: Path, model: Path, **options: int) -> SelfPrompts:
 @pytest.fixture(scope="module")
 def found(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> SelfPrompts:
     folder = tmp_path_factory.mktemp("prompts")
-    return recorded(folder / "out", folder / "work", chat_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_prompts, "PART_ANSWER_TOKENS", 400)
+        return recorded(folder / "out", folder / "work", chat_model, answer_tokens=400)
 
 
 def test_the_kept_logits_are_the_models(chat_model: Path, found: SelfPrompts) -> None:
