@@ -25,8 +25,8 @@ DISTINCT = (
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
     "hat/fig1a", "hat/hidden_inversion", "hat/hidden_precision", "hat/table4", "hat/table5", "synera/fig13",
-    "synera/fig18", "token_routing/frontier", "validate_grpc_pacing", "wisp/embedded_pair", "wisp/fig10", "wisp/fig2", "wisp/matched_recall",
-    "wisp/slo", "wisp/table11", "wisp/table5", "wisp/table9",
+    "synera/fig18", "token_routing/frontier", "validate_grpc_pacing", "wisp/embedded_pair", "wisp/fig10", "wisp/fig2",
+    "wisp/matched_recall", "wisp/slo", "wisp/table11", "wisp/table5", "wisp/table9",
 )  # fmt: skip
 """Sets of stages of their own, whose functions have tests, and which take four seconds and more; run with the others.
 real_run's processes take a minute, validate_grpc_pacing's a quarter of one.

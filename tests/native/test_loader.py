@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,14 @@ from native import build, loader
 from native.modules import MODULES, source_digests
 
 
+@cache
+def type_digests() -> dict[str, str]:
+    return dict(source_digests(build.type_sources()))
+
+
 def manifest(**changed: Any) -> dict[str, Any]:
     """Of a build from these sources for this Python."""
-    digests = {"sources": source_digests(), "types": source_digests(build.type_sources())}
+    digests = {"sources": source_digests(), "types": type_digests()}
     return {"suffix": EXTENSION_SUFFIXES[0], **digests, "files": {}, "annotations": {}, **changed}
 
 
@@ -34,7 +40,7 @@ def test_a_core_built_from_other_sources_is_not_loaded() -> None:
 )
 def test_a_core_built_with_other_types_is_not_loaded(module: str) -> None:
     """A field of a class that is not compiled has another type, which compiled modules check."""
-    changed = source_digests(build.type_sources()) | {module: "another"}
+    changed = type_digests() | {module: "another"}
     assert loader.find_mismatch(manifest(types=changed)) == f"{module} changed since it was built"
 
 

@@ -100,8 +100,8 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
     [
         OverlappedPrefill(initial_chunk_tokens=8),
         ChunkedPrefill(7, "first"),
-        ChunkedPrefill(7),
-        WholePrefill("first"),
+        pytest.param(ChunkedPrefill(7), marks=pytest.mark.slow),
+        pytest.param(WholePrefill("first"), marks=pytest.mark.slow),
         WholePrefill(),
     ],
     ids=repr,
