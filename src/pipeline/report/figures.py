@@ -114,7 +114,6 @@ def _shortened(label: str, room_pt: float, look: FigureLook) -> str:
     def cut(letters: int) -> str:
         return f"{label[:letters]}…{label[-letters:]}"
 
-    # A search by halves, because measuring a long label takes long.
     too_wide = bisect_left(
         range(1, ceil(len(label) / 2)), x=True, key=lambda n: _width_pt(cut(n), look.legend_pt) > room_pt
     )
@@ -123,9 +122,12 @@ def _shortened(label: str, room_pt: float, look: FigureLook) -> str:
 
 def _width_pt(text: str, size_pt: float) -> float:
     """The width of a line of text in points, and 5 % for the rounding of glyphs to pixels."""
-    from matplotlib.textpath import TextPath
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
 
-    return max(1.0, 1.05 * float(TextPath((0, 0), text or " ", size=size_pt, usetex=False).get_extents().width))
+    font = FontProperties(size=size_pt)
+    width, _, _ = text_to_path.get_text_width_height_descent(text or " ", font, ismath=False)  # without its outlines
+    return max(1.0, 1.05 * float(width))
 
 
 @dataclass(frozen=True)
