@@ -7,7 +7,7 @@ import hmac
 import os
 import socket
 from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 
 import uvicorn
@@ -215,6 +215,10 @@ class ApiKeyGuard:
 
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+DISCARDED_BODIES = 16
+"""A body of so many times the limit is read before it is refused: a client that is still sending when the connection
+closes sees a reset in place of the answer.
+"""
 
 
 class HostGuard:
@@ -253,7 +257,9 @@ async def read_body(request: Request, max_nbytes: int, timeout_s: float) -> byte
     if kind != "application/json":
         raise ApiError(415, f"the body's type is {kind or 'missing'}; send application/json", "unsupported_media_type")
     announced = request.headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > max_nbytes:
+    if announced.isdecimal() and (nbytes := int(announced)) > max_nbytes:
+        if nbytes <= DISCARDED_BODIES * max_nbytes:
+            await _discard(request, timeout_s)
         raise ApiError.too_large(max_nbytes)
     try:
         async with asyncio.timeout(timeout_s):
@@ -261,6 +267,13 @@ async def read_body(request: Request, max_nbytes: int, timeout_s: float) -> byte
     except TimeoutError:
         close = {"connection": "close"}
         raise ApiError(408, f"the body did not arrive within {timeout_s:g} s", "timeout", None, close) from None
+
+
+async def _discard(request: Request, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            async for _ in request.stream():
+                pass
 
 
 async def _read_bounded(request: Request, max_nbytes: int) -> bytes:

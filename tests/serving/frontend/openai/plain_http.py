@@ -27,10 +27,13 @@ class Answer:
         return found
 
 
-async def send(loop: Loop, raw: bytes) -> Answer:
-    """Sends bytes as they are and reads until the server closes."""
+async def send(loop: Loop, raw: bytes, at_once: bool = False) -> Answer:
+    """Sends bytes as they are and reads until the server closes; `at_once`: begins to read when all is sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", loop.server.port)
     writer.write(raw)
+    if at_once:
+        writer.transport.set_write_buffer_limits(0)
+        await writer.drain()
     found = await reader.read()
     writer.close()
     await writer.wait_closed()

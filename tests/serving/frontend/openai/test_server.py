@@ -78,6 +78,13 @@ def test_a_chunked_body_is_bounded(get: Get) -> None:
     assert (found.status, found.error["code"]) == (413, "request_too_large")
 
 
+def test_a_client_that_sends_too_much_at_once_reads_why_it_is_refused(loop: Loop) -> None:
+    """It reads when it has sent all, as urllib does."""
+    body = b" " * 10_000_000
+    found = loop.run(send(loop, request("POST", "/v1/completions", JSON, body=body), at_once=True))
+    assert (found.status, found.error["code"]) == (413, "request_too_large")
+
+
 def test_metrics_count_requests_tokens_and_times(loop: Loop, get: Get) -> None:
     before = metrics(get(request("GET", "/metrics")))
     get(asking(max_tokens=50))
