@@ -56,18 +56,20 @@ class _SweepLauncher(Launcher):
 
 
 class SerialLauncher(_SweepLauncher):
-    """Runs the jobs of a sweep one after the other in this process, as Hydra's own launcher does."""
+    """Runs the jobs of a sweep one after the other in this process, as Hydra's own launcher does, but those that an
+    earlier command completed.
+    """
 
     def _launch(self, jobs: Sequence[Any]) -> list[JobReturn]:
-        from pipeline.parallel.launch import plan_cells
+        from pipeline.parallel.launch import keep_results, plan_cells
 
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-        if len(jobs) > 1:
-            plan_cells(jobs, partial(print, flush=True))
-        log.info("Launching %d jobs locally", len(jobs))
-        return [self._run(job.number, job.config) for job in jobs]
+        say = partial(print, flush=True)
+        kept = keep_results(jobs, plan_cells(jobs, say), say) if len(jobs) > 1 else ()
+        log.info("Launching %d jobs locally", len(jobs) - len(kept))
+        return [_returned(job.config, 0) if job.number in kept else self._run(job.number, job.config) for job in jobs]
 
     def _run(self, number: int, config: DictConfig) -> JobReturn:
         log.info("\t#%d : %s", number, " ".join(filter_overrides(config.hydra.overrides.task)))

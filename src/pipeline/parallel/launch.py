@@ -5,7 +5,7 @@ leaves out jobs that an earlier command of the same sweep completed.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
@@ -61,10 +61,9 @@ class SweepLaunch:
         tracked = any(job.config.tracking.uri != OFF for job in jobs)
         ready = self.workers.prepare(cells.import_modules, (self.launch, tracked))
         plans = plan_cells(jobs, self._say)
-        kept = {job.number: found for job in jobs if (found := _find_result(job, plans.get(job.number)))}
+        kept = keep_results(jobs, plans, self._say)
         staying = [job.number for job in jobs if job.number not in plans and cells.is_complete(job)]
         left = [job for job in jobs if job.number not in kept and job.number not in staying]
-        self._keep_results(jobs, kept)
         self._leave_results(staying)
         needed = [plans[job.number] for job in left if job.number in plans]
         shared, memory_nbytes = shared_stages(needed), max((plan.memory_nbytes for plan in needed), default=0.0)
@@ -77,17 +76,6 @@ class SweepLaunch:
         problems = self._build_shared(shared, plans, memory_nbytes)
         left = [_forcing_own(job, plans.get(job.number), shared) for job in left]
         self._run_cells([_blocked(job, plans.get(job.number), problems) for job in left], memory_nbytes)
-
-    def _keep_results(self, jobs: Sequence[Cell], kept: Mapping[int, JobResult]) -> None:
-        """Writes the results of an earlier command with the overrides of this one, which `SweepNote.lists` compares,
-        and with its files: what they say now made the same result.
-        """
-        for job in (job for job in jobs if job.number in kept):
-            found = kept[job.number]
-            own = replace(found, overrides=cells.masked_overrides(job), files=_files(job, found.files))
-            if own != found:  # else it keeps its date
-                own.write(cells.job_folder(job.config))
-            self._say(f"job {job.number}: complete since an earlier command")
 
     def _leave_results(self, numbers: Sequence[int]) -> None:
         """Leaves the results of an earlier command as they are: these jobs cannot run now."""
@@ -212,6 +200,19 @@ def levels(stages: Sequence[Stage]) -> list[list[Stage]]:
         depth[stage.digest] = 1 + max((depth.get(digest, 0) for digest in stage.ancestors), default=0)
     numbers = sorted(set(depth.values()))
     return [[stage for stage in stages if depth[stage.digest] == number] for number in numbers]
+
+
+def keep_results(jobs: Sequence[Cell], plans: Mapping[int, CellPlan], say: Callable[[str], None]) -> Collection[int]:
+    """The numbers of the jobs that an earlier command of this sweep completed. Their results are written with the
+    overrides of this one, which `SweepNote.lists` compares, and with its files: what they say now made the same result.
+    """
+    kept = [(job, found) for job in jobs if (found := _find_result(job, plans.get(job.number)))]
+    for job, found in kept:
+        own = replace(found, overrides=cells.masked_overrides(job), files=_files(job, found.files))
+        if own != found:  # else it keeps its date
+            own.write(cells.job_folder(job.config))
+        say(f"job {job.number}: complete since an earlier command")
+    return {job.number for job, _ in kept}
 
 
 def _find_result(job: Cell, plan: CellPlan | None) -> JobResult | None:

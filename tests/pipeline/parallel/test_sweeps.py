@@ -287,6 +287,20 @@ def test_a_sweep_that_goes_on_with_fewer_jobs_counts_these_alone(run: Run, tmp_p
     assert "2 jobs: 2 complete; its last command ended" in run("sweep", "status", str(folder))[1]
 
 
+def test_a_sweep_in_one_process_leaves_out_what_an_earlier_command_completed(run: Run, tmp_path: Path) -> None:
+    words = ("which=2", "stages.cheap.x=1.0,2.0", "tracking.uri=none")
+    assert run("--config-dir", "conf", "+experiment=cheap", *words)[0] == 0
+    folder = tmp_path / "outputs" / "cheap"
+    (folder / "1" / "job.json").unlink()
+    before = (folder / "0" / "job.json").read_bytes()
+    code, out, err = run("sweep", "resume", str(folder))
+    assert code == 0, out + err
+    assert out.count("complete since an earlier command") == 1
+    assert out.count("nothing to build: all 2 stages are there") == 1, "job 1 alone is reported again"
+    assert "2 of 2 jobs complete" in out
+    assert (folder / "0" / "job.json").read_bytes() == before
+
+
 def test_jobs_on_several_hosts_need_a_tracking_server(run: Run) -> None:
     code, _, err = sweep(run, "hydra.launcher.across_hosts=true", "tracking.uri=null")
     assert code == 2
