@@ -219,6 +219,7 @@ DISCARDED_BODIES = 16
 """A body of so many times the limit is read before it is refused: a client that is still sending when the connection
 closes sees a reset in place of the answer.
 """
+QUIET_S = 0.5
 
 
 class HostGuard:
@@ -270,10 +271,13 @@ async def read_body(request: Request, max_nbytes: int, timeout_s: float) -> byte
 
 
 async def _discard(request: Request, timeout_s: float) -> None:
-    with suppress(TimeoutError):
+    """Reads the body to its end, or until no part of it came for `QUIET_S`: the client waits for the answer."""
+    parts = request.stream()
+    with suppress(TimeoutError, StopAsyncIteration):
         async with asyncio.timeout(timeout_s):
-            async for _ in request.stream():
-                pass
+            while True:
+                async with asyncio.timeout(QUIET_S):
+                    await anext(parts)
 
 
 async def _read_bounded(request: Request, max_nbytes: int) -> bytes:

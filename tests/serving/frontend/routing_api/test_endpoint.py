@@ -142,7 +142,7 @@ def test_invalid_requests_are_refused_by_field(loop: Loop, body: Any, status: in
     assert loop.gateway.asks == []
 
 
-def test_a_body_beyond_the_limit_is_not_read(loop: Loop) -> None:
+def test_a_body_beyond_the_limit_is_not_waited_for(loop: Loop) -> None:
     answer = loop.run(send(loop, request("POST", "/v1/route", JSON, f"content-length: {1 << 21}")))
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
