@@ -12,8 +12,8 @@ install = @echo "installing $(1)"; { test -x $(BIN)/uv || $(PIP) uv; } && (eval 
 # Where pip finds packages, as pip was told: uv reads nothing of pip's configuration. Later lines win: the environment's.
 INDEXES = $$($(BIN)/python -m pip config list | sort -r | sed -nE -e 's/\\n/ /g' -e '/find-links=/s/ +/,/g' \
   -e 's/^[^=]*[.]index-url=/export UV_DEFAULT_INDEX=/p' -e 's/^[^=]*[.]extra-index-url=/export UV_INDEX=/p' \
-  -e 's/^[^=]*[.]find-links=/export UV_FIND_LINKS=/p' -e 's/^[^=]*[.]no-index=/export UV_NO_INDEX=/p' \
-  -e 's/^[^=]*[.]constraint=/export UV_CONSTRAINT=/p' -e 's/^[^=]*[.]cert=/export SSL_CERT_FILE=/p')
+  -e 's/^[^=]*[.]find-links=/export UV_FIND_LINKS=/p' -e 's/^[^=]*[.]no-index=/export UV_OFFLINE=/p' \
+  -e 's/^[^=]*[.]cert=/export SSL_CERT_FILE=/p')
 # Python compiles a package when it is first imported, a quarter of what is installed, and keeps it, whatever the
 # environment says: tests start many processes, which import the same files.
 export PYTHONDONTWRITEBYTECODE :=
