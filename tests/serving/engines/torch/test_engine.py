@@ -85,7 +85,7 @@ def test_no_prefix_is_computed_twice(llama, small, prompts):
 
 
 def test_sampling_through_two_engines_writes_the_targets_distribution(causal):
-    sampling, prompt, rounds, batch = SamplingParams(1.2, 0, 1.0, seed=5), (5, 9, 17), 1500, 100
+    sampling, prompt, rounds, batch = SamplingParams(1.2, 0, 1.0, seed=5), (5, 9, 17), 2400, 100
     target_model, drafter_model = (causal("llama", seed, vocab_size=32, num_hidden_layers=1) for seed in (1, 2))
     with torch.inference_mode():
         odds = (target_model(torch.tensor([prompt])).logits[0, -1].double() / sampling.temperature).softmax(-1)

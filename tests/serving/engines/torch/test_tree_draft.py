@@ -124,7 +124,7 @@ def test_verified_trees_write_the_targets_text(llama: Any, causal: Any, prompts:
 
 def test_sampled_trees_write_the_targets_distribution(causal: Any):
     """The first two tokens of many sessions, through two engines."""
-    sampling, prompt, rounds, batch = SamplingParams(1.2, 0, 1.0, seed=5), (5, 9, 17), 1500, 100
+    sampling, prompt, rounds, batch = SamplingParams(1.2, 0, 1.0, seed=5), (5, 9, 17), 2400, 100
     target_model, drafter_model = (causal("llama", seed, vocab_size=32, num_hidden_layers=1) for seed in (1, 2))
     rule, whole, store = DraftStopRule(7, tree=TreeRule(2, 4)), Span(0, 1, embedding=True, lm_head=True), TensorStore()
     with torch.inference_mode():

@@ -18,7 +18,7 @@ from serving.engines.torch.sampling import (
 from serving.messages import SamplingParams, Verdict
 
 SAMPLING = SamplingParams(1.0, 0, 1.0, seed=11)
-VOCABULARY, CONTEXTS, DRAFTS, ROUNDS = 32, 4, 3, 5000
+VOCABULARY, CONTEXTS, DRAFTS, ROUNDS = 32, 4, 3, 9000
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,8 @@ def _wisp_equation_3(logits, drafts, odds, sampling, session, first):
 
 def test_speculative_sampling_writes_the_targets_distribution():
     counts = _write(verify_sampled)
-    assert ROUNDS * 2 < counts.sum() < ROUNDS * (DRAFTS + 1) * 0.9  # drafts are both accepted and rejected
+    assert counts.sum() >= 20_000
+    assert ROUNDS * 1.5 < counts.sum() < ROUNDS * (DRAFTS + 1) * 0.9  # drafts are both accepted and rejected
     assert 0.01 < _p_value(counts) < 0.999
 
 
