@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pipeline.config.compose import prepare_hydra
+from pipeline.config.merged_groups import keep_merged_groups
 from pipeline.config.resolve import resolve
 from serving.transport.limits import Limits
 from serving.transport.security import Security
@@ -57,6 +58,7 @@ def choices(group: str) -> list[str]:
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
     prepare_hydra()
+    keep_merged_groups()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 

@@ -27,8 +27,10 @@ def composed(*overrides: str, config_dir: Path | str | None = None) -> "Iterator
 
     from pipeline.config.arguments import conf_dir, normalise
     from pipeline.config.compose import composed_choices, composed_words, prepare_hydra
+    from pipeline.config.merged_groups import keep_merged_groups
 
     prepare_hydra()
+    keep_merged_groups()
     own = [f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"] if config_dir else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("config", [*normalise(overrides), *own], return_hydra_config=True)

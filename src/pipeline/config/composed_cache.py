@@ -108,7 +108,7 @@ def find_entry(argv: Sequence[str]) -> CacheEntry | None:
 
 def _key(argv: Sequence[str]) -> str:
     digest = sha256()
-    for part in (os.getcwd(), *argv, *_stamps(conf_dir(), ""), *_source_stamps(), *_installed_stamps()):
+    for part in (os.getcwd(), *argv, *file_stamps(conf_dir()), *_source_stamps(), *_installed_stamps()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]
 
@@ -116,7 +116,7 @@ def _key(argv: Sequence[str]) -> str:
 def _source_stamps() -> Iterator[str]:
     for package in PROJECT_PACKAGES:
         if (_SOURCES / package).is_dir():
-            yield from _stamps(_SOURCES / package, ".py")
+            yield from file_stamps(_SOURCES / package, ".py")
 
 
 def _installed_stamps() -> Iterator[str]:
@@ -128,12 +128,12 @@ def _installed_stamps() -> Iterator[str]:
         yield from (_stamp(folder, os.stat(folder)) for folder in plugins.submodule_search_locations or ())
 
 
-def _stamps(folder: "str | Path", suffix: str) -> Iterator[str]:
-    """Of all files below a folder whose names end so."""
+def file_stamps(folder: "str | Path", suffix: str = "") -> Iterator[str]:
+    """Path, size and times of change of each file below a folder with that ending. Raises OSError if one goes away."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir():
-                yield from _stamps(entry.path, suffix) if entry.name != "__pycache__" else ()
+                yield from file_stamps(entry.path, suffix) if entry.name != "__pycache__" else ()
             elif entry.name.endswith(suffix):
                 yield _stamp(entry.path, entry.stat())
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _TOLD_EVERY = 50
-"""Jobs of a sweep between two lines about its composition, which takes a quarter of a second a job."""
+"""Jobs of a sweep between two lines about its composition, which takes up to a quarter of a second a job."""
 ROOTS = frozenset({"model", "policy", "hardware", "network", "workload", "runtime"})
 """Groups that a variant may choose: a sweep over variants may sweep all of them."""
 
@@ -81,6 +81,9 @@ def _jobs_composed_once() -> Iterator[None]:
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
+    from pipeline.config.merged_groups import keep_merged_groups
+
+    keep_merged_groups()
     compose = ConfigLoaderImpl.load_sweep_config
     kept: dict[tuple[str, ...], DictConfig] = {}
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.artifacts.environment import machine
@@ -31,15 +31,39 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain data, with all stages under `stages`; raises ConfigError for dangling references."""
     cfg = _gather_stages(cfg)
     try:
-        data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        known: dict[int, tuple[Any, Any]] = {}
+        data: dict[str, Any] = {str(key): _plain(cfg[key], known) for key in cfg}
     except OmegaConfBaseException as problem:
         raise ConfigError(f"the configuration cannot be resolved: {problem}") from problem
-    assert isinstance(data, dict)
     for group, key in VALUES_FOR_OTHERS.items():
         if isinstance(data.get(group), dict) and key in data[group]:
             own = {name: value for name, value in data[group].items() if name != key}
             data["stages"] = _replaced(data["stages"], data[group], own)
-    return {str(key): value for key, value in data.items()}
+    return data
+
+
+def _plain(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+    """The value as dictionaries and lists. A node that several references name is resolved once and copied for each.
+
+    `known`: id of a node -> the node, which keeps its id from being used again, and what it is.
+    """
+    if not isinstance(value, DictConfig | ListConfig):
+        return value
+    if id(value) in known:
+        return _copied(known[id(value)][1])
+    made: Any
+    if isinstance(value, DictConfig):
+        made = {key: _plain(value[key], known) for key in value}
+    else:
+        made = [_plain(one, known) for one in value]
+    known[id(value)] = value, made
+    return made
+
+
+def _copied(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _copied(value) for key, value in plain.items()}
+    return [_copied(value) for value in plain] if isinstance(plain, list) else plain
 
 
 def _replaced(node: Any, old: Any, new: Any) -> Any:

@@ -56,6 +56,24 @@ def test_an_unresolvable_reference_is_refused(value: str) -> None:
         resolve(config(extra=value))
 
 
+def test_what_several_references_name_is_resolved_once_and_is_copied_for_each() -> None:
+    calls: list[str] = []
+    OmegaConf.register_new_resolver("counted", lambda name: calls.append(name) or name, replace=True)
+    shared = {"text": "${counted:once}", "list": [1, {"a": None}], "seed": "${seed}"}
+    data = resolve(config(shared=shared, first="${shared}", second={"third": "${first}"}))
+    plain = {"text": "once", "list": [1, {"a": None}], "seed": 5}
+    assert [data["shared"], data["first"], data["second"]["third"]] == [plain] * 3
+    assert calls == ["once"]
+    data["first"]["list"][1]["a"] = 7
+    assert [data["shared"], data["second"]["third"]] == [plain] * 2
+
+
+def test_a_configuration_is_resolved_as_omegaconf_would() -> None:
+    node = {"a": {"b": ["${c}", "${c.d}"], 3: True}, "c": {"d": [0.5, "x"], "e": "${a.b.1}"}, "stages": {}}
+    cfg = OmegaConf.create(node)
+    assert resolve(cfg) == OmegaConf.to_container(cfg, resolve=True)
+
+
 def test_groups_may_be_absent() -> None:
     cfg = config()
     del cfg["hardware"]

@@ -171,8 +171,10 @@ def _composed(experiment: str) -> "Iterator[DictConfig]":
     from hydra import compose, initialize_config_dir
 
     from pipeline.config.compose import prepare_hydra
+    from pipeline.config.merged_groups import keep_merged_groups
 
     prepare_hydra()
+    keep_merged_groups()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         yield compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
 
