@@ -104,6 +104,9 @@ class Worker:
         """Session -> its tokens and how many of them are drafts, where each request is computed anew."""
         self.retained_requests: dict[tuple[str, int, int], Request] = {}
         """(session, attempt, end) -> a request whose drafts stay on this device until its last hop verifies them."""
+        self.streams_download = policy.streams_download
+        self.withheld: dict[str, list[Request]] = {}
+        """Session -> parts of its prompt that are sent to the device with the last one."""
         self.session_registry = SessionRegistry()
         self.reservations = Reservations(estimator)
         self.last_report_s = -INF
@@ -452,7 +455,19 @@ class Worker:
             m.attempt, one, m.hops, hop_index, path, m.reply_to, m.budget, m.slack_s - here_s, m.expected_tokens,
             m.requested_outputs, stop_tokens, m.slo_tokens_per_s, m.upstream_s + here_s, sent_s, path_stats, stop_text,
         )  # fmt: skip
-        return self._send_request(path[hop_index], forwarded)
+        if self.streams_download or m.hops[hop_index].node != DEVICE_TIER:
+            return self._send_request(path[hop_index], forwarded)
+        return self._send_with_withheld(path[hop_index], forwarded)
+
+    def _send_with_withheld(self, device: str, m: Request) -> Commands:
+        """Withholds a part of a prompt; sends the last one, and those of its attempt that were withheld before it."""
+        session = m.slice.session
+        withheld = self.withheld.pop(session, ())
+        parts = [replace(each, sent_s=m.sent_s) for each in withheld if each.attempt == m.attempt]
+        if not m.slice.rule:
+            self.withheld[session] = [*parts, m]
+            return []
+        return [command for part in (*parts, m) for command in self._send_request(device, part)]
 
     def _send_request(self, to: str, m: Request) -> Commands:
         if to not in self.node_selector.lost_nodes:
@@ -580,6 +595,7 @@ class Worker:
         self.quarantined.discard(session)
         self.session_tokens.pop(session, None)
         self.undeliverable.pop(session, None)
+        self.withheld.pop(session, None)
         for key in [key for key in self.retained_requests if key[0] == session]:
             del self.retained_requests[key]
         for hop in [hop for hop in self.forwarded if hop[0] == session]:

@@ -208,6 +208,8 @@ class FittedAcceptance:
     """The digests of the scorers of the recorded trained scores, by name."""
     shifted_to: float | None = None
     """The acceptance that the model was shifted to (`serving.outcomes.shifted`); None: it is as it was fitted."""
+    trees_shifted_to: float | None = None
+    """The tokens a round that the trees of the target's heads were shifted to; None: they are as they were recorded."""
     shifted_as: str = ""
     """What it was shifted to, in words, if a published figure says it."""
     is_text: ClassVar[bool] = False
@@ -223,6 +225,7 @@ class FittedAcceptance:
         rate = self.fit_quality["rate"]["trace"]
         shift = "" if self.shifted_to is None else f", shifted to {self.shifted_to:.4g}"
         shift += f" for {self.shifted_as}" if self.shifted_as else ""
+        shift += "" if self.trees_shifted_to is None else f", heads' trees to {self.trees_shifted_to:.4g} tokens a round"
         return (
             f"no models and no text: drafts are right as in a trace of {self.made_from.get('pair', 'a pair')} "
             f"(acceptance {rate:.3f}{shift}), a Markov chain of order 1 with resampled scores"

@@ -9,13 +9,17 @@ discrimination information). By Bayes' rule the chance p of a state of the Marko
     p' = p E[w | right] / (p E[w | right] + (1 - p) E[w | wrong])
 
 with the means over the state's recorded rows. `tilt` is found by bisection.
+
+Trees of Medusa heads are recorded whole. They are shifted to a stated accept length: a recorded tree with the accepted
+depth d counts exp(tilt * d) times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import exp
 from pathlib import Path
+from typing import TypeVar
 
 from serving.core.scores import LOGIT_SCORES
 from serving.outcomes import fitted
@@ -29,6 +33,7 @@ MAX_TILT = 60.0
 _CONFIDENCE = LOGIT_SCORES.index("confidence")
 _HALVINGS = 60
 
+T = TypeVar("T")
 PoolRows = Sequence[tuple[float, ...]]
 
 
@@ -38,19 +43,33 @@ def load(
     prompt_lengths: PromptLengths | None = None,
     full_length_answers: bool = False,
     answer_lengths: AnswerLengths | None = None,
+    medusa_accept_length: float | None = None,
 ) -> FittedAcceptance:
-    """As `serving.outcomes.fitted.load`, shifted to `acceptance`; None: as it was fitted.
+    """As `serving.outcomes.fitted.load`, shifted to `acceptance`, and its Medusa heads' trees to `medusa_accept_length`,
+    the tokens that a round gives with the target's own; None: as it was fitted.
 
-    Raises ValueError for an acceptance that no weight of the recorded rows leads to.
+    Raises ValueError for a value that no weight of the recorded rows or trees leads to.
     """
     model = fitted.load(path, prompt_lengths, full_length_answers, answer_lengths)
+    if medusa_accept_length is not None:
+        model = shift_trees(model, medusa_accept_length)
+    elif acceptance is not None and model.medusa_tree:
+        raise ValueError(
+            "runtime.outcomes.acceptance shifts drafts of a draft model, and this trace has trees that heads of the "
+            "target proposed, too; say how many tokens a round they give (runtime.outcomes.medusa_accept_length), or "
+            "leave the acceptance out"
+        )
     return model if acceptance is None else shift(model, acceptance)
 
 
-def planned_load(acceptance: float | None = None, **_: object) -> PlannedOutcomes:
-    """What a plan knows of the model, before it is fitted. Raises ValueError for an acceptance that is no share."""
+def planned_load(
+    acceptance: float | None = None, medusa_accept_length: float | None = None, **_: object
+) -> PlannedOutcomes:
+    """What a plan knows of the model, before it is fitted. Raises ValueError for values out of range."""
     if acceptance is not None:
         _check_share(acceptance)
+    if medusa_accept_length is not None:
+        _check_accept_length(medusa_accept_length)
     return PlannedOutcomes("runtime/outcomes=shifted", draws_trees=True, is_text=False)
 
 
@@ -63,20 +82,56 @@ def stationary_acceptance(probabilities: MatchProbabilities) -> float:
 def shift(model: FittedAcceptance, acceptance: float) -> FittedAcceptance:
     """The model whose share of right drafts in the long run is `acceptance`.
 
-    Raises ValueError for an acceptance that is out of reach, and for one whose trees the target's heads proposed, which
-    are recorded whole.
+    Raises ValueError for an acceptance that is out of reach. Trees of the target's heads stay as they are.
     """
     _check_share(acceptance)
-    if model.medusa_tree:
-        raise ValueError(
-            "runtime.outcomes.acceptance shifts drafts of a draft model, and this trace has trees that heads of the "
-            "target proposed; leave the acceptance out"
-        )
     if acceptance == stationary_acceptance(model.probabilities):
         return replace(model, shifted_to=acceptance)
     tilt = _find_tilt(model, acceptance)
     pools = replace(model.pools, rows=tuple(_resampled(rows, tilt) for rows in model.pools.rows))
     return replace(model, probabilities=_tilted(model, tilt), pools=pools, shifted_to=acceptance)
+
+
+def shift_trees(model: FittedAcceptance, accept_length: float) -> FittedAcceptance:
+    """The model whose Medusa heads' trees give `accept_length` tokens a round in the mean, the target's own included.
+
+    Raises ValueError for a model without such trees, and for a length out of reach.
+    """
+    _check_accept_length(accept_length)
+    nodes = model.pools.last_accepted_nodes
+    if not nodes:
+        raise ValueError(
+            f"runtime.outcomes.medusa_accept_length is {accept_length}, and no heads of the target proposed trees in "
+            "this trace; leave it out"
+        )
+    depths = [len(model.medusa_tree[node]) if node >= 0 else 0 for node in nodes]
+    if not min(depths) < accept_length - 1 < max(depths):
+        raise ValueError(
+            f"runtime.outcomes.medusa_accept_length is {accept_length}; the recorded trees allow more than "
+            f"{1 + min(depths)} and fewer than {1 + max(depths)} tokens a round"
+        )
+    tilt = _bisect(lambda tilt: _mean_depth(depths, tilt) < accept_length - 1)
+    pools = replace(model.pools, last_accepted_nodes=tuple(_evenly(nodes, _depth_weights(depths, tilt))))
+    return replace(model, pools=pools, trees_shifted_to=accept_length)
+
+
+def _mean_depth(depths: Sequence[int], tilt: float) -> float:
+    weights = _depth_weights(depths, tilt)
+    return sum(depth * weight for depth, weight in zip(depths, weights, strict=True)) / sum(weights)
+
+
+def _depth_weights(depths: Sequence[int], tilt: float) -> list[float]:
+    """Weights relative to the greatest of them, so that none is infinite."""
+    pivot = max(depths) if tilt > 0 else min(depths)
+    return [exp(tilt * (depth - pivot)) for depth in depths]
+
+
+def _check_accept_length(accept_length: float) -> None:
+    if not accept_length > 1:
+        raise ValueError(
+            f"runtime.outcomes.medusa_accept_length is {accept_length}; it is the tokens a round, the target's own "
+            "included: above 1"
+        )
 
 
 def _check_share(acceptance: float) -> None:
@@ -93,16 +148,21 @@ def reachable_acceptance(model: FittedAcceptance) -> tuple[float, float]:
 
 
 def _find_tilt(model: FittedAcceptance, acceptance: float) -> float:
-    low, high = -MAX_TILT, MAX_TILT
     least, most = reachable_acceptance(model)
     if not least <= acceptance <= most:
         raise ValueError(
             f"runtime.outcomes.acceptance is {acceptance}, and the recorded drafts allow {least:.3f} to {most:.3f}: "
             "their confidence tells right from wrong no better; choose one between, or another pair"
         )
+    return _bisect(lambda tilt: stationary_acceptance(_tilted(model, tilt)) < acceptance)
+
+
+def _bisect(too_low: Callable[[float], bool]) -> float:
+    """The tilt at which `too_low` turns from True to False."""
+    low, high = -MAX_TILT, MAX_TILT
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if stationary_acceptance(_tilted(model, middle)) < acceptance else (low, middle)
+        low, high = (middle, high) if too_low(middle) else (low, middle)
     return (low + high) / 2
 
 
@@ -134,12 +194,14 @@ def _weights(rows: PoolRows, tilt: float) -> list[float]:
 
 
 def _resampled(rows: PoolRows, tilt: float) -> tuple[tuple[float, ...], ...]:
+    return tuple(_evenly(rows, _weights(rows, tilt)))
+
+
+def _evenly(rows: Sequence[T], weights: Sequence[float]) -> Iterator[T]:
     """`MAX_POOL_ROWS` rows of equal weight: those at evenly spaced places of the weights' running sum."""
-    sums = list(accumulate(_weights(rows, tilt)))
-    found, place = list[tuple[float, ...]](), 0
+    sums, place = list(accumulate(weights)), 0
     for i in range(MAX_POOL_ROWS):
         wanted = sums[-1] * (i + 0.5) / MAX_POOL_ROWS
         while sums[place] < wanted:
             place += 1
-        found.append(rows[place])
-    return tuple(found)
+        yield rows[place]

@@ -18,7 +18,7 @@ from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import Lookahead, TreeLookahead
 from serving.policy.slots.offload import FullOffload, Offload, check_scope
 from serving.policy.slots.payload import HiddenStatePayload, Payload
-from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, ColocatedPlacement, Placement
+from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, ColocatedPlacement, Placement, UShapedPlacement
 from serving.policy.slots.prefill import Prefill, WholePrefill
 from serving.policy.slots.scheduler import Scheduler
 from serving.policy.slots.verify import Lossless, TreeVerify, Verify
@@ -335,6 +335,11 @@ class Policy:
     def monitors_link(self) -> bool:
         """True if a slot needs measurements of the link and the cloud."""
         return self.prefill.monitors_link or self.lookahead.monitors_link
+
+    @property
+    def streams_download(self) -> bool:
+        """True if a prompt's hidden states are sent to the device part by part, not together at the prompt's end."""
+        return not isinstance(self.placement, UShapedPlacement) or self.placement.stream_download
 
     @property
     def engine_requirements(self) -> EngineRequirements:

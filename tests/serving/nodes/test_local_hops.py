@@ -26,10 +26,12 @@ from serving.messages import (
     SequenceSlice,
     SessionCancelled,
     StartWork,
+    TensorRef,
     TimerFired,
     WorkFinished,
 )
 from serving.nodes.device import Device
+from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.kv_cache import PrefixCaching
@@ -64,6 +66,7 @@ def assert_no_state_left(w: World) -> None:
     chips = [device.local_worker for device in w.devices.values() if device.local_worker]
     for worker in (*w.workers.values(), *chips):
         assert not worker.retained_requests
+        assert not worker.withheld
         assert not worker.forwarded
         assert not worker.queue
         assert not worker.kv_accounting.cached_lens
@@ -148,6 +151,49 @@ def test_a_prompts_last_or_all_hidden_states_are_downloaded(stages: int) -> None
         ]
         assert sum(m.slice.num_tokens for m in requests(w, "cloud")) == 33
     assert ways == {"last": [(32, 1)], "all": [(0, 8), (8, 8), (16, 8), (24, 8), (32, 1)]}
+
+
+def prompt_downloads(w: World) -> list[tuple[float, int, int]]:
+    """(sent at, first position, hidden states) of each part of a prompt that the device is sent."""
+    return [
+        (at_s, send.message.slice.start, send.message.slice.hidden_states.nbytes // 8192)
+        for _, _, at_s, said in w.log.entries
+        for send in said
+        if isinstance(send, SendMessage) and send.to == "device-0" and isinstance(send.message, Request)
+        if send.message.slice.hidden_states
+    ]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("prefill", [WholePrefill("first"), ChunkedPrefill(16, "first")], ids=repr)
+def test_a_prompts_parts_are_downloaded_one_by_one_or_together(stages: int, prefill: Any) -> None:
+    sent = {}
+    for stream in (True, False):
+        placement = UShapedPlacement(2, stages, "all", stream_download=stream)
+        p = policy("u_shape", placement=placement, prefill=prefill, scheduler=ContinuousBatch(chunk_tokens=8))
+        w = world(p, devices=1, prompt=33, limit=1).run()
+        assert_texts_are_the_targets(w)
+        assert_no_state_left(w)
+        sent[stream] = prompt_downloads(w)
+    parts = [(0, 8), (8, 8), (16, 8), (24, 8), (32, 1)]
+    assert [part[1:] for part in sent[True]] == [part[1:] for part in sent[False]] == parts
+    assert len({at_s for at_s, *_ in sent[True]}) == 5
+    assert {at_s for at_s, *_ in sent[False]} == {sent[True][-1][0]}
+
+
+def test_withheld_parts_of_an_attempt_that_was_voided_are_not_sent() -> None:
+    p = policy("u_shape", placement=UShapedPlacement(2, 1, "all", stream_download=False))
+    worker = Worker("cloud-0", p, {"cloud": ("cloud-0",)})
+    hops = p.placement.hops(4, 4)
+    sent: list[Any] = []
+    for attempt in (1, 2):
+        for start in (0, 8):
+            rule: Any = "greedy" if (attempt, start) == (2, 8) else ""
+            seq = SequenceSlice("s", start, 8, (), 0, rule, hidden_states=TensorRef(f"{attempt}/{start}", 8))
+            m = Request(attempt, seq, hops, 2, ("device-0", "cloud-0", "device-0"), "device-0")
+            sent = worker._send_with_withheld("device-0", m)
+            assert bool(sent) == bool(rule)
+    assert [send.message.slice.hidden_states.id for send in sent] == ["2/0", "2/8"]
 
 
 def test_requests_have_the_bytes_of_a_header_and_the_hidden_states() -> None:

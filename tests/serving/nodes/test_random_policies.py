@@ -122,7 +122,10 @@ SPLIT: dict[str, list[Any]] = SLOTS | {
         OverlappedPrefill(3, 1, "lazy"),
     ],
     "kv_cache": [PrefixCaching(), PrefixCaching(100.0)],
-    "placement": [UShapedPlacement(pipeline_stages=p, download=d) for p in (1, 2, 4) for d in ("all", "last")],  # type: ignore[arg-type]
+    "placement": [
+        *[UShapedPlacement(pipeline_stages=p, download=d) for p in (1, 2, 4) for d in ("all", "last")],  # type: ignore[arg-type]
+        *[UShapedPlacement(pipeline_stages=p, download="all", stream_download=False) for p in (1, 3)],
+    ],
 }
 """Slot choices for a target whose first layers and head are on the device."""
 TREES = SPLIT | {

@@ -109,10 +109,46 @@ def test_what_cannot_be_shifted_is_refused(model: FittedAcceptance) -> None:
         ValueError, match=r"is 0.4, and the recorded drafts allow 0\.429 to 1\.000"
     ):  # 0.3 / (0.3 + 0.4)
         shifted.shift(by_hand(model), 0.4)
-    with pytest.raises(ValueError, match="heads of the target"):
-        shifted.shift(replace(model, medusa_tree=((0,),)), 0.6)
+    with pytest.raises(ValueError, match=r"is 2.0, and no heads of the target proposed trees"):
+        shifted.shift_trees(model, 2.0)
+    with pytest.raises(ValueError, match=r"is 3.0; the recorded trees allow more than 1 and fewer than 3 tokens"):
+        shifted.shift_trees(with_trees(model), 3.0)
+    with pytest.raises(ValueError, match="the target's own included: above 1"):
+        shifted.planned_load(medusa_accept_length=1.0)
     with pytest.raises(ValueError, match="above 0, below 1"):
         shifted.planned_load(acceptance=3.0)
+
+
+TREE = ((0,), (1,), (0, 0))
+
+
+def with_trees(model: FittedAcceptance) -> FittedAcceptance:
+    """Of ten trees two have no right candidate, two the second alone, six a path of two."""
+    return replace(
+        model, medusa_tree=TREE, pools=replace(model.pools, last_accepted_nodes=(-1, -1, 1, 1, 2, 2, 2, 2, 2, 2))
+    )
+
+
+@pytest.mark.parametrize("accept_length", [1.2, 1.89, 2.4, 2.9])
+def test_trees_give_the_stated_tokens_a_round(model: FittedAcceptance, accept_length: float) -> None:
+    made = shifted.shift_trees(with_trees(model), accept_length)
+    draws = AcceptanceDraws(0, "session", 0)
+    nodes = [made.pools.last_accepted_node(draws, at) for at in range(POSITIONS)]
+    depths = [len(TREE[node]) if node >= 0 else 0 for node in nodes]
+    assert 1 + sum(depths) / POSITIONS == pytest.approx(accept_length, abs=6 / sqrt(POSITIONS))
+    none, one, two = (made.pools.last_accepted_nodes.count(node) for node in (-1, 1, 2))
+    assert none * two / one**2 == pytest.approx(2 * 6 / 2**2, rel=0.02)  # exp(tilt d) leaves this ratio as it was
+    assert made.probabilities == model.probabilities
+    assert 0 not in made.pools.last_accepted_nodes
+
+
+def test_a_trace_with_trees_is_shifted_where_both_are_stated(model: FittedAcceptance, tmp_path: Path) -> None:
+    fitted.save(tmp_path, with_trees(model))
+    with pytest.raises(ValueError, match=r"say how many tokens a round they give \(runtime.outcomes.medusa_accept_length"):
+        shifted.load(tmp_path, 0.6)
+    made = shifted.load(tmp_path, 0.6, medusa_accept_length=1.89)
+    assert shifted.stationary_acceptance(made.probabilities) == pytest.approx(0.6)
+    assert "shifted to 0.6, heads' trees to 1.89 tokens a round)" in made.described
 
 
 def test_a_chain_is_the_first_path_of_the_tree_under_the_same_seed(model: FittedAcceptance) -> None:

@@ -88,6 +88,9 @@ class UShapedPlacement:
         pipeline_stages: P: the cloud's nodes that each run an equal share of the middle.
         download: which deep hidden states of a prompt are sent to the device: `all`, or only the `last`, which is all
             that it needs. The paper does not say; its U-shape's times fit "all".
+        stream_download: True: a prompt's parts, as the device or the scheduler cut them, are downloaded one by one, each
+            when it is computed. False: together, when the prompt is computed (U-Sarathi, section 4.2: it does not
+            overlap transmission and computation).
         partition: divides the middle over a testbed's tiers; None: over `pipeline_stages` cloud nodes.
     """
 
@@ -95,6 +98,7 @@ class UShapedPlacement:
     pipeline_stages: int = 1
     download: Literal["all", "last"] = "last"
     partition: ModelPartition | None = None
+    stream_download: bool = True
 
     def __post_init__(self) -> None:
         if self.partition and self.pipeline_stages != 1:
