@@ -366,6 +366,10 @@ LESS = {
         f"hat/fig{n}": ("seed=0", f"+variant/hat/method=u_shape,{name}", *HAT)
         for n, name in ((9, "hat"), (10, "u_sarathi"))
     },
+    "hat/accept_length": (
+        "seed=0", "workload.arrivals.rate_per_s=4", "+variant/hat/method=u_medusa,hat", *HAT,
+        "runtime.outcomes.acceptance=0.8", "runtime.outcomes.medusa_accept_length=1.2",  # a toy's reach
+    ),
     "hat/fig8": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/method=u_shape,u_medusa", *HAT),
     **{
         f"hat/fig{n}": ("seed=0", "policy.placement.pipeline_stages=3", "+variant/hat/method=u_shape,hat", *HAT)
