@@ -98,6 +98,15 @@ def read_text(path: Path) -> str:
         return file.read()
 
 
+def file_stamp(path: Path) -> tuple[int, int] | None:
+    """Time of modification in ns, and size in bytes: another pair for a file that changed. None without the file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 def check_file(path: Path, option: str) -> None:
     """Raises ValueError that names the `option` to set if there is no such file."""
     if not path.is_file():

@@ -43,3 +43,17 @@ def test_a_broken_row_is_named_by_its_line(tmp_path):
         TinyTasks(corpus=corpus(tmp_path, [ROWS[0], ROWS[1] | {"match_rule": "almost"}])).prompts()
     with pytest.raises(ValueError, match=r'test.jsonl line 1: no field "answer"; has: id, task'):
         TinyTasks(corpus=corpus(tmp_path, [{k: v for k, v in ROWS[0].items() if k != "answer"}])).prompts()
+
+
+def test_a_file_that_changed_is_read_again(tmp_path, monkeypatch):
+    """A builder may write the corpus anew between two plans of one process."""
+    dataset = TinyTasks(corpus=corpus(tmp_path, ROWS))
+    assert len(dataset.prompts()) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("serving.workload.records.json_lines", pytest.fail)
+        assert len(TinyTasks(corpus=tmp_path).prompts()) == 2
+    corpus(tmp_path, ROWS[:1])
+    assert [prompt.id for prompt in dataset.prompts()] == ["test-0"]
+    (tmp_path / "test.jsonl").unlink()
+    with pytest.raises(ValueError, match="test.jsonl"):
+        dataset.prompts()

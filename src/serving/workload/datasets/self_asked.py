@@ -1,6 +1,7 @@
 """Questions that a chat model asked itself: prompts for a model where no data set is at hand."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,5 +38,11 @@ class SelfAsked:
 
     def prompts(self) -> list[Prompt]:
         """The questions, in file order. Raises ValueError for a malformed line."""
-        rows = records.json_lines(self._file)
-        return [Prompt(row.text("id"), row.text("question"), (), "question") for row in rows]
+        return list(_read_questions(self._file, records.file_stamp(self._file)))
+
+
+@lru_cache(maxsize=8)
+def _read_questions(file: Path, stamp: object) -> tuple[Prompt, ...]:  # noqa: ARG001
+    """The questions, read again only if the file changed."""
+    rows = records.json_lines(file)
+    return tuple(Prompt(row.text("id"), row.text("question"), (), "question") for row in rows)

@@ -1,6 +1,7 @@
 """The embedded pair's own tasks, from a corpus artifact."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
@@ -37,12 +38,18 @@ class TinyTasks:
 
     def prompts(self) -> list[Prompt]:
         """Items of the chosen tasks, in file order. Raises ValueError for an unknown task or a malformed line."""
-        prompts = [_prompt(row) for row in records.json_lines(self._file)]
+        prompts = _read_prompts(self._file, records.file_stamp(self._file))
         known = sorted({prompt.task for prompt in prompts})
         unknown = sorted(set(self.tasks) - set(known))
         if unknown:
             raise ValueError(f"workload.dataset.tasks: unknown: {', '.join(unknown)}; known: {', '.join(known)}")
         return [prompt for prompt in prompts if not self.tasks or prompt.task in self.tasks]
+
+
+@lru_cache(maxsize=8)
+def _read_prompts(file: Path, stamp: object) -> tuple[Prompt, ...]:  # noqa: ARG001
+    """A split's items, read again only if the file changed: the plan of a sweep asks twice for each job."""
+    return tuple(_prompt(row) for row in records.json_lines(file))
 
 
 def _prompt(row: DataRecord) -> Prompt:
