@@ -1,6 +1,8 @@
 """Describes how a stage differs from one that was built before."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pipeline.artifacts.fingerprint import canonical_json
@@ -14,7 +16,12 @@ _MAX_VALUE_CHARS = 40
 
 def nearest(stage: Stage, candidates: Sequence[Manifest]) -> Manifest | None:
     """The candidate with the fewest changed keys; of several the first. None without candidates."""
-    return min(candidates, key=lambda one: sum(1 for _ in _stage_changes(one, stage, in_words=False)), default=None)
+    found, fewest = None, sys.maxsize
+    for one in candidates:
+        changed = sum(1 for _ in islice(_stage_changes(one, stage, in_words=False), fewest))
+        if changed < fewest:
+            found, fewest = one, changed
+    return found
 
 
 def describe_changes(before: Manifest, stage: Stage) -> str:
@@ -51,6 +58,8 @@ def _stage_changes(before: Manifest, stage: Stage, in_words: bool) -> Iterator[_
 
 
 def _value_changes(old: Any, new: Any, path: str, in_words: bool) -> Iterator[_Change]:
+    if not in_words and old == new:  # for a count it does not matter that 1 == 1.0
+        return
     if _is_mapping(old) and _is_mapping(new):
         yield from _mapping_changes(old, new, path, in_words)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

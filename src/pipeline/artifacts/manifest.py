@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,19 @@ def write_manifest(stage: Stage, out: Path, seconds: float, peak_memory_nbytes: 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """The record in `folder`, or None if it is missing or cannot be read."""
+    path = folder / MANIFEST_FILE
     try:
-        fields: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        return Manifest(**fields | {"files": {name: FileRecord(**file) for name, file in fields["files"].items()}})
+        found = path.stat()
+        return _parsed(path, found.st_mtime_ns, found.st_size)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+@lru_cache(maxsize=1024)
+def _parsed(path: Path, mtime_ns: int, nbytes: int) -> Manifest:  # noqa: ARG001
+    """Parsed again only if the file changed: the plan of a sweep compares each job with the same records."""
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return Manifest(**fields | {"files": {name: FileRecord(**file) for name, file in fields["files"].items()}})
 
 
 def find_damage(folder: Path, manifest: Manifest | None, check_contents: bool = False) -> str | None:

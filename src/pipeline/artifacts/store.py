@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -85,9 +85,8 @@ class Store:
 
     def _latest(self, name: str) -> list[Manifest]:
         """The records of the latest artifacts of this name, newest first."""
-        records = (self.root / name).glob(f"[!.]*/{record.MANIFEST_FILE}")
-        folders = [path.parent for path in sorted(records, key=_modified_ns, reverse=True)]
-        return list(filter(None, map(record.read_manifest, folders[:_MAX_COMPARED])))
+        folder = self.root / name
+        return list(filter(None, map(record.read_manifest, _newest_first(folder, _modified_ns(folder))[:_MAX_COMPARED])))
 
     def estimate(self, stage: Stage, pair_parameters: float = 0.0) -> BuildEstimate:
         """How long building the stage will take here, and how much memory; inputs not included."""
@@ -175,6 +174,13 @@ class Store:
 
 def _print_note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+@lru_cache(maxsize=16)
+def _newest_first(folder: Path, modified_ns: int) -> tuple[Path, ...]:  # noqa: ARG001
+    """A name's artifacts that have a record; listed again only if one has come or gone."""
+    records = folder.glob(f"[!.]*/{record.MANIFEST_FILE}")
+    return tuple(path.parent for path in sorted(records, key=_modified_ns, reverse=True))
 
 
 def _modified_ns(path: Path) -> int:
