@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.artifacts import fingerprint
 from pipeline.report.estimate import Estimate, can_divide
 from pipeline.report.exhibit.claims import claim_status
-from pipeline.report.exhibit.jobs import choices_of, row_key
+from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key
 from pipeline.report.exhibit.render import ExhibitOutput
 from pipeline.report.exhibit.schema import Claim, Exhibit, ExhibitColumn, RelativeTo
 from pipeline.report.exhibit.stage import read_rows
@@ -150,12 +150,21 @@ def _table_series(job: JobResult) -> dict[tuple[str, str], Series]:
 
 def _series_by_row(prepared: SweepExhibit, jobs: Sequence[JobResult]) -> dict[tuple[str, str], Series]:
     """(group, row) -> the mean over its jobs of every metric, draw by draw."""
-    assert prepared.exhibit.rows is not None
     members: dict[tuple[str, str], list[Series]] = {}
     for job in jobs:
-        place = row_key(prepared.exhibit.rows, choices_of(job.overrides, prepared.base_choices))
+        place = _place(prepared, job)
         members.setdefault((place.group, place.label), []).append(_read_draws(job, DRAWS_FILE, "+draws=clock"))
     return {place: _mean_series(own) for place, own in members.items()}
+
+
+def row_of_job(prepared: SweepExhibit, job: JobResult) -> str:
+    """The label of the row that a sweep's job belongs to."""
+    return _place(prepared, job).label
+
+
+def _place(prepared: SweepExhibit, job: JobResult) -> RowKey:
+    assert prepared.exhibit.rows is not None
+    return row_key(prepared.exhibit.rows, choices_of(job.overrides, prepared.base_choices))
 
 
 def _read_draws(job: JobResult, name: str, words: str) -> Any:

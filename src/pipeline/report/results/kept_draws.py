@@ -17,11 +17,12 @@ from pipeline.config import sources
 from pipeline.config.arguments import conf_dir
 from pipeline.report.choices import split_override
 from pipeline.report.context import command_line
+from pipeline.report.exhibit.schema import Exhibit
 from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import changes_result, split_masked
-from pipeline.report.results.draws import shares_by_claim
-from pipeline.report.results.kept import KeptResultError, finished_jobs, unchanged_files
+from pipeline.report.results.draws import row_of_job, shares_by_claim
+from pipeline.report.results.kept import KeptResultError, finished_jobs, prepared_exhibit, unchanged_files
 from pipeline.report.sweep_note import read_note
 from serving.hardware import error_pools
 
@@ -63,12 +64,16 @@ class DrawnClaims:
 
 @dataclass(frozen=True)
 class KeptDraws:
-    """The shares of the draws in which claims hold, by what drew them, and digests of what was drawn, by file."""
+    """The shares of the draws in which claims hold, by what drew them, and digests of what was drawn, by file.
+
+    rows_of     by file, the rows whose jobs alone were composed of it; a file that is not named is of all rows
+    """
 
     experiment: str
     draws: int
     files: Mapping[str, str]
     sweeps: Sequence[DrawnClaims]
+    rows_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def claims(self) -> dict[str, float]:
@@ -77,6 +82,18 @@ class KeptDraws:
     def changes(self) -> list[str]:
         """What has changed in conf/ since: one short text a file."""
         return [str(change) for change in sources.changed_files(self.files)]
+
+    def in_force(self) -> "KeptDraws":
+        """Without the claims on rows whose configuration has changed since."""
+        changed = [change.name for change in sources.changed_files(self.files)]
+        if not changed:
+            return self
+        if not self.rows_of.keys() >= set(changed):
+            return replace(self, sweeps=[])
+        rows = {row for name in changed for row in self.rows_of[name]}
+        exhibit = prepared_exhibit(self.experiment).exhibit
+        lost = {claim for claim in self.claims if not rows.isdisjoint(rows_read(exhibit, claim))}
+        return replace(self, sweeps=list(_without(self.sweeps, lost)))
 
     @property
     def former_claims(self) -> frozenset[str]:
@@ -125,7 +142,7 @@ def _read_kept(path: Path) -> KeptDraws:
 
 def current_draws(folder: Path) -> dict[str, KeptDraws]:
     """By experiment; without the draws of a configuration that has changed since."""
-    return {one.experiment: one for one in read_draws(folder) if not one.changes()}
+    return {one.experiment: one for one in map(KeptDraws.in_force, read_draws(folder)) if one.sweeps}
 
 
 def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path) -> Path:
@@ -138,16 +155,46 @@ def keep_draws(prepared: SweepExhibit, experiment: str, folder: Path, into: Path
     shares, num_draws = shares_by_claim(prepared, experiment, jobs)
     chosen = dict(map(split_override, jobs[0].overrides)).get("draws", "clock")
     files = unchanged_files(folder, jobs, f"+experiment={experiment} +draws={chosen}")
-    path, sweeps = into / f"{experiment}{SUFFIX}", [_drawn_claims(shares, folder, jobs)]
-    before = None
+    path, before = into / f"{experiment}{SUFFIX}", None
+    kept = KeptDraws(experiment, num_draws, files, [_drawn_claims(shares, folder, jobs)], _rows_of(prepared, jobs))
     if path.exists():
         with contextlib.suppress(KeptResultError):  # what cannot be read is replaced
-            before = _read_kept(path)
-    if before and before.draws == num_draws and not before.changes():
-        files, sweeps = {**before.files, **files}, [*_without(before.sweeps, shares), *sweeps]
-    kept = KeptDraws(experiment, num_draws, files, sweeps)
+            before = _read_kept(path).in_force()
+    if before and before.sweeps and before.draws == num_draws:
+        kept = _added(before, kept, shares)
     fingerprint.write_atomic(path, kept_text(kept))
     return path
+
+
+def _added(before: KeptDraws, kept: KeptDraws, drawn: Collection[str]) -> KeptDraws:
+    """`kept` with the earlier claims that were not drawn again."""
+    rows_of = {**before.rows_of, **{name: rows for name, rows in kept.rows_of.items() if name not in before.files}}
+    for name in before.rows_of.keys() & kept.files.keys():
+        if name in kept.rows_of:
+            rows_of[name] = sorted({*before.rows_of[name], *kept.rows_of[name]})
+        else:
+            del rows_of[name]
+    sweeps = [*_without(before.sweeps, drawn), *kept.sweeps]
+    return replace(kept, files={**before.files, **kept.files}, sweeps=sweeps, rows_of=rows_of)
+
+
+def _rows_of(prepared: SweepExhibit, jobs: Sequence[JobResult]) -> dict[str, list[str]]:
+    """By file, the rows that alone have it; nothing for the table of one run."""
+    if prepared.exhibit.rows is None or jobs[0].number is None:
+        return {}
+    found: dict[str, set[str]] = {}
+    rows = [row_of_job(prepared, job) for job in jobs]
+    for job, row in zip(jobs, rows, strict=True):
+        for name in job.files:
+            found.setdefault(name, set()).add(row)
+    every = set(rows)
+    return {name: sorted(own) for name, own in sorted(found.items()) if own != every}
+
+
+def rows_read(exhibit: Exhibit, claim: str) -> set[str]:
+    """The rows that decide a claim, given by its key: its own, its baseline, and those that its column compares with."""
+    row, baseline, metric = claim.rsplit(" / ", 6)[1:4]
+    return {row, baseline, *(step.row for step in exhibit.comparisons(exhibit.column(metric)))} - {""}
 
 
 _LIST = re.compile(r"\[\n([^][{}]+)\n *\]")

@@ -159,6 +159,53 @@ def test_a_claim_that_is_drawn_again_has_its_new_share_and_the_files_of_both(tmp
     assert json.loads(path.read_text())["files"] == {**FILES, **more}
 
 
+SARATHI = {"policy/u_sarathi": sources.file_digest("policy/u_sarathi")}
+
+
+def with_sarathi(folder, policy):
+    """The sweep, with policy/u_sarathi among the files of one row's jobs."""
+    for one in finished_jobs(folder):
+        if f"policy={policy}" in one.overrides:
+            replace(one, files={**FILES, **SARATHI}).write(folder / str(one.number))
+    return folder
+
+
+def kept_of_three_rows(tmp_path):
+    """The kept draws of a sweep whose row c alone has policy/u_sarathi."""
+    folder = sweep(tmp_path / "three", {(row, 0): [own] for row, own in (("a", 1.0), ("b", 2.0), ("c", 1.0))})
+    return keep_draws(SweepExhibit(EXHIBIT), "synera/x", with_sarathi(folder, "c"), tmp_path / "results")
+
+
+@pytest.fixture
+def exhibit_of_conf(monkeypatch):
+    monkeypatch.setattr("pipeline.report.results.kept_draws.prepared_exhibit", lambda _: SweepExhibit(EXHIBIT))
+
+
+def test_draws_of_a_row_that_changed_decide_nothing_and_those_of_others_stand(tmp_path, exhibit_of_conf):
+    path = kept_of_three_rows(tmp_path)
+    assert json.loads(path.read_text())["rows_of"] == {"policy/u_sarathi": ["c"]}
+    assert set(shares_of(tmp_path / "results")) == {"a is faster", "a takes half", "c is faster"}
+    path.write_text(path.read_text().replace(SARATHI["policy/u_sarathi"], "0" * 12))
+    assert set(shares_of(tmp_path / "results")) == {"a is faster", "a takes half"}
+    second = sweep(tmp_path / "second", {("c", 0): [3.0], ("b", 0): [2.0]})
+    keep_draws(SweepExhibit(EXHIBIT), "synera/x", with_sarathi(second, "c"), tmp_path / "results")
+    assert shares_of(tmp_path / "results") == {"a is faster": 1.0, "a takes half": 1.0, "c is faster": 0.0}
+
+
+def test_a_column_relative_to_a_row_that_changed_decides_nothing(tmp_path, exhibit_of_conf):
+    path = kept_of_three_rows(tmp_path)
+    text = path.read_text().replace(SARATHI["policy/u_sarathi"], "0" * 12)
+    path.write_text(text.replace('"policy/u_sarathi": ["c"]', '"policy/u_sarathi": ["b"]'))
+    assert current_draws(tmp_path / "results") == {}  # all three claims read b, one by its column alone
+
+
+def test_a_file_that_rows_of_both_sweeps_have_is_of_both(tmp_path, exhibit_of_conf):
+    kept_of_three_rows(tmp_path)
+    second = with_sarathi(sweep(tmp_path / "second", {("a", 0): [1.0], ("b", 0): [2.0]}), "a")
+    path = keep_draws(SweepExhibit(EXHIBIT), "synera/x", second, tmp_path / "results")
+    assert json.loads(path.read_text())["rows_of"] == {"policy/u_sarathi": ["a", "c"]}
+
+
 def test_draws_of_another_number_are_replaced(tmp_path):
     first = sweep(tmp_path / "first", {("a", 0): [1.0, 3.0], ("b", 0): [2.0, 2.0]})
     second = sweep(tmp_path / "second", {("c", 0): [1.0], ("b", 0): [2.0]})
