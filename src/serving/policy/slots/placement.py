@@ -1,6 +1,6 @@
 """Slot `placement`: which layers of the target run where."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from serving.messages import Hop, Span
@@ -98,7 +98,7 @@ class UShapedPlacement:
     pipeline_stages: int = 1
     download: Literal["all", "last"] = "last"
     partition: ModelPartition | None = None
-    stream_download: bool = True
+    stream_download: bool = field(default=True, metadata={"omitted_at_default": True})
 
     def __post_init__(self) -> None:
         if self.partition and self.pipeline_stages != 1:
