@@ -91,7 +91,7 @@ class FitScore:
     r2: float
     """Coefficient of determination; below 0 if the mean would be the better prediction."""
     adjusted_r2: float | None
-    """Adjusted for the number of coefficients; None for too few configurations."""
+    """Adjusted for the number of coefficients, of which the constant is one; None for too few configurations."""
     rmse_s: float
     mae_s: float
     mape: float
@@ -106,7 +106,7 @@ def score_fit(x: Array, y: Array, b: Array) -> FitScore:
     spread = float(np.sum((y - y.mean()) ** 2))
     r2 = 1 - float(off @ off) / spread if spread else 0.0
     used, n = int(np.count_nonzero(b)), len(y)
-    adjusted = 1 - (1 - r2) * (n - 1) / (n - used - 1) if n > used + 1 else None
+    adjusted = 1 - (1 - r2) * (n - 1) / (n - used) if n > used else None
     absolute = np.abs(off)
     mape, largest = float(np.mean(absolute / y)), float(absolute.max())
     return FitScore(n, r2, adjusted, float(np.sqrt(np.mean(off**2))), float(absolute.mean()), mape, largest)

@@ -51,9 +51,8 @@ class RecallRule:
 class CoverageRule:
     """The largest threshold with which a round yields the share `target` of a full window's tokens.
 
-    A round's tokens are the accepted drafts before drafting stops, and the target's own token. A served round yields
-    one to three percentage points less, because the next round begins at a token that is likely to be rejected. So
-    the default leaves room for 90 % when it is served.
+    A round's tokens are the accepted drafts before drafting stops, and the target's own token. Served rounds yielded
+    one to three percentage points less than recorded windows. So the default leaves room for 90 % when it is served.
     """
 
     target: float = 0.92

@@ -286,6 +286,16 @@ def test_late_messages_of_a_forgotten_conversation_are_ignored() -> None:
     assert not device.idle_sessions
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.31, 1.0])
+def test_a_window_says_how_much_of_a_first_draft_is_expected_to_stand(acceptance: float) -> None:
+    device = Device("device-0", policy("sled", draft=WindowDraft(4, acceptance=acceptance)), HOPS, {}, 0)
+    call = GenerationRequest("s", tuple(range(9)), 40, slo_tokens_per_s=8.0)
+    start, *_ = device.handle(RequestArrived(call), 0.0)
+    (asked,) = _requests(device.handle(WorkFinished(_job(start), _drafted(4, 12)), 0.1))
+    assert asked.expected_tokens == pytest.approx(1 + 4 * acceptance)
+    assert asked.slack_s == pytest.approx(asked.expected_tokens / 8 - 0.1)
+
+
 def test_a_request_carries_the_remaining_slack() -> None:
     """Eq. 6 of WISP: of the time for the expected tokens, drafting and the network have had theirs."""
     device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)

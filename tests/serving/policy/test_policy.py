@@ -172,6 +172,7 @@ def test_lossless_policies_are_recognised(name: str, override: dict[str, Any], l
     ("build", "message"),
     [
         (lambda: WindowDraft(0), "policy.draft.k is 0; a window holds at least 1 token"),
+        (lambda: WindowDraft(4, acceptance=1.5), "policy.draft.acceptance is 1.5; it is a share, 0 to 1"),
         (lambda: WindowDraft(4, "margin"), r"score='margin' and threshold=0.0 go together: name both or neither"),
         (lambda: WindowDraft(4, threshold=0.5), "score='' and threshold=0.5 go together"),
         (lambda: ChunkedPrefill(0), "policy.prefill.chunk_tokens is 0; a part holds at least 1 token"),

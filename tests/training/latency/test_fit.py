@@ -125,10 +125,20 @@ def test_the_wake_up_time_is_separated_from_the_constant_by_drafts_of_several_pa
 def test_scores_of_a_fit_follow_their_definitions():
     x, y = np.array([[1.0], [2.0], [4.0], [5.0]]), np.array([1.0, 2.0, 5.0, 4.0])
     found = score_fit(x, y, np.array([1.0]))
-    assert (found.r2, found.adjusted_r2) == (pytest.approx(0.8), pytest.approx(0.7))
+    assert (found.r2, found.adjusted_r2) == (pytest.approx(0.8), pytest.approx(0.8))
     assert (found.rmse_s, found.mae_s, found.max_s) == (pytest.approx(0.5**0.5), 0.5, 1)
     assert found.mape == pytest.approx((0.2 + 0.25) / 4)
-    assert score_fit(x[:2], y[:2], np.array([1.0])).adjusted_r2 is None
+    assert score_fit(x[:1], y[:1], np.array([1.0])).adjusted_r2 is None
+
+
+def test_the_constant_of_a_fit_is_no_predictor_of_its_adjusted_r2():
+    """One predictor and a constant on four configurations: 1 - (1 - R2) (n - 1) / (n - 1 - 1); 0 is no coefficient."""
+    slope = np.array([1.0, 2.0, 4.0, 5.0])
+    x, y = np.stack([slope, np.ones(4), slope**2], axis=1), np.array([1.0, 2.0, 5.0, 4.0])
+    found = score_fit(x, y, np.array([0.9, 0.3, 0.0]))
+    assert found.r2 == pytest.approx(0.81)
+    assert found.adjusted_r2 == pytest.approx(1 - 0.19 * 3 / 2)
+    assert score_fit(x[:2], y[:2], np.array([0.9, 0.3, 0.0])).adjusted_r2 is None
 
 
 def test_too_few_configurations_are_refused():

@@ -1,7 +1,7 @@
 """Slot `draft`: what drafts, and how far before the next request."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import islice
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -83,8 +83,11 @@ class WindowDraft:
     threshold: float = 0.0
     keep_last: bool = True
     """True: keep the token whose score is below the threshold (HAT, Eq. 5). False: drop it (WISP, section 4.1)."""
+    acceptance: float = field(default=DEFAULT_ACCEPTANCE, metadata={"omitted_at_default": True})
+    """The share of accepted drafts that a request's deadline expects before any was verified (WISP, Eq. 5; its Table 5
+    has 0.31 to 0.53).
+    """
     source: ClassVar[Literal["model"]] = "model"
-    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
     medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -96,6 +99,8 @@ class WindowDraft:
             raise ValueError(
                 f"policy.draft: score={self.score!r} and threshold={self.threshold} go together: name both or neither"
             )
+        if not 0 <= self.acceptance <= 1:
+            raise ValueError(f"policy.draft.acceptance is {self.acceptance}; it is a share, 0 to 1")
 
     @property
     def requested_scores(self) -> tuple[str, ...]:

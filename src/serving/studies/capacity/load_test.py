@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, isfinite
 from statistics import fmean, median
 from time import perf_counter
@@ -29,6 +29,7 @@ from serving.studies.capacity.offered_load import (
     make_load,
 )
 from serving.studies.capacity.slo_evaluation import (
+    CountLate,
     LoadObserver,
     SloEvaluator,
     SpeedFrom,
@@ -114,7 +115,7 @@ class LoadTest:
 
 @dataclass(frozen=True)
 class LoadTestResult:
-    """The result of a load test; `answers` and `violations` are counts by SLO class."""
+    """The result of a load test; `answers`, `violations`, `rounds` and `late_rounds` are counts by SLO class."""
 
     num_devices: int
     seed: int
@@ -123,12 +124,23 @@ class LoadTestResult:
     speeds: dict[str, float]
     """Mean tokens per second of complete answers, by class."""
     metrics: dict[str, float]
+    rounds: dict[str, int] = field(default_factory=dict)
+    late_rounds: dict[str, int] = field(default_factory=dict)
 
     @property
     def violation_rate(self) -> float:
         """The share of answers that missed their SLO; 1 without answers."""
-        answers = sum(self.answers.values())
-        return sum(self.violations.values()) / answers if answers else 1.0
+        return self.late_share("answers")
+
+    def late_share(self, of: CountLate) -> float:
+        """The share of answers, or of rounds, that missed their SLO; 1 without any."""
+        counted, late = self.num_counted(of)
+        return late / counted if counted else 1.0
+
+    def num_counted(self, of: CountLate) -> tuple[int, int]:
+        """All answers, or rounds, and those of them that missed their SLO."""
+        counted, late = (self.answers, self.violations) if of == "answers" else (self.rounds, self.late_rounds)
+        return sum(counted.values()), sum(late.values())
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -196,7 +208,8 @@ def run_load_test(
             metrics |= lateness_shares(part.verifications)
         else:
             metrics |= part.metrics(run.observer.counts.emitted, len(run.topology.workers))
-    return LoadTestResult(num_devices, seed, *run.evaluator.counts(run.observer, run.stopped_s), metrics)
+    answers = run.evaluator.counts(run.observer, run.stopped_s)
+    return LoadTestResult(num_devices, seed, *answers, metrics, *run.evaluator.round_counts(run.observer))
 
 
 def simulate_load(

@@ -11,7 +11,7 @@ from serving.drivers.observer import Observer
 from serving.metrics.recorder import Recorder
 from serving.outcomes.outcomes import OutcomeSource
 from serving.studies.capacity.load_test import LoadTestResult, in_each_class, run_load_test, simulate_load
-from serving.studies.capacity.search import CLEAR_FACTOR, CapacityResult, CapacitySearch, search_capacity
+from serving.studies.capacity.search import CapacityResult, CapacitySearch, search_capacity
 from serving.studies.capacity.spending import AnswerSpending, spending_of
 from serving.workload.slo import SloClass
 
@@ -101,14 +101,18 @@ def describe_slo(classes: Sequence[SloClass]) -> str:
 def find_policy_capacity(setup: Setup, outcomes: OutcomeSource, search: CapacitySearch) -> PolicyCapacity:
     """The capacity of the setup's cloud under its policy, with its SLO classes in their shares.
 
-    A policy that asks no cloud is tried with one device of each class: it carries any number, or none. Passes through
-    what a load test raises.
+    A policy that asks no cloud is tried with one device of each class: it carries any number, or none.
+
+    Raises ValueError for a search that counts late rounds: what is measured at the capacity is of answers. Passes
+    through what a load test raises.
     """
+    if search.count_late != "answers":
+        raise ValueError(f"search.count_late is {search.count_late}; what one policy's cloud carries counts answers")
     if not setup.uses_target:
         return _without_cloud(setup, outcomes, search)
 
     def evaluate(devices: int, seed: int) -> LoadTestResult:
-        return run_load_test(setup, outcomes, search, devices, seed, CLEAR_FACTOR * search.epsilon)
+        return run_load_test(setup, outcomes, search, devices, seed, search.max_late_share)
 
     slowest = min(one.tokens_per_s for one in setup.workload.slo)
     found = search_capacity(evaluate, search, slowest)

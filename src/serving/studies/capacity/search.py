@@ -6,6 +6,8 @@ from math import floor, sqrt
 from statistics import fmean, stdev
 
 from serving.studies.capacity.load_test import LoadTest, LoadTestResult
+from serving.studies.capacity.slo_evaluation import CountLate
+from serving.workload.slo import SloClass
 
 
 def isotonic_regression(values: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -65,11 +67,15 @@ class CapacitySearch(LoadTest):
     start_tokens_per_s: float = 512.0
     max_devices: int = 1024
     resolution: float = 0.03
+    count_late: CountLate = field(default="answers", metadata={"omitted_at_default": True})
+    """What epsilon is a share of: answers (WISP, sections 5.2.1 and 5.3), or rounds (section 3.1, Eq. 4)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.epsilon < 1:
-            raise ValueError(f"epsilon is {self.epsilon}; it is the share of answers that may be late: 0 to below 1")
+            raise ValueError(
+                f"epsilon is {self.epsilon}; it is the share of {self.count_late} that may be late: 0 to below 1"
+            )
         if not (self.start_tokens_per_s > 0 and self.max_devices >= 1):
             raise ValueError(
                 f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, "
@@ -78,6 +84,20 @@ class CapacitySearch(LoadTest):
         if not 0 <= self.resolution < 1:
             raise ValueError(f"resolution is {self.resolution}; it is a share of the capacity: 0 to below 1")
         check_seeds(self.seeds)
+
+    def check_countable(self, classes: Sequence[SloClass]) -> None:
+        """Raises ValueError for late rounds of a class that promises a time to the first token."""
+        promised = [one.name for one in classes if one.ttft_s is not None]
+        if self.count_late == "rounds" and promised:
+            raise ValueError(
+                f"count_late=rounds: {', '.join(promised)} promises a time to the first token, and a round is late by "
+                "its speed alone; set ttft_s=null in workload.slo, or count_late=answers"
+            )
+
+    @property
+    def max_late_share(self) -> float:
+        """A load test may end early when more of its answers are late. Its rounds are all known by then."""
+        return CLEAR_FACTOR * self.epsilon if self.count_late == "answers" else 0.0
 
 
 @dataclass
@@ -137,8 +157,8 @@ class _BracketSearch:
             low, high = (middle, high) if self._meets_slo(middle) else (low, middle)
         xs = [0, *sorted(self.results)]
         most = CLEAR_FACTOR * self._search.epsilon or 1.0  # a run that ended early knows no higher rate
-        rates = [0.0, *(min(most, self.results[n].violation_rate) for n in xs[1:])]
-        weights = [1.0, *(float(max(1, sum(self.results[n].answers.values()))) for n in xs[1:])]
+        rates = [0.0, *(min(most, self._late_share(n)) for n in xs[1:])]
+        weights = [1.0, *(float(max(1, self.results[n].num_counted(self._search.count_late)[0])) for n in xs[1:])]
         return isotonic_crossing(xs, rates, weights, self._search.epsilon)
 
     def _bracket(self, start: int, factor: float) -> tuple[int, int]:
@@ -159,4 +179,7 @@ class _BracketSearch:
     def _meets_slo(self, devices: int) -> bool:
         if devices not in self.results:
             self.results[devices] = self._evaluate(devices, self._seed)
-        return self.results[devices].violation_rate <= self._search.epsilon
+        return self._late_share(devices) <= self._search.epsilon
+
+    def _late_share(self, devices: int) -> float:
+        return self.results[devices].late_share(self._search.count_late)

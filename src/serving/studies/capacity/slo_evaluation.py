@@ -1,5 +1,5 @@
-"""The answers of a load test that met their SLO, and the causes of late verifications: they waited, or their batch took
-longer than recent ones (WISP, section 5.3, Fig. 8).
+"""The answers and rounds of a load test that met their SLO, and the causes of late verifications: they waited, or their
+batch took longer than recent ones (WISP, sections 3.1 and 5.3, Fig. 8).
 """
 
 from collections import defaultdict, deque
@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from serving.messages import (
     INF,
@@ -42,6 +42,16 @@ class AnswerTiming:
     """True if it ended before it was complete."""
 
 
+class Round(NamedTuple):
+    """What the user of `session` got at once: the accepted drafts and the target's token, or one token where nothing is
+    drafted (WISP, section 3.1: an iteration)."""
+
+    session: str
+    num_tokens: int
+    seconds: float
+    """Since the answer's last round, or since its request."""
+
+
 @dataclass(slots=True)
 class WindowCounts:
     """Counts over all devices within the window."""
@@ -58,17 +68,25 @@ class WindowCounts:
 
 @dataclass
 class LoadObserver:
-    """An observer of the requests that arrive from `begin_s` to `end_s`, and of the tokens written in that time."""
+    """An observer of the requests that arrive from `begin_s` to `end_s`, and of the tokens written in that time.
+
+    `rounds` are those that end in that time, whenever their request arrived.
+    """
 
     begin_s: float
     end_s: float
     counts: WindowCounts = field(default_factory=WindowCounts)
     answers: dict[str, AnswerTiming] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+    _round_began_s: dict[str, float] = field(default_factory=dict)
+    """Of each answer that has not ended."""
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if type(event) is RequestArrived and self._in_window(now):
+        if type(event) is RequestArrived:
             session = event.request.session
-            self.answers[session] = AnswerTiming(session, now)
+            self._round_began_s[session] = now
+            if self._in_window(now):
+                self.answers[session] = AnswerTiming(session, now)
         for command in commands:
             if type(command) is EmitTokens:
                 self._tokens_emitted(command, now)
@@ -93,6 +111,7 @@ class LoadObserver:
         n = len(emit.tokens)
         if n and self._in_window(now):
             self.counts.emitted += n
+        self._round_done(emit, now)
         answer = self.answers.get(emit.session)
         if answer is None:
             return
@@ -103,8 +122,18 @@ class LoadObserver:
         if emit.ending:
             answer.ended_s, answer.failed = now, emit.ending != "complete"
 
+    def _round_done(self, emit: EmitTokens, now: float) -> None:
+        session, n = emit.session, len(emit.tokens)
+        if n and session in self._round_began_s:
+            if self._in_window(now):
+                self.rounds.append(Round(session, n, now - self._round_began_s[session]))
+            self._round_began_s[session] = now
+        if emit.ending:
+            self._round_began_s.pop(session, None)
+
 
 SpeedFrom = Literal["asked", "first_token"]
+CountLate = Literal["answers", "rounds"]
 SloCounts = tuple[dict[str, int], dict[str, int], dict[str, float]]
 """By class: answers, violations, and mean tokens per second of complete answers."""
 
@@ -143,6 +172,16 @@ class SloEvaluator:
             if 0 < speed < inf:
                 reached[name].append(speed)
         return dict(asked), dict(violated), {name: fmean(own) for name, own in reached.items()}
+
+    def round_counts(self, observer: LoadObserver) -> tuple[dict[str, int], dict[str, int]]:
+        """By class: rounds, and those slower than the class's tokens per second (WISP, Eq. 4)."""
+        rounds: dict[str, int] = defaultdict(int)
+        late: dict[str, int] = defaultdict(int)
+        for one in observer.rounds:
+            promised = self.slo_class(one.session)
+            rounds[promised.name] += 1
+            late[promised.name] += one.num_tokens < promised.tokens_per_s * one.seconds
+        return dict(rounds), dict(late)
 
     def _is_late(self, answer: AnswerTiming, now: float) -> bool:
         rate, ttft_s = self._slo_class(answer).tokens_per_s, self._slo_class(answer).ttft_s

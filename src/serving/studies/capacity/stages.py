@@ -21,7 +21,7 @@ from serving.progress import Progress
 from serving.runtimes.simulated import Simulated
 from serving.studies.capacity.cases import Case, cases
 from serving.studies.capacity.load_test import LoadTest, LoadTestResult, run_load_test
-from serving.studies.capacity.search import CLEAR_FACTOR, CapacitySearch, search_capacity
+from serving.studies.capacity.search import CapacitySearch, search_capacity
 from serving.workload.slo import SloClass
 
 if TYPE_CHECKING:
@@ -117,11 +117,13 @@ class LoadTestJob:
 
 
 def run_capacity_job(job: CapacityJob) -> JsonObject:
-    """The capacity by seed, its interval, decision times, and the curve: [seed, devices, answers, violations]."""
+    """The capacity by seed, its interval, decision times, and the curve: [seed, devices, answers, late answers], of
+    rounds where the search counts them.
+    """
     case, search = job.case, job.search
 
     def evaluate(devices: int, seed: int) -> LoadTestResult:
-        return run_load_test(case.setup, case.outcomes, search, devices, seed, CLEAR_FACTOR * search.epsilon)
+        return run_load_test(case.setup, case.outcomes, search, devices, seed, search.max_late_share)
 
     found = search_capacity(evaluate, search, case.setup.workload.slo[0].tokens_per_s)
     low, high = found.interval or (None, None)
@@ -132,9 +134,8 @@ def run_capacity_job(job: CapacityJob) -> JsonObject:
         "high": high,
         "bounded": found.hit_max_devices,
         **_decision_times([one.metrics for one in found.load_tests]),
-        "curve": [[one.seed, one.num_devices, sum(one.answers.values()), sum(one.violations.values())]
-                  for one in found.load_tests],
-    }  # fmt: skip
+        "curve": [[one.seed, one.num_devices, *one.num_counted(search.count_late)] for one in found.load_tests],
+    }
 
 
 def _decision_times(figures: Sequence[Mapping[str, float]]) -> JsonObject:
@@ -154,11 +155,16 @@ def run_load_test_job(job: LoadTestJob) -> JsonObject:
 
 def table_columns(one: Mapping[str, Any]) -> dict[str, float]:
     """The value of each column of a table."""
-    answers, violations = one["answers"], one["violations"]
-    found = dict(one["metrics"])
-    found |= {f"slo_violation_rate/{name}": violations[name] / count for name, count in answers.items()}
+    found, whole = dict(one["metrics"]), LoadTestResult(**one)
+    found |= _shares("slo_violation_rate", one["answers"], one["violations"])
+    found |= _shares("slo_round_violation_rate", one["rounds"], one["late_rounds"])
     found |= {f"speed/{name}": value for name, value in one["speeds"].items()}
-    return found | {"slo_violation_rate": LoadTestResult(**one).violation_rate}
+    rounds = {"slo_round_violation_rate": whole.late_share("rounds")} if one["rounds"] else {}
+    return found | {"slo_violation_rate": whole.violation_rate} | rounds
+
+
+def _shares(prefix: str, counted: Mapping[str, int], late: Mapping[str, int]) -> dict[str, float]:
+    return {f"{prefix}/{name}": late[name] / count for name, count in counted.items()}
 
 
 def interval_text(one: Mapping[str, Any]) -> str:
@@ -196,7 +202,8 @@ def find_capacity(
 
     Writes rows.json (a table for an exhibit: capacities by seed), metrics.json (means, intervals, decision times) and
     curves.json (all measured violation rates; of a run that ended early, the answers that were late by then). Finished
-    jobs survive an interruption.
+    jobs survive an interruption. Raises ValueError where late rounds are counted of a class with a time to the first
+    token.
     """
     jobs = [
         CapacityJob(_in_class(case, one), one.name, case.load_test)
@@ -206,6 +213,8 @@ def find_capacity(
     ]
     _check_not_empty(jobs, "no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
     names = [f"{job.case.system}, {job.case.target} {job.case.variant}, {job.column}" for job in jobs]
+    for job in jobs:
+        job.search.check_countable(job.case.setup.workload.slo)
     table, metrics, curves = StudyTable(), dict[str, float](), dict[str, Any]()
     layout = layout or TableLayout()
     _check_cells([(*_place(job.case, layout), job.column) for job in jobs], names)
@@ -235,7 +244,7 @@ def measure_load(
     layout: TableLayout | None = None,
     processes: int | None = None,
 ) -> None:
-    """Measures goodput, waste, violations by class and decision times at given numbers of devices.
+    """Measures goodput, waste, late answers and rounds by class, and decision times at given numbers of devices.
 
     Writes rows.json (a table for an exhibit, a value per seed), metrics.json (means) and measured.json. Finished jobs
     survive an interruption.

@@ -69,6 +69,16 @@ def test_wasted_drafts_are_those_that_the_cloud_rejects() -> None:
     assert run_load_test(setup(50.0, wisp_like()), SOMETIMES, SHORT, 4, 0).metrics["dropped_share"] < 0.01
 
 
+@pytest.mark.parametrize(("rate", "answers", "rounds"), [(50.0, 0, 0), (50.6, 0, 0.5), (51.0, 1, 0.5), (52.0, 1, 1)])
+def test_a_lone_device_has_late_rounds_where_its_answers_are_in_time(
+    rate: float, answers: float, rounds: float
+) -> None:
+    """An answer is two rounds of 9 tokens; the first reads the prompt (50.3 tokens/s), the second does not (51.3)."""
+    one = run_load_test(setup(rate), ALWAYS, SHORT, 1, 0)
+    assert (one.violation_rate, one.late_share("rounds")) == (answers, pytest.approx(rounds, abs=0.02))
+    assert one.rounds["c"] == pytest.approx(2 * one.metrics["goodput_tokens_per_s"] * 8 / 18, abs=1)
+
+
 def test_answers_slower_than_the_slo_are_violations() -> None:
     assert run_load_test(setup(60.0), ALWAYS, SHORT, 3, 0).violation_rate == 1
 

@@ -67,6 +67,11 @@ def test_the_capacity_has_what_an_answer_takes_at_that_load() -> None:
     assert found.why_none(slo) == ""
 
 
+def test_what_one_policy_carries_counts_answers() -> None:
+    with pytest.raises(ValueError, match="count_late is rounds"):
+        find_policy_capacity(setup(slo=promised(45.0)), ALWAYS, replace(SEARCH, count_late="rounds"))
+
+
 def test_what_a_lone_device_takes_is_its_rounds() -> None:
     """Two rounds of 8 drafts: 0.32 s of drafting, and two verifications in the cloud. The power is unknown."""
     one = find_policy_capacity(setup(slo=promised(30.0)), ALWAYS, replace(SEARCH, max_devices=1)).by_seed[0]

@@ -6,6 +6,7 @@ import pytest
 
 from serving.studies.capacity.load_test import LoadTestResult
 from serving.studies.capacity.search import CapacitySearch, isotonic_crossing, isotonic_regression, search_capacity
+from serving.workload.slo import SloClass
 
 ASKED = 400
 
@@ -47,6 +48,27 @@ def test_all_late_answers_count_as_the_share_at_which_a_run_may_end() -> None:
 
     found = search_capacity(cliff, CapacitySearch(epsilon=0.05, resolution=0.0, seeds=(0,)), 4.0)
     assert found.mean == pytest.approx(10 + 1 / 3)
+
+
+def test_a_search_may_count_late_rounds_in_place_of_late_answers() -> None:
+    """Rounds are late from 20 devices on, answers from 50."""
+    answers, rounds = Cloud(50), Cloud(20)
+
+    def measured(devices: int, seed: int) -> LoadTestResult:
+        late, slow = answers(devices, seed), rounds(devices, seed)
+        return LoadTestResult(devices, seed, late.answers, late.violations, {}, {}, slow.answers, slow.violations)
+
+    by_rounds = CapacitySearch(resolution=0.0, seeds=(0,), count_late="rounds")
+    assert search_capacity(measured, by_rounds, 4.0).mean == pytest.approx(22.5)
+    assert search_capacity(measured, CapacitySearch(resolution=0.0, seeds=(0,)), 4.0).mean == pytest.approx(52.5)
+    assert (by_rounds.max_late_share, CapacitySearch().max_late_share) == (0.0, pytest.approx(0.15))
+
+
+def test_late_rounds_of_a_promised_first_token_are_refused() -> None:
+    promised = SloClass(name="c", tokens_per_s=4, ttft_s=1.0)
+    CapacitySearch().check_countable([promised])
+    with pytest.raises(ValueError, match="c promises a time to the first token"):
+        CapacitySearch(count_late="rounds").check_countable([promised])
 
 
 def test_a_search_takes_few_runs() -> None:

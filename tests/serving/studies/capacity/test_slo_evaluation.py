@@ -5,10 +5,21 @@ from typing import Any
 
 import pytest
 
-from serving.messages import INF, ForwardWork, Hop, MessageReceived, Request, SequenceSlice, Span
+from serving.messages import (
+    INF,
+    EmitTokens,
+    ForwardWork,
+    Hop,
+    MessageReceived,
+    Request,
+    RequestArrived,
+    SequenceSlice,
+    Span,
+)
 from serving.studies.capacity.slo_evaluation import (
     AnswerTiming,
     LoadObserver,
+    Round,
     SloEvaluator,
     VerificationObserver,
     VerificationTiming,
@@ -17,6 +28,7 @@ from serving.studies.capacity.slo_evaluation import (
 from serving.workload.slo import SloClass
 
 SPAN = Span(0, 1, True, True)
+NO_EVENT: Any = None
 
 
 def ask(watch: VerificationObserver, session: str, now: float, slack_s: float = INF, check: int = 2) -> SequenceSlice:
@@ -86,3 +98,32 @@ def test_an_open_answer_that_began_in_time_is_not_late_yet() -> None:
     answers = AnswerTiming("0", 20.0, 4, 20.5, 24.0), AnswerTiming("1", 20.0), AnswerTiming("2", 24.5)
     observer = LoadObserver(0.0, 25.0, answers={one.session: one for one in answers})
     assert SloEvaluator(load, "asked").counts(observer, 25.0)[:2] == ({"c": 3}, {"c": 1})
+
+
+def test_a_round_is_late_by_its_own_tokens_and_time() -> None:
+    """An answer of 12 tokens in 3 s keeps a promise of 4 tokens/s, but one of its rounds takes 1.5 s for 3 tokens.
+
+    The first counts from the request, and only those that end within the window count.
+    """
+    observer = LoadObserver(10.0, 20.0)
+    for session, arrived_s in (("before", 8.0), ("s", 11.0), ("after", 19.9)):
+        arrived: Any = SimpleNamespace(session=session)
+        observer.event_handled("device-0", RequestArrived(arrived), arrived_s, ())
+    emitted = (
+        ("before", 9.0, 2, ""),
+        ("before", 10.5, 3, ""),
+        ("s", 12.0, 4, ""),
+        ("s", 12.5, 5, ""),
+        ("s", 14.0, 3, ""),
+    )
+    for session, now, n, ending in (*emitted, ("s", 14.0, 0, "complete"), ("after", 20.0, 4, "")):
+        emit: Any = EmitTokens(session, (1,) * n, ("cloud",) * n, ending)  # type: ignore[arg-type]
+        observer.event_handled("device-0", NO_EVENT, now, (emit,))
+    assert observer.rounds == [Round("before", 3, 1.5), Round("s", 4, 1.0), Round("s", 5, 0.5), Round("s", 3, 1.5)]
+    fast, slow = SloClass(name="fast", tokens_per_s=4), SloClass(name="slow", tokens_per_s=2)
+    queries = [SimpleNamespace(request=SimpleNamespace(session=name, max_new_tokens=12), slo=promised)
+               for name, promised in (("before", slow), ("s", fast), ("after", fast))]  # fmt: skip
+    load: Any = SimpleNamespace(queries=queries)
+    evaluator = SloEvaluator(load, "asked")
+    assert evaluator.round_counts(observer) == ({"slow": 1, "fast": 3}, {"slow": 0, "fast": 1})
+    assert evaluator.counts(observer)[:2] == ({"fast": 2}, {"fast": 1})

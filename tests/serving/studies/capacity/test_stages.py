@@ -82,7 +82,11 @@ def test_several_processes_find_the_capacities_of_one(tmp_path: Path) -> None:
     for one, other in zip(*found, strict=True):
         assert one["answers"] == other["answers"]
         assert one["speeds"] == other["speeds"]
-    assert table(tmp_path / "1")["sled"]["4"]["slo_violation_rate/c"] == {"by_seed": {"0": 0}}
+    rows = table(tmp_path / "1")["sled"]
+    assert rows["4"]["slo_violation_rate/c"] == {"by_seed": {"0": 0}}
+    late = {n: rows[n]["slo_round_violation_rate/c"]["by_seed"]["0"] for n in ("2", "4")}
+    assert 0 < late["2"] < late["4"] < 0.5
+    assert rows["4"]["slo_round_violation_rate"] == rows["4"]["slo_round_violation_rate/c"]
 
 
 def test_a_process_that_is_killed_ends_the_study_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
