@@ -17,6 +17,10 @@ from serving.policy.slots.offload import check_budget
 PROFILED = "profiled"
 _MAX_EXPONENT = 700.0
 """Beyond it `exp` has no number."""
+_LEAST_CUTOFF = -1e3
+"""A c_th with which P_conf is 0.007 for all drafts."""
+_BELOW_ALL = -INF
+"""An i_th with which every draft is important."""
 
 
 def p_confidence(c: float, c_th: float, k: float) -> float:
@@ -42,8 +46,13 @@ def _falling(x: float) -> float:
 
 
 def solve_threshold(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:
-    """The threshold in low..high at which the monotonic `share_at` comes nearest to the budget from below."""
+    """The threshold in low..high at which the monotonic `share_at` comes nearest to the budget from below.
+
+    It is the bound of the greater share where that share is within the budget.
+    """
     rising = share_at(high) > share_at(low)
+    if share_at(high if rising else low) <= budget:
+        return high if rising else low
     for _ in range(50):
         middle = (low + high) / 2
         if (share_at(middle) > budget) == rising:
@@ -59,6 +68,20 @@ def share_passing_confidence(profiled: Thresholds, c_th: float, k: float) -> flo
     return sum(probabilities) / max(1, len(probabilities))
 
 
+def confidence_cutoff(profiled: Thresholds, budget: float, k: float, least: float) -> float:
+    """The c_th at which the share of profiled drafts that pass the confidence filter is the budget, `least` at least.
+
+    For a budget of 1 it is 1, which any draft passes, also one that is more confident than all profiled ones.
+    """
+    if budget == 1.0:
+        return 1.0
+
+    def share_at(c_th: float) -> float:
+        return share_passing_confidence(profiled, c_th, k)
+
+    return solve_threshold(share_at, budget, least, 1.0) if share_at(least) < budget else least
+
+
 def mean_draft_score(session: Session, name: str) -> float:
     """The mean of a score over the draft's tokens."""
     values = session.scores[name]
@@ -70,12 +93,13 @@ class ImportanceOffload:
     """Offloads important drafts, whatever their confidence: Synera (Imp.), Fig. 16.
 
     Args:
-        budget: the share of drafts to offload; 0: none.
+        budget: the share of drafts to offload; 0: none, 1: all.
         importance: a reading of the column sum (`IMPORTANCE_SCORES`), or "profiled": the one that told drafts that were
             cut best on the profiling prompts.
         calibration: `percentile` is the paper's rule (section 5): i_th is that percentile of the profiled importance,
-            and the achieved share differs because of the sigmoid. `share` chooses i_th so that the expected share over
-            the profiled drafts is the budget, or as near as the confidence filter allows.
+            and the achieved share differs because of the sigmoid; for a budget of 1 i_th is below all drafts. `share`
+            chooses i_th so that the expected share over the profiled drafts is the budget, or as near as the
+            confidence filter allows.
     """
 
     budget: float
@@ -113,8 +137,12 @@ class ImportanceOffload:
     def _calibrated_threshold(self) -> float:
         if self.budget == 0.0:
             return INF
+        if self.budget == 1.0:
+            return _BELOW_ALL
         if self.calibration == "percentile":
             return nearest_rank(self._profiled, 1.0 - self.budget) if self._profiled else 0.0
+        if self._expected_share(_BELOW_ALL) <= self.budget:
+            return _BELOW_ALL
         return solve_threshold(self._expected_share, self.budget, 0.0, 2.0 * max(self._profiled, default=0.0) + 1e-9)
 
     def _expected_share(self, i_th: float) -> float:
@@ -141,7 +169,9 @@ class ImportanceOffload:
 class SyneraOffload(ImportanceOffload):
     """Keeps confident drafts, then offloads important ones, within a budget (Synera, section 4.2, Fig. 10).
 
-    `c_th` is the profiled one, or larger if calibration by `share` could not reach the budget with it.
+    `c_th` is the profiled one, or larger if calibration by `share` could not reach the budget with it; then confidence
+    alone decides. For a budget of 1 calibration by `share` sends every draft, by `percentile` those that pass the
+    confidence filter, which the paper fixes before it serves.
     """
 
     k: float = 10.0
@@ -153,14 +183,9 @@ class SyneraOffload(ImportanceOffload):
 
     def _calibrated_threshold(self) -> float:
         object.__setattr__(self, "c_th", self.thresholds.c_th)
-        if self.calibration == "share" and self._expected_share(0.0) < self.budget:
-            object.__setattr__(
-                self, "c_th", solve_threshold(self._share_passing_confidence, self.budget, self.c_th, 1.0)
-            )
+        if self.calibration == "share":
+            object.__setattr__(self, "c_th", confidence_cutoff(self.thresholds, self.budget, self.k, self.c_th))
         return super()._calibrated_threshold()
-
-    def _share_passing_confidence(self, c_th: float) -> float:
-        return share_passing_confidence(self.thresholds, c_th, self.k)
 
     def confidence_filter(self, confidence: float) -> float:
         return p_confidence(confidence, self.c_th, self.k)
@@ -176,7 +201,7 @@ class ConfidenceOffload:
     """Offloads uncertain drafts, whatever their importance: Synera (Conf.), Fig. 16.
 
     `budget` None: the profiled c_th, whatever share it offloads. Else c_th is chosen so that the expected share over
-    the profiled drafts is the budget.
+    the profiled drafts is the budget; 0: none, 1: all.
     """
 
     thresholds: Thresholds
@@ -194,11 +219,7 @@ class ConfidenceOffload:
     def _calibrated_threshold(self) -> float:
         if self.budget is None:
             return self.thresholds.c_th
-        # At -1e3, P_conf is 0.007 for all drafts.
-        return solve_threshold(self._expected_share, self.budget, -1e3, 1.0 - 1e-9)
-
-    def _expected_share(self, c_th: float) -> float:
-        return share_passing_confidence(self.thresholds, c_th, self.k)
+        return confidence_cutoff(self.thresholds, self.budget, self.k, _LEAST_CUTOFF)
 
     def tokens_to_offload(self, session: Session) -> int:
         if self.budget == 0.0:

@@ -18,7 +18,7 @@ class HybridOffload:
 
     Drafts are one token long, and the cloud replaces them (policy/draft=single_token, policy/verify=replace). Neither
     its threshold nor its budget in Synera's tables is published: here the share `budget` of the profiled drafts is at
-    or below the threshold.
+    or below the threshold. With a budget of 1 every draft is, also one that is more confident than all profiled ones.
     """
 
     budget: float
@@ -29,8 +29,13 @@ class HybridOffload:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
-        if isinstance(self.thresholds, Thresholds) and self.budget and self.thresholds.confidence:
-            object.__setattr__(self, "threshold", nearest_rank(self.thresholds.confidence, self.budget))
+        if isinstance(self.thresholds, Thresholds):
+            object.__setattr__(self, "threshold", self._threshold(self.thresholds.confidence))
+
+    def _threshold(self, profiled: Sequence[float]) -> float:
+        if self.budget == 1.0:
+            return INF
+        return nearest_rank(profiled, self.budget) if profiled and self.budget else 0.0
 
     def tokens_to_offload(self, session: Session) -> int:
         return int(self.budget > 0.0 and mean_draft_score(session, "confidence") <= self.threshold)

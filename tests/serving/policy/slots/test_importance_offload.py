@@ -133,15 +133,16 @@ def test_a_budget_of_1_offloads_everything() -> None:
     profiled = evenly_spread()
     offload = SyneraOffload(1.0, profiled)
     assert share_sent(offload, profiled) == 1.0
-    assert offload.c_th > profiled.c_th
+    assert (offload.c_th, offload.i_th) == (1.0, -INF)
 
 
 def test_the_papers_rule_sends_no_more_than_the_confidence_filter_lets_through() -> None:
     profiled = evenly_spread()
     unsure = sum(p_confidence(c, 0.7, 10) for c in profiled.confidence) / 400
     offload = SyneraOffload(1.0, profiled, "percentile")
-    assert offload.c_th == 0.7
+    assert (offload.c_th, offload.i_th) == (0.7, -INF)
     assert share_sent(offload, profiled) == pytest.approx(unsure, abs=0.02)
+    assert all(offload.tokens_to_offload(drafted(0.7, i, f"s{j}")) for j in range(50) for i in (0.0, 0.5))
 
 
 @pytest.mark.parametrize(("budget", "raised"), [(0.1, False), (0.3, False), (0.7, True), (0.9, True)])
@@ -168,11 +169,12 @@ def test_more_budget_lowers_the_cutoff() -> None:
     assert sent == sorted(sent)
 
 
-@pytest.mark.parametrize(("budget", "i_th"), [(0.2, 0.8), (0.5, 0.5), (0.9, 0.1), (1.0, 0.1)])
+@pytest.mark.parametrize(("budget", "i_th"), [(0.2, 0.8), (0.5, 0.5), (0.9, 0.1), (1.0, -INF)])
 def test_the_papers_rule_takes_a_percentile_of_importance(budget: float, i_th: float) -> None:
     """Above i_th lies the budget's share of ten chunks with importance 0.1, 0.2, ... 1.0."""
     profiled = thresholds([0.5] * 10, [i / 10 for i in range(1, 11)])
     assert SyneraOffload(budget, profiled, "percentile").i_th == i_th
+    assert sum(i > i_th for i in profiled.importance) == round(10 * budget)
 
 
 def test_offloading_works_without_profiled_chunks() -> None:
@@ -263,6 +265,7 @@ def test_the_threshold_is_the_nearest_below_the_budget(share: Any, rising: bool,
     at = solve_threshold(share, budget, 0.0, 1.0)
     assert at == pytest.approx((budget if rising else 1 - budget) ** 0.5, abs=1e-6)
     assert share(at) <= budget
+    assert (at == float(rising)) is (budget == 1.0)
 
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
