@@ -1,7 +1,7 @@
 """Slot `lookahead`: what the device drafts while it waits for a verdict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar, Literal, Protocol
 
@@ -58,8 +58,9 @@ class SyneraLookahead:
     Args:
         thresholds: gives alpha, the profiled probability that a drafted token is accepted.
         max_steps: delta, the tokens to draft after the replacement; the paper gives no value.
-        allow_full_acceptance: True if the assumed verdict may accept all drafts. The printed distribution ends at
-            gamma - 1.
+        allow_full_acceptance: True if the assumed verdict may accept all drafts. The printed range ends at gamma - 1.
+        last_weight: the weight at gamma - 1 without full acceptance: `rejection`, that of a rejection there, or
+            `published`, alpha^gamma as the paper prints it.
         replacement: which of the draft model's three likeliest tokens replaces the rejected one: `sampled` among the
             others (the paper), or the `likeliest` other.
     """
@@ -67,6 +68,7 @@ class SyneraLookahead:
     thresholds: Thresholds
     max_steps: int = 3
     allow_full_acceptance: bool = True
+    last_weight: Literal["rejection", "published"] = field(default="rejection", metadata={"omitted_at_default": True})
     replacement: Literal["sampled", "likeliest"] = "sampled"
     requested_scores: ClassVar[tuple[str, ...]] = ("confidence",)
     monitors_link: ClassVar[bool] = False
@@ -77,6 +79,11 @@ class SyneraLookahead:
                 f"policy.lookahead.max_steps is {self.max_steps}; draft at least 1 token ahead "
                 "(policy/lookahead=none drafts none)"
             )
+        if self.last_weight == "published" and self.allow_full_acceptance:
+            raise ValueError(
+                "policy.lookahead.last_weight=published is the weight of the last position in the printed range; it "
+                "needs policy.lookahead.allow_full_acceptance=false"
+            )
 
     def num_steps(self, session: Session) -> int:
         """`max_steps`, and behind all drafts one more, for the token that stands in for the target's."""
@@ -85,7 +92,9 @@ class SyneraLookahead:
     def assumed_verdicts(self, session: Session) -> tuple[tuple[int, int | None], ...]:
         if not session.in_flight_drafts:
             return ()
-        weights = rejection_weights(session.scores["confidence"], self.thresholds.alpha, self.allow_full_acceptance)
+        weights = rejection_weights(
+            session.scores["confidence"], self.thresholds.alpha, self.allow_full_acceptance, self.last_weight
+        )
         at = sample_index(weights, session.uniform("rejection"))
         if at == len(session.in_flight_drafts):
             return ((at, None),)
@@ -163,16 +172,26 @@ class HATLookahead:
         return ((last, None), *((last - 1, token) for token in others))
 
 
-def rejection_weights(confidence: Sequence[float], alpha: float, allow_full_acceptance: bool) -> tuple[float, ...]:
+def rejection_weights(
+    confidence: Sequence[float],
+    alpha: float,
+    allow_full_acceptance: bool,
+    last_weight: Literal["rejection", "published"] = "rejection",
+) -> tuple[float, ...]:
     """For each position, the probability that it is the first rejected one, not normalised (Synera, section 4.4).
 
     A capped geometric distribution over 0..gamma (gamma: full acceptance), times 1 - c_t at position t. At gamma, where
-    the paper gives no factor, it is the mean confidence. Without `allow_full_acceptance` it ends at gamma - 1.
+    the paper gives no factor, it is the mean confidence. Without `allow_full_acceptance` it ends at gamma - 1, where
+    the paper has alpha^gamma (`published`) in place of a rejection's weight.
     """
-    base = [(1.0 - alpha) * alpha**t * (1.0 - c) for t, c in enumerate(confidence)]
+    gamma = len(confidence)
+    base = [(1.0 - alpha) * alpha**t for t in range(gamma)]
+    if last_weight == "published":
+        base[-1] = alpha**gamma
+    weights = [weight * (1.0 - c) for weight, c in zip(base, confidence, strict=True)]
     if allow_full_acceptance:
-        base.append(alpha ** len(confidence) * sum(confidence) / len(confidence))
-    return tuple(base)
+        weights.append(alpha**gamma * sum(confidence) / gamma)
+    return tuple(weights)
 
 
 def sample_index(weights: Sequence[float], uniform: float) -> int:

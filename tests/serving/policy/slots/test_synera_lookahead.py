@@ -73,6 +73,23 @@ def test_without_full_acceptance_the_positions_are_the_printed_ones() -> None:
     )
 
 
+def test_the_printed_weight_at_the_last_position_is_alpha_to_the_gamma() -> None:
+    """gamma = 4, alpha = 0.9, even confidences: 0.1 x 0.9^t, and 0.9^4 where a rejection has 0.0729."""
+    rejection, published = (
+        normalised(rejection_weights([0.5] * 4, 0.9, False, weight)) for weight in ("rejection", "published")
+    )
+    assert rejection == pytest.approx([weight / 0.3439 for weight in (0.1, 0.09, 0.081, 0.0729)])
+    assert published == pytest.approx([weight / 0.9271 for weight in (0.1, 0.09, 0.081, 0.6561)])
+    assert rejection_weights([0.2, 0.6], 0.5, False, "published") == pytest.approx((0.5 * 0.8, 0.25 * 0.4))
+
+
+def test_the_printed_weight_has_no_place_beside_full_acceptance() -> None:
+    choice = lookahead(1.0, allow_full_acceptance=False, last_weight="published")
+    assert choice.assumed_verdicts(in_flight((0.5, 0.5)))[0][0] == 1
+    with pytest.raises(ValueError, match=r"last_weight=published .* needs .*allow_full_acceptance=false"):
+        lookahead(last_weight="published")
+
+
 def test_low_confidence_moves_the_assumed_rejection_to_its_token() -> None:
     """0.5 x (0.01, 0.5 x 0.01, 0.25 x 0.9, 0.125 x 0.01), and 0.0625 x the mean of 0.7675."""
     weights = rejection_weights([0.99, 0.99, 0.1, 0.99], 0.5, allow_full_acceptance=True)
