@@ -367,8 +367,12 @@ LESS = {
         for n, name in ((9, "hat"), (10, "u_sarathi"))
     },
     "hat/accept_length": (
-        "seed=0", "workload.arrivals.rate_per_s=4", "+variant/hat/method=u_medusa,hat", *HAT,
-        "runtime.outcomes.acceptance=0.8", "runtime.outcomes.medusa_accept_length=1.2",  # a toy's reach
+        "seed=0",
+        "workload.arrivals.rate_per_s=4",
+        "+variant/hat/method=u_medusa,hat",
+        *HAT,
+        "runtime.outcomes.acceptance=0.8",
+        "runtime.outcomes.medusa_accept_length=1.2",  # a toy's reach
     ),
     "hat/fig8": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/method=u_shape,u_medusa", *HAT),
     **{

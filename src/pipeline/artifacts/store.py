@@ -86,7 +86,8 @@ class Store:
     def _latest(self, name: str) -> list[Manifest]:
         """The records of the latest artifacts of this name, newest first."""
         folder = self.root / name
-        return list(filter(None, map(record.read_manifest, _newest_first(folder, _modified_ns(folder))[:_MAX_COMPARED])))
+        newest = _newest_first(folder, _modified_ns(folder))[:_MAX_COMPARED]
+        return list(filter(None, map(record.read_manifest, newest)))
 
     def estimate(self, stage: Stage, pair_parameters: float = 0.0) -> BuildEstimate:
         """How long building the stage will take here, and how much memory; inputs not included."""

@@ -225,7 +225,8 @@ class FittedAcceptance:
         rate = self.fit_quality["rate"]["trace"]
         shift = "" if self.shifted_to is None else f", shifted to {self.shifted_to:.4g}"
         shift += f" for {self.shifted_as}" if self.shifted_as else ""
-        shift += "" if self.trees_shifted_to is None else f", heads' trees to {self.trees_shifted_to:.4g} tokens a round"
+        if self.trees_shifted_to is not None:
+            shift += f", heads' trees to {self.trees_shifted_to:.4g} tokens a round"
         return (
             f"no models and no text: drafts are right as in a trace of {self.made_from.get('pair', 'a pair')} "
             f"(acceptance {rate:.3f}{shift}), a Markov chain of order 1 with resampled scores"

@@ -45,8 +45,9 @@ def load(
     answer_lengths: AnswerLengths | None = None,
     medusa_accept_length: float | None = None,
 ) -> FittedAcceptance:
-    """As `serving.outcomes.fitted.load`, shifted to `acceptance`, and its Medusa heads' trees to `medusa_accept_length`,
-    the tokens that a round gives with the target's own; None: as it was fitted.
+    """As `serving.outcomes.fitted.load`, shifted to `acceptance`; None: as it was fitted.
+
+    `medusa_accept_length`: the tokens a round, with the target's own, that the trees of Medusa heads are shifted to.
 
     Raises ValueError for a value that no weight of the recorded rows or trees leads to.
     """

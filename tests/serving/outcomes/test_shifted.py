@@ -144,7 +144,9 @@ def test_trees_give_the_stated_tokens_a_round(model: FittedAcceptance, accept_le
 
 def test_a_trace_with_trees_is_shifted_where_both_are_stated(model: FittedAcceptance, tmp_path: Path) -> None:
     fitted.save(tmp_path, with_trees(model))
-    with pytest.raises(ValueError, match=r"say how many tokens a round they give \(runtime.outcomes.medusa_accept_length"):
+    with pytest.raises(
+        ValueError, match=r"say how many tokens a round they give \(runtime.outcomes.medusa_accept_length"
+    ):
         shifted.load(tmp_path, 0.6)
     made = shifted.load(tmp_path, 0.6, medusa_accept_length=1.89)
     assert shifted.stationary_acceptance(made.probabilities) == pytest.approx(0.6)

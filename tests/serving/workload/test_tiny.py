@@ -55,5 +55,5 @@ def test_a_file_that_changed_is_read_again(tmp_path, monkeypatch):
     corpus(tmp_path, ROWS[:1])
     assert [prompt.id for prompt in dataset.prompts()] == ["test-0"]
     (tmp_path / "test.jsonl").unlink()
-    with pytest.raises(ValueError, match="test.jsonl"):
+    with pytest.raises(ValueError, match=r"test\.jsonl"):
         dataset.prompts()

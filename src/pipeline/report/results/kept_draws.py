@@ -192,7 +192,7 @@ def _rows_of(prepared: SweepExhibit, jobs: Sequence[JobResult]) -> dict[str, lis
 
 
 def rows_read(exhibit: Exhibit, claim: str) -> set[str]:
-    """The rows that decide a claim, given by its key: its own, its baseline, and those that its column compares with."""
+    """The rows that decide a claim, given by its key: its own, its baseline, and what its column compares with."""
     row, baseline, metric = claim.rsplit(" / ", 6)[1:4]
     return {row, baseline, *(step.row for step in exhibit.comparisons(exhibit.column(metric)))} - {""}
 

@@ -88,9 +88,9 @@ class UShapedPlacement:
         pipeline_stages: P: the cloud's nodes that each run an equal share of the middle.
         download: which deep hidden states of a prompt are sent to the device: `all`, or only the `last`, which is all
             that it needs. The paper does not say; its U-shape's times fit "all".
-        stream_download: True: a prompt's parts, as the device or the scheduler cut them, are downloaded one by one, each
-            when it is computed. False: together, when the prompt is computed (U-Sarathi, section 4.2: it does not
-            overlap transmission and computation).
+        stream_download: True: a prompt's parts, as the device or the scheduler cut them, are downloaded one by one, as
+            they are computed. False: together, when the prompt is computed (U-Sarathi, section 4.2: it does not overlap
+            transmission and computation).
         partition: divides the middle over a testbed's tiers; None: over `pipeline_stages` cloud nodes.
     """
 
