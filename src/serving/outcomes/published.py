@@ -80,14 +80,13 @@ def load(
     Raises ValueError for tokens a round that no weight of the recorded rows leads to, and for a trace with trees that
     heads of the target proposed: the table is not theirs.
     """
-    acceptance = _found_acceptance(path, published.stop_rule, published.tokens_on(task))
     model = fitted.load(path, prompt_lengths, full_length_answers, answer_lengths)
     if model.medusa_tree:
         raise ValueError(
             "runtime.outcomes.published shifts drafts of a draft model, and this trace has trees that heads of the "
             "target proposed; choose runtime/outcomes=shifted with medusa_accept_length"
         )
-    made = shifted.shift(model, acceptance)
+    made = shifted.shift(model, _found_acceptance(path, published.stop_rule, published.tokens_on(task)))
     return replace(made, shifted_as=f"{published.tokens_on(task):.2f} tokens a round on {task}, {published.source}")
 
 

@@ -96,7 +96,9 @@ class CapacitySearch(LoadTest):
 
     @property
     def max_late_share(self) -> float:
-        """A load test may end early when more of its answers are late. Its rounds are all known by then."""
+        """A load test goes on behind its window until more of its answers than this share are late. Rounds are known at
+        the window's end.
+        """
         return CLEAR_FACTOR * self.epsilon if self.count_late == "answers" else 0.0
 
 
