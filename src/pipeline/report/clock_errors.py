@@ -1,4 +1,5 @@
-"""How far off the clock is for a run's chips where their own evidence does not say, and power modes without a row.
+"""How far off the clock is for a run's chips where their own evidence does not say, and what of a run was not measured:
+its power mode, prefills, its precision.
 
 Most figures of a chip name their error on rows that the fit had not seen. Where a chip has too few rows for that, its
 error with the whole processor held out stands in, or that of its software on all processors that were held out.
@@ -8,7 +9,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pipeline.config.arguments import conf_dir
 from serving.hardware.error_pools import processor_of
 
 _ROOFLINE = re.compile(
-    r"roofline of (?P<chip>\S+) in mode (?P<mode>[^;(),]*),[^;()]* (?P<software>\w+) "
+    r"roofline of (?P<chip>\S+) in mode (?P<mode>[^;(),]*), [^;(),]+, (?P<precision>\w+),[^;()]* (?P<software>\w+) "
     r"\((?P<evidence>(?:measured|unverified): [^()]*)\)"
 )
 _HAS_ERROR, _BORROWED = " % off on ", "no measurement here"
@@ -39,27 +40,46 @@ Errors = Mapping[tuple[str, str], HeldOutError]
 """(chip, software) -> its error with the processor held out; ("", software) -> on all processors held out."""
 
 
-Modes = Mapping[tuple[str, str], frozenset[str]]
-"""(processor, software) -> the power modes that were measured."""
+@dataclass
+class MeasuredRows:
+    """What the published rows of one software on one processor have in them."""
+
+    modes: set[str] = field(default_factory=set)
+    phases: set[str] = field(default_factory=set)
+    precisions: set[str] = field(default_factory=set)
+
+    def missing(self, mode: str, precision: str) -> list[str]:
+        """What no row is, of what a run in this mode and precision rests on: its figures are those of relatives."""
+        known = {
+            f"of mode {mode}": mode in self.modes,
+            "a prefill": "prefill" in self.phases,
+            f"in {precision}": precision in self.precisions,
+        }
+        return [what for what, measured in known.items() if not measured]
 
 
-def with_errors(timing: str, errors: Errors | None = None, modes: Modes | None = None) -> str:
+Measured = Mapping[tuple[str, str], MeasuredRows]
+"""(processor, software) -> its rows."""
+
+
+def with_errors(timing: str, errors: Errors | None = None, measured: Measured | None = None) -> str:
     """The line on a run's timing sources with two additions: the error of each roofline that has none in its text, and
-    a remark on each power mode without a measured row.
+    a remark on the power mode, the precision and prefills where no row that was measured is of them.
 
-    errors    by default those of conf/hardware/measured/held_out.csv
-    modes     by default those of conf/hardware/measured/speeds.csv
+    errors      by default those of conf/hardware/measured/held_out.csv
+    measured    by default the rows of conf/hardware/measured/speeds.csv
     """
     known = _project_errors() if errors is None else errors
-    measured = _project_modes() if modes is None else modes
-    return _ROOFLINE.sub(lambda found: _with_mode(found, _with_error(found, known), measured), timing)
+    rows = _project_rows() if measured is None else measured
+    return _ROOFLINE.sub(lambda found: _with_missing(found, _with_error(found, known), rows), timing)
 
 
-def _with_mode(found: re.Match[str], text: str, measured: Modes) -> str:
-    modes = measured.get((processor_of(found["chip"]), found["software"]), frozenset())
-    if not found["evidence"].startswith("measured") or not modes or found["mode"] in modes:
+def _with_missing(found: re.Match[str], text: str, measured: Measured) -> str:
+    rows = measured.get((processor_of(found["chip"]), found["software"]))
+    if not found["evidence"].startswith("measured") or not rows:
         return text
-    return f"{text[:-1]}; no row is of mode {found['mode']})"
+    missing = rows.missing(found["mode"], found["precision"])
+    return f"{text[:-1]}; no row is {' or '.join(missing)})" if missing else text
 
 
 def _with_error(found: re.Match[str], errors: Errors) -> str:
@@ -80,14 +100,16 @@ def _project_errors() -> Errors:
 
 
 @cache
-def _project_modes() -> Modes:
+def _project_rows() -> Measured:
     """A row without a mode is of its chip's default mode."""
-    folder, found = conf_dir() / "hardware", defaultdict[tuple[str, str], set[str]](set)
+    folder, found = conf_dir() / "hardware", defaultdict[tuple[str, str], MeasuredRows](MeasuredRows)
     with (folder / "measured" / "speeds.csv").open(encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
-            mode = row["mode"] or _default_mode(folder / "chip" / f"{row['chip']}.yaml")
-            found[processor_of(row["chip"]), row["software"]].add(mode)
-    return {place: frozenset(modes) for place, modes in found.items()}
+            rows = found[processor_of(row["chip"]), row["software"]]
+            rows.modes.add(row["mode"] or _default_mode(folder / "chip" / f"{row['chip']}.yaml"))
+            rows.phases.add(row["phase"])
+            rows.precisions.add(row["precision"])
+    return found
 
 
 @cache

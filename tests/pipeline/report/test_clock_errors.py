@@ -36,18 +36,21 @@ def test_an_error_is_added_where_the_evidence_has_none(place, evidence, added):
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "software", "added"),
+    ("name", "mode", "precision", "software", "missing"),
     [
-        ("macbook_m1", "cpu", "llama_cpp", True),
-        ("macbook_m1", "gpu", "llama_cpp", False),
-        ("jetson_agx_orin_32gb", "MAXN", "transformers", False),
-        ("jetson_agx_orin_32gb", "15W", "transformers", True),
-        ("rtx_a6000", None, "llama_cpp", False),
+        ("macbook_m1", "cpu", "int4", "llama_cpp", "of mode cpu"),
+        ("macbook_m1", "gpu", "int4", "llama_cpp", None),
+        ("jetson_agx_orin_32gb", "MAXN", "fp16", "transformers", "a prefill"),
+        ("jetson_agx_orin_32gb", "15W", "fp16", "transformers", "of mode 15W or a prefill"),
+        ("jetson_agx_orin_32gb", "15W", "int8", "transformers", "of mode 15W or a prefill or in int8"),
+        ("rtx_a6000", None, "fp16", "llama_cpp", None),
+        ("rtx_a6000", None, "fp16", "vllm", None),
     ],
 )
-def test_a_mode_that_was_not_measured_is_named(name, mode, software, added):
-    timing = roofline(chip(name), mode, architecture("tinyllama_1_1b"), "fp16", software=software).source
-    assert (f"; no row is of mode {mode})" in with_errors(timing)) is added
+def test_what_no_measured_row_is_of_is_named(name, mode, precision, software, missing):
+    timing = roofline(chip(name), mode, architecture("tinyllama_1_1b"), precision, software=software).source
+    said = with_errors(timing)
+    assert said.endswith(f"; no row is {missing})") if missing else "no row is" not in said
 
 
 def test_each_chip_of_a_line_has_its_own():
