@@ -16,6 +16,7 @@ from training.latency.former_clock import FormerClock
 from training.latency.kernel_fit import COMBINATIONS, kernel_errors
 from training.latency.published_speeds import PublishedSpeed
 from training.latency.speed_fit import KERNELS, Array, SpeedFit
+from training.latency.stand_ins import STAND_INS, check_stand_ins
 
 Split = Literal["source", "model", "processor"]
 Key: TypeAlias = tuple[str, ...]
@@ -160,6 +161,19 @@ def own_rows(found: Sequence[HeldOut], own: Sequence[PublishedSpeed]) -> dict[st
     mine = [one for one in found if id(one.speed) in wanted]
     return {
         label: _errors(rows) for label, rows in _by(mine, lambda one: f"{one.kind}, {SPLIT_NAMES[one.split]}").items()
+    }
+
+
+def stand_in_rows(
+    fit: SpeedFit, speeds: Sequence[PublishedSpeed], relatives: Sequence[PublishedSpeed]
+) -> dict[str, Cells]:
+    """The errors of figures that stand in for others, on the rows of processors where both were measured."""
+    return {
+        f"{' '.join(found.speeds[0].group)} {found.speeds[0].kind}, as on {found.stand_in}": _error_cells(
+            found.predicted_s / np.array([one.seconds for one in found.speeds]) - 1,
+            len({one.source for one in found.speeds}),
+        )
+        for found in check_stand_ins(fit, speeds, relatives)
     }
 
 
@@ -319,23 +333,6 @@ def evidence(speeds: Sequence[PublishedSpeed], found: Sequence[HeldOut], group: 
     own = [one for one in _within_groups(found) if one.speed.group == group and one.kind == "decode"]
     error = f", {100 * float(np.median([abs(one.error) for one in own])):.0f} % {HELD_OUT_ERROR}" if own else ""
     return f"{len(rows)} rows of {sources} source{'s' * (sources > 1)}, {span}{error}"
-
-
-STAND_INS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "rtx_a6000": ("a100", ("vllm", "transformers")),
-    "rtx_4090": ("a100", ("vllm", "transformers")),
-    "rtx_3090": ("a100", ("vllm", "transformers")),
-    "a40": ("a100", ("vllm", "transformers")),
-    "l40s": ("a100", ("vllm", "transformers")),
-    "h100": ("a100", ("vllm", "transformers")),
-    "h20": ("a100", ("vllm", "llama_cpp")),
-    "jetson_orin_nx": ("jetson_agx_orin", ("vllm", "transformers", "mlc")),
-    "jetson_orin_nano": ("jetson_agx_orin", ("vllm", "transformers")),
-    "jetson_agx_xavier": ("jetson_agx_orin", ("vllm", "transformers", "llama_cpp")),
-    "macbook_m1": ("jetson_agx_orin", ("transformers",)),
-    "pixel_7": ("raspberry_pi_5", ("llama_cpp",)),
-}
-"""Processor -> the one whose shares and overheads stand in for what was not measured on it, and for which software."""
 
 
 def software_yaml(

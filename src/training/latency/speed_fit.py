@@ -142,11 +142,12 @@ class SpeedFit:
         """True if there were rows of this software on this processor."""
         return software in self._fits and silicon in self._fits[software].deviations
 
-    def predict_s(self, speeds: Sequence[PublishedSpeed]) -> Array:
-        """Seconds of each row."""
+    def predict_s(self, speeds: Sequence[PublishedSpeed], stand_in: str = "") -> Array:
+        """Seconds of each row; by the figures of another processor if `stand_in` names one."""
         if not speeds:
             return np.zeros(0)
-        return SpeedTerms.of(speeds).predict_s(np.array([self.figures(*speed.group) for speed in speeds]))
+        figures = [self.figures(stand_in or speed.silicon, speed.software) for speed in speeds]
+        return SpeedTerms.of(speeds).predict_s(np.array(figures))
 
     def efficiency(self, silicon: str, software: str, source: str) -> SoftwareEfficiency:
         """The figures as a chip's `software`."""

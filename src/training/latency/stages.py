@@ -232,6 +232,7 @@ def score_clock(
     former: Path,
     chips: tuple[Chip, ...],
     architectures: tuple[Architecture, ...],
+    relatives: Path | None = None,
     own_speeds: tuple[Path, ...] = (),
     own_chips: tuple[Chip, ...] = (),
     own_architectures: tuple[Architecture, ...] = (),
@@ -239,10 +240,12 @@ def score_clock(
     """Fits what software reaches of these chips to published speeds, and scores the fit on rows that it has not seen.
 
     `own_speeds` are files of rows that a user measured, perhaps on `own_chips` or with `own_architectures`: they join
-    the published ones, and have a table of their own. `former` has the figures of the clock before.
+    the published ones, and have a table of their own. `former` has the figures of the clock before. `relatives` has
+    rows of machines that conf lacks, each under the chip that it is nearest to: they check that chip's figures alone.
     Writes rows.json (errors by split, by processor and software, by mode, before and after; kernels; order of pairs;
-    worst rows), software.yaml (the figures for conf/hardware/chip, by chip), errors.json (for draws of the clock),
-    held_out.csv (for reports) and a scatter plot. Raises ValueError that names a line of a file that cannot be read.
+    figures that stand in; worst rows), software.yaml (the figures for conf/hardware/chip, by chip), errors.json (for
+    draws of the clock), held_out.csv (for reports) and a scatter plot. Raises ValueError that names a line of a file
+    that cannot be read.
     """
     chips, architectures = chips + own_chips, architectures + own_architectures
     own = _read_rows(own_speeds, chips, architectures)
@@ -251,6 +254,8 @@ def score_clock(
     held_out = clock.hold_out(fit, rows, lambda done, total: progress(done, total, "fits"))
     groups = clock.error_rows(held_out) | clock.before_rows(held_out, FormerClock.read(former))
     groups |= {"kernels": clock.kernel_rows(rows), "which is faster": clock.ordering_rows(held_out)}
+    nearest = _read_rows((relatives,) if relatives else (), chips, architectures)
+    groups |= {"figures that stand in": clock.stand_in_rows(fit, rows, nearest)}
     groups |= {"rows of your own": clock.own_rows(held_out, own), "worst rows": clock.worst_rows(held_out)}
     _write(out, {title: found for title, found in groups.items() if found})
     (out / "software.yaml").write_text(clock.software_yaml(fit, rows, held_out, chips), encoding="utf-8")

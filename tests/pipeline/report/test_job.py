@@ -88,7 +88,9 @@ def test_the_line_of_a_chip_without_an_error_of_its_own_has_that_of_its_processo
     folder = write(tmp_path / "serve", [request("r0", "dd", [0.1, 0.2])], timing={"device": timing})
     report.report_job(folder, context(tmp_path, OFF), file := io.StringIO())
     said = " ".join(file.getvalue().split())
-    assert f"({evidence}; with this processor held out 48 % off on 3 decodes; no row is of mode 30W or a prefill)" in said
+    assert (
+        f"({evidence}; with this processor held out 48 % off on 3 decodes; no row is of mode 30W or a prefill)" in said
+    )
 
 
 def test_the_table_shows_setup_and_results(artifact, tmp_path):
