@@ -284,14 +284,17 @@ class Session:
                 branch.drop_last()
 
     def draft_input(self) -> tuple[int, tuple[int, ...]]:
-        """(start, tokens) that the draft model's cache lacks; at least one token, since a forward pass needs one."""
-        base = len(self.tokens)
-        start = base + len(self.draft) - 1
+        """(start, tokens) that the draft model's cache lacks; at least one token, since a forward pass needs one.
+
+        A chain follows the text; the nodes of a tree are no text, and are left out.
+        """
+        base, chain = len(self.tokens), self.draft if self.draft_parents is None else ()
+        start = base + len(chain) - 1
         if self.draft_cached_len < start:
             start = self.draft_cached_len
         feed = tuple(self.tokens[start:])
-        if self.draft:
-            feed += tuple(self.draft[max(0, start - base) :])
+        if chain:
+            feed += tuple(chain[max(0, start - base) :])
         return start, feed
 
     def branch_inputs(self, branches: Sequence[Branch]) -> tuple[int, tuple[TokenIds, ...]]:
