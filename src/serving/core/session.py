@@ -365,9 +365,12 @@ class Session:
         return verdict.accepted <= num_drafts and (not kept or max(kept) < num_drafts)
 
     def num_accepted_in_answer(self, verdict: Verdict) -> int:
-        """How many accepted drafts become part of the answer: a tree may reach beyond the answer's end."""
+        """How many accepted drafts become part of the answer: a tree, and a draft that is read off the text, may reach
+        beyond the answer's end.
+        """
         kept = verdict.kept_tree_nodes
-        return verdict.accepted if kept is None else self._num_that_fit(self._kept_drafts(kept))
+        chain = (self.in_flight_drafts or ())[: verdict.accepted]
+        return self._num_that_fit(chain if kept is None else self._kept_drafts(kept))
 
     def _kept_drafts(self, kept_tree_nodes: tuple[int, ...]) -> TokenIds:
         flight = self.in_flight_drafts or ()
