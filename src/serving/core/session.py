@@ -284,14 +284,17 @@ class Session:
                 branch.drop_last()
 
     def draft_input(self) -> tuple[int, tuple[int, ...]]:
-        """(start, tokens) that the draft model's cache lacks; at least one token, since a forward pass needs one."""
-        base = len(self.tokens)
-        start = base + len(self.draft) - 1
+        """(start, tokens) that the draft model's cache lacks; at least one token, since a forward pass needs one.
+
+        A chain follows the text; the nodes of a tree are no text, and are left out.
+        """
+        base, chain = len(self.tokens), self.draft if self.draft_parents is None else ()
+        start = base + len(chain) - 1
         if self.draft_cached_len < start:
             start = self.draft_cached_len
         feed = tuple(self.tokens[start:])
-        if self.draft:
-            feed += tuple(self.draft[max(0, start - base) :])
+        if chain:
+            feed += tuple(chain[max(0, start - base) :])
         return start, feed
 
     def branch_inputs(self, branches: Sequence[Branch]) -> tuple[int, tuple[TokenIds, ...]]:
@@ -362,9 +365,12 @@ class Session:
         return verdict.accepted <= num_drafts and (not kept or max(kept) < num_drafts)
 
     def num_accepted_in_answer(self, verdict: Verdict) -> int:
-        """How many accepted drafts become part of the answer: a tree may reach beyond the answer's end."""
+        """How many accepted drafts become part of the answer: a tree, and a draft that is read off the text, may reach
+        beyond the answer's end.
+        """
         kept = verdict.kept_tree_nodes
-        return verdict.accepted if kept is None else self._num_that_fit(self._kept_drafts(kept))
+        chain = (self.in_flight_drafts or ())[: verdict.accepted]
+        return self._num_that_fit(chain if kept is None else self._kept_drafts(kept))
 
     def _kept_drafts(self, kept_tree_nodes: tuple[int, ...]) -> TokenIds:
         flight = self.in_flight_drafts or ()

@@ -298,8 +298,11 @@ class RealTimeDriver:
             if self.pace == "wall"
             else self._hardware_interval(self._compute[name].processor_of(work), now, seconds, wall_interval[1])
         )
-        for observer in self._observers:
-            observer.work_done(name, work, outcome, begin, end)
+        try:
+            for observer in self._observers:
+                observer.work_done(name, work, outcome, begin, end)
+        except Exception as error:  # the loop, which calls this, would only log it
+            self._stop_with(error)
         self._num_in_flight -= 1
         self._push(end, ARRIVAL, serial, partial(self._handle, name, WorkFinished(job, outcome)))
 

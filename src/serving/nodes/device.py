@@ -245,11 +245,8 @@ class Device:
                     self.local_worker.handle(event, now) if self.local_worker else []
                 )
             case PeerRestored():
-                if not self.node_selector.mark_restored(event):
-                    return []
-                return (self.local_worker.handle(event, now) if self.local_worker else []) + self._notify_all(
-                    event, now
-                )
+                own = self.local_worker.handle(event, now) if self.local_worker else []  # it counts causes of its own
+                return own + self._notify_all(event, now) if self.node_selector.mark_restored(event) else own
         return []
 
     # Messages.

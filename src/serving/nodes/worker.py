@@ -175,7 +175,9 @@ class Worker:
     def _on_request(self, m: Request, now: float) -> Commands:
         status = self.session_registry.register(m, now)
         if status == "open":
-            return self._enqueue(m, now)
+            out = self._enqueue(m, now)
+            # An earlier node has forwarded it for an owner that is lost, whose release may never come.
+            return out + self._start_lease(m.reply_to, now) if m.reply_to in self.node_selector.lost_nodes else out
         return [self._released_miss(m)] if status == "released" else []
 
     def _released_miss(self, m: Request) -> SendMessage:

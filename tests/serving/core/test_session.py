@@ -96,6 +96,15 @@ def test_drafts_of_a_tree_beyond_the_answers_end_do_not_count_as_accepted(
     assert s.apply_verdict(verdict)[1].count("accepted") == fit
 
 
+@pytest.mark.parametrize(("accepted", "fit"), [(0, 0), (1, 1), (2, 2), (4, 2)])
+def test_drafts_that_are_read_off_the_text_count_as_accepted_up_to_the_answers_end(accepted: int, fit: int) -> None:
+    """A stop token of the text, as a chat template sets it between turns, is drafted with what followed it."""
+    s = asked((10, END, 12, 13))
+    assert s.num_accepted_in_answer(Verdict(accepted, 14)) == fit
+    _, origins = s.apply_verdict(Verdict(accepted, 14))
+    assert origins.count("accepted") == fit
+
+
 def test_the_draft_cache_never_extends_beyond_committed_tokens() -> None:
     """After a bonus the last draft was never fed: the cache ends before it, whatever the verdict says."""
     s = asked()

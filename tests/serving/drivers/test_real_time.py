@@ -17,7 +17,7 @@ from serving.hardware.executor import FatalWorkError
 from serving.messages import Command, EmitTokens, Event, Message, Outcome, Release, TimerFired, Work
 from tests.support.fake_pair import FakePair, own_text
 from tests.support.policies import POLICIES, policy
-from tests.support.simulated_nodes import World, world
+from tests.support.simulated_nodes import Log, World, world
 
 
 def scripted(observers: Sequence[Observer]) -> RealTimeDriver:
@@ -93,6 +93,19 @@ def test_an_error_of_work_ends_the_run() -> None:
     w.simulator._compute["device-0"].executor = Broken()
     with pytest.raises(ZeroDivisionError, match="chip on fire"):
         asyncio.run(played(w))
+    w.simulator.close()
+
+
+def test_an_error_of_an_observer_that_is_told_of_work_ends_the_run() -> None:
+    """As that of a log on a full disk: the work would never be done, and the run wait for it."""
+
+    class Full(Log):
+        def work_done(self, *_: object) -> None:
+            raise OSError("no space left on device")
+
+    w = world(policy("edge_centric"), devices=1, drive=lambda observers: scripted([*observers, Full()]))
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(played(w, limit_s=2.0))
     w.simulator.close()
 
 

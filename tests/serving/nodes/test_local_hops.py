@@ -273,6 +273,21 @@ def test_a_short_loss_changes_no_token(name: str, at: float) -> None:
     assert_no_state_left(w)
 
 
+@pytest.mark.parametrize("ends", [("link", "node"), ("node", "link")])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_devices_hop_goes_on_when_both_causes_of_a_loss_have_ended(name: str, ends: tuple[Any, Any]) -> None:
+    """An outage of the link while the node is down, whichever ends first."""
+    w = world(split_policy(name), devices=1, limit=20)
+    w.simulator.run(0.1)
+    w.simulator.post(0.1, "device-0", PeerLost("cloud", "node"))
+    w.simulator.post(0.11, "device-0", PeerLost("cloud", "link"))
+    for seconds, cause in zip((0.2, 0.3), ends, strict=True):
+        w.simulator.post(seconds, "device-0", PeerRestored("cloud", cause))
+    w.simulator.run()
+    assert_texts_are_the_targets(w)
+    assert_no_state_left(w)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_sessions_evicted_by_a_full_cloud_are_retried(name: str) -> None:
     w = world(split_policy(name, 2), devices=3, at_once=2, calls_each=2, prompt=20, limit=20, capacity_tokens=70).run()

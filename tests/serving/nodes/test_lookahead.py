@@ -28,12 +28,13 @@ from serving.messages import (
     WorkFinished,
 )
 from serving.nodes.device import Device
-from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.draft import TreeDraft, WindowDraft
 from serving.policy.slots.early_exit import SequencewiseExit
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import NoLookahead, SyneraLookahead
 from serving.policy.slots.prefill import WholePrefill
+from serving.policy.slots.verify import TreeVerify
 from tests.support.fake_pair import FakePair, extend, own_text
 from tests.support.policies import THRESHOLDS, policy
 from tests.support.simulated_nodes import World, world
@@ -355,6 +356,25 @@ def test_a_fill_with_drafts_in_flight_is_abandoned() -> None:
     assert isinstance(drafting, DraftWork)
     assert (drafting.start, drafting.input_tokens) == (0, (1, 2, 3, 4, 500, 77))
     assert device.handle(WorkFinished(fill.job, DraftOutcome((), {}, (), False, 6)), 1.2) == []
+
+
+def test_a_fill_with_a_tree_in_flight_feeds_the_text_alone() -> None:
+    """The nodes of a tree, one after the other, are no text: 5 and 6 are two ways to go on behind 3."""
+    device = one_device(draft=TreeDraft(3, 2, 2), verify=TreeVerify(), lookahead=NoLookahead())
+    device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 40)), 0.0)
+    tree = DraftOutcome((5, 6, 7), {}, ((5,), (6,), (7,)), False, 3, parents=(-1, -1, 1))
+    device.handle(WorkFinished(1, tree), 1.0)
+    requester = device.active_requester
+    assert requester is not None
+    requester.restart_draft(1.05)
+    (fill,) = [c for c in requester.on_chip_idle(1.06) if isinstance(c, StartWork)]
+    assert isinstance(fill.work, DraftWork)
+    assert (fill.work.start, fill.work.input_tokens) == (0, (1, 2))
+    device.handle(WorkFinished(fill.job, DraftOutcome((), {}, (), False, 2)), 1.07)
+    judged = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(1, 500, (1,)), ("cloud",), 0)), 1.1)
+    (drafting,) = [c.work for c in judged if isinstance(c, StartWork)]
+    assert isinstance(drafting, DraftWork)
+    assert (drafting.start, drafting.input_tokens) == (2, (3, 6, 500))
 
 
 def test_without_a_cache_on_the_device_a_step_for_the_adopted_branch_is_abandoned() -> None:

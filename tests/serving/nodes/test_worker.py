@@ -371,6 +371,30 @@ def test_a_restarted_owner_counts_attempts_from_0() -> None:
     assert said(out, Reply) == [Reply("a", 0, 12, Verdict(0, 7), ("cloud",), 0, path_latency_s=1.0)]
 
 
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_what_is_forwarded_for_a_lost_owner_is_kept_for_a_lease(known: bool, returns: bool) -> None:
+    """The owner may end the session before it is back, and its release reaches no node then."""
+    w = Worker("next", policy("sled", scheduler=ContinuousBatch(), kv_cache=PrefixCaching()))
+    seq = SequenceSlice("a", 0, 3, (), 0, "greedy", hidden_states=HIDDEN)
+    request = Request(0, seq, SPLIT, 1, ("cloud", "next"), "device of a")
+    if known:
+        served(w, MessageReceived(replace(request, slice=replace(seq, session="b"))))
+    w.handle(PeerLost("device of a", "link"), 2.0)
+    out = list(w.handle(MessageReceived(request), 2.1))
+    started = decide(w, 2.1)
+    finish(w, *[Verdict(0, 7)] * len(batch(started)), now=2.2)
+    assert w.kv_accounting.cached_lens
+    if returns:
+        w.handle(PeerRestored("device of a", "link"), 3.0)
+    due_s = max(c.due_s for c in out if isinstance(c, SetTimer))
+    assert due_s == pytest.approx(2.1 + w.session_lease_s)
+    dropped = [each for timer in list(w.session_registry.leases) for each in w.handle(TimerFired(timer), due_s)]
+    assert DropCache("a", 1) in dropped
+    assert not w.session_registry.owners
+    assert not w.kv_accounting.cached_lens
+
+
 def test_an_owner_may_return_after_its_lease_ended() -> None:
     w = worker()
     served(w, ask("a", round_=7))

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from serving.core.draft_tree import depths
 from serving.messages import (
     Command,
     DraftOutcome,
@@ -110,12 +111,19 @@ class RunObserver:
     def _record_draft(
         self, drafted_tokens: dict[int, list[DraftedToken]], work: DraftWork, outcome: DraftOutcome
     ) -> None:
-        """Branches have one token each; a plain draft has consecutive ones."""
-        first = work.start + len(work.input_tokens)
-        for i, (token, candidates) in enumerate(zip(outcome.tokens, outcome.top_candidates, strict=True)):
-            position = work.start + len(work.branches[i]) if work.branches else first + i
+        for i, (position, token) in enumerate(zip(_positions(work, outcome), outcome.tokens, strict=True)):
             scores = {name: values[i] for name, values in outcome.scores.items() if i < len(values)}
-            drafted_tokens[position].append(DraftedToken(token, candidates, scores))
+            drafted_tokens[position].append(DraftedToken(token, outcome.top_candidates[i], scores))
+
+
+def _positions(work: DraftWork, outcome: DraftOutcome) -> list[int]:
+    """Where the drafted tokens stand: those of a tree by their depth, one behind each branch, or one after another."""
+    first = work.start + work.num_inputs
+    if outcome.parents is not None:
+        return [first + depth for depth in depths(outcome.parents)]
+    if work.branches:
+        return [work.start + len(branch) for branch in work.branches]
+    return [first + i for i in range(len(outcome.tokens))]
 
 
 class _ActiveRecords(dict[str, SessionRecord]):

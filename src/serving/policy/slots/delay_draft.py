@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 from serving.core.draft_round import DraftRound
 from serving.core.session import Session
-from serving.messages import DraftStopRule
+from serving.messages import INF, DraftStopRule
 from serving.policy.slots.draft import DEFAULT_ACCEPTANCE
 
 SCORE = "confidence"
@@ -129,7 +129,15 @@ class RoundRates:
         if not self.draft_s:
             return 0.0
         step_s, tokens_per_s = self.draft_s / self.drafts, self.tokens / self.seconds
-        return float((tokens_per_s * step_s / self.next_acceptance) ** (1 / self.sharpness))
+        return _power(tokens_per_s * step_s / self.next_acceptance, 1 / self.sharpness)
+
+
+def _power(base: float, exponent: float) -> float:
+    """`base ** exponent`; infinite where that is more than a float holds, as after thousands of right drafts."""
+    try:
+        return float(base**exponent)
+    except OverflowError:
+        return INF
 
 
 def _expected_part(nats: float, sharpness: float) -> float:

@@ -13,6 +13,8 @@ from serving.messages import (
     INF,
     Command,
     DraftDecision,
+    DraftOutcome,
+    DraftWork,
     EmitTokens,
     Event,
     ForwardWork,
@@ -100,7 +102,7 @@ class LoadObserver:
             return
         for draft, drafted in drafts_of(work, outcome):
             if draft.stop_rule.max_tokens:
-                self.counts.drafted += drafted.cached_len + 1 - draft.start - len(draft.input_tokens)
+                self.counts.drafted += _num_drafted(draft, drafted)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
@@ -130,6 +132,16 @@ class LoadObserver:
             self._round_began_s[session] = now
         if emit.ending:
             self._round_began_s.pop(session, None)
+
+
+def _num_drafted(work: DraftWork, drafted: DraftOutcome) -> int:
+    """Drafted tokens, those included that a stop rule dropped: of a chain each is a pass, which caches the one before.
+
+    Branches and trees leave no drafts in the cache.
+    """
+    if work.branches or work.stop_rule.tree:
+        return len(drafted.tokens)
+    return drafted.cached_len + 1 - work.start - len(work.input_tokens)
 
 
 SpeedFrom = Literal["asked", "first_token"]

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from serving.frontend.ui.token_trace import RunObserver
 from serving.messages import (
     REPLY_NBYTES,
@@ -14,6 +16,7 @@ from serving.messages import (
     PeerLost,
     Reply,
     RequestArrived,
+    TreeRule,
     Verdict,
 )
 from tests.support.policies import policy as fake_policy
@@ -36,6 +39,25 @@ def test_a_drafted_token_is_the_answers_or_the_devices_last_draft() -> None:
     assert [draft and (draft.token, draft.scores["route"]) for draft in drafts.values()] == [
         (5, 0.1), (6, 0.2), (3, 0.3), (4, 0.4), None
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("work", "first"),
+    [
+        (DraftWork("s", 3, (8, 9), DraftStopRule(4, tree=TreeRule(2, 2))), 5),
+        (DraftWork("s", 3, (), DraftStopRule(4, tree=TreeRule(2, 2)), branches=((7, 8, 9),)), 6),
+    ],
+)
+def test_the_nodes_of_a_tree_stand_at_their_depth(work: DraftWork, first: int) -> None:
+    """Also where the tree is drafted ahead, behind its one branch."""
+    observer = RunObserver(["d"])
+    observer.start("s", "d")
+    tops = ((20,), (21,), (22,), (23,))
+    observer.work_done("d", work, DraftOutcome((20, 21, 22, 23), {}, tops, False, 5, parents=(-1, -1, 0, 1)), 0.0, 1.0)
+    found = [observer.drafted_token("s", position, token) for position, token in
+             ((first, 20), (first, 21), (first + 1, 22), (first + 1, 23))]  # fmt: skip
+    assert [one.token if one else None for one in found] == [20, 21, 22, 23]
+    assert observer.drafted_token("s", first + 2, 24) is None
 
 
 def test_late_events_of_a_finished_run_leave_no_state() -> None:

@@ -183,3 +183,16 @@ def test_a_round_shows_what_shorter_drafts_would_have_yielded():
 def test_options_out_of_range_are_refused(wrong: Callable[[], object]):
     with pytest.raises(ValueError, match=r"policy\.draft"):
         wrong()
+
+
+def test_thousands_of_right_drafts_of_low_confidence_leave_a_rule() -> None:
+    """Confidence says nothing any more, and a token takes the device longer than a round gives one: one is drafted."""
+    monitor = DeviceMonitor(learner=RoundRates())
+    assert isinstance(monitor.learner, RoundRates)
+    for _ in range(9000):
+        monitor.learner.record(DraftRound(1, 1, STEP_S, 0.01, (0.5,)))
+    draft = DelayAdaptiveDraft(6)
+    first = draft.next_stop(session(monitor=monitor))
+    assert first is not None
+    assert first.threshold > 1
+    assert draft.next_stop(session([0.5], monitor=monitor)) is None

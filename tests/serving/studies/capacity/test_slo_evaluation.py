@@ -7,6 +7,9 @@ import pytest
 
 from serving.messages import (
     INF,
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
     EmitTokens,
     ForwardWork,
     Hop,
@@ -15,6 +18,7 @@ from serving.messages import (
     RequestArrived,
     SequenceSlice,
     Span,
+    TreeRule,
 )
 from serving.studies.capacity.slo_evaluation import (
     AnswerTiming,
@@ -127,3 +131,22 @@ def test_a_round_is_late_by_its_own_tokens_and_time() -> None:
     evaluator = SloEvaluator(load, "asked")
     assert evaluator.round_counts(observer) == ({"slow": 1, "fast": 3}, {"slow": 0, "fast": 1})
     assert evaluator.counts(observer)[:2] == ({"fast": 2}, {"fast": 1})
+
+
+@pytest.mark.parametrize(
+    ("rule", "branches", "drafted", "count"),
+    [
+        (DraftStopRule(4), (), DraftOutcome((7, 8, 9), {}, (), False, 12), 3),
+        (DraftStopRule(4), (), DraftOutcome((7, 8), {}, (), True, 12), 3),  # and one that the stop rule dropped
+        (DraftStopRule(4, tree=TreeRule(2, 2)), (), DraftOutcome((7, 8, 9), {}, (), False, 10, parents=(-1, -1, 0)), 3),
+        (DraftStopRule(1), ((5,), (6,)), DraftOutcome((7, 8), {}, (), False, 8), 2),
+        (DraftStopRule(0), (), DraftOutcome((), {}, (), False, 10), 0),
+    ],
+)
+def test_drafts_are_counted_whatever_their_shape(
+    rule: DraftStopRule, branches: Any, drafted: DraftOutcome, count: int
+) -> None:
+    observer = LoadObserver(0.0, 10.0)
+    work = DraftWork("s", 8, () if branches else (1, 2), rule, branches=branches)
+    observer.work_done("device-0", work, drafted, 1.0, 2.0)
+    assert observer.counts.drafted == count
