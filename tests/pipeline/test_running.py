@@ -69,7 +69,8 @@ def test_a_search_on_sealed_prompts_is_refused() -> None:
 
 
 def test_a_run_whose_thresholds_saw_its_prompts_is_refused() -> None:
-    words = ("+policy=synera", "model=toy", "workload.num_prompts=8", "workload.profiling.dataset=${workload.dataset}")
+    words = ("+policy=synera", "model=toy", "workload.num_prompts=8", "workload.profiling.num_prompts=20",
+             "workload.profiling.dataset=${workload.dataset}")  # fmt: skip
     with pytest.raises(ConfigError, match=r"stage thresholds learns from .* Set workload\.profiling\.skip=8\."):
         api.stages(words)
 
