@@ -17,7 +17,7 @@ from pipeline.config.build import TARGET, ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, given_overrides, group_choices, written_overrides
 from pipeline.config.own_classes import error_text
 from pipeline.config.plan import Plan, build_arguments, make_plan
-from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_problem
+from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_interrupted, print_problem
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -219,11 +219,14 @@ def _is_secret(word: str) -> bool:
 
 
 def run_to_exit_status(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> int:
-    """Runs one job and prints what is wrong with it: a sweep goes on with the next job in any case."""
+    """Runs one job and prints what is wrong with it: a sweep goes on with the next job in any case.
+
+    Of Ctrl-C it says what the stage that was built has not said, and the sweep will not say.
+    """
     try:
         run(cfg, entry)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        return INTERRUPTED if hasattr(stopped, "__notes__") or _is_swept() else print_interrupted()
     except Exception as problem:
         return print_problem(problem)
     return 0
