@@ -165,9 +165,11 @@ def _compose_and_run(argv: list[str], entry: composed_cache.CacheEntry | None, f
 
     from pipeline.config.compose import prepare_hydra
     from pipeline.config.multirun import composed_once, defer_to_jobs
+    from pipeline.report.hydra_notes import mask_hydras_notes
     from pipeline.running import run_to_exit_status
 
     prepare_hydra()
+    mask_hydras_notes()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
     if "stage=plan" in argv and "report=full" not in argv:  # Hydra's notes of a job would be removed again
         sys.argv.insert(sys.argv.index("stage=plan"), "hydra.output_subdir=null")
