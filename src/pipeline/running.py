@@ -162,17 +162,17 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
     """
     stop = str(cfg.stage)
     job = create_job(cfg)
-    if "trial" in job.config:
+    if preflight.TRIAL in job.config:
         preflight.check_chosen_on_open_prompts(job.config, "a search")
-    goal = str(cfg.goal)
-    _print_notes(job)
+    goal, unread = str(cfg.goal), preflight.unread_words(given_overrides(), group_choices(), lambda: _references(cfg))
+    _print_notes(job, unread)
     if stop == "all" and goal == "serve":
         return _run_and_report(job)
     if stop == "all":
         _build_stage(job, goal)
     elif stop == "plan":
         _print_plan(job, job.plan(goal))
-        if entry and not _is_swept():
+        if entry and not unread and not _is_swept():  # a kept plan does not know what was unread
             entry.keep(cfg, job.config, job.library, _is_secret)
     elif stop in ("train", "profile"):
         plan = job.plan(goal)
@@ -183,10 +183,17 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
     return None
 
 
-def _print_notes(job: Job) -> None:
+def _references(cfg: "DictConfig") -> str:
+    """The configuration as text, references not replaced."""
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_container(cfg, resolve=False))
+
+
+def _print_notes(job: Job, unread: Sequence[str] = ()) -> None:
     """Of what is allowed, and probably not meant."""
-    chips = preflight.unusual_chips(job.library.loaded)
-    for note in [*preflight.unusual_values(job.config), *chips, *preflight.slow_dtypes(job.config, cpu_flags)]:
+    chips, dtypes = preflight.unusual_chips(job.library.loaded), preflight.slow_dtypes(job.config, cpu_flags)
+    for note in [*unread, *preflight.unusual_values(job.config), *chips, *dtypes]:
         job.observer.note(f"note: {note}")
 
 

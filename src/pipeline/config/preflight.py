@@ -1,10 +1,11 @@
 """What is found out before any work: accelerators that this machine lacks, and values in a unit that was not meant."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.artifacts.stage import Stage
-from pipeline.config.arguments import conf_dir
+from pipeline.config.arguments import conf_dir, suggestion
 from pipeline.config.build import TARGET, load
 from pipeline.config.compose import select
 from pipeline.config.plan import Plan
@@ -37,6 +38,8 @@ CHIP_RANGES: Mapping[str, tuple[float, float, str]] = {
 }
 """The same for figures of a chip, of its modes and of its software."""
 
+TRIAL = "trial"
+"""The key that a search adds to each of its jobs."""
 PROFILING = "serving.workload.workload.ProfilingWorkload"
 
 DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
@@ -144,6 +147,24 @@ def _no_gpu(option: str, value: str, instead: str) -> str:
 
     why = "is a build without CUDA" if torch.version.cuda is None else "sees none here"
     return f"{option} is {value}, and torch {torch.__version__} {why}. Nothing was run; set {instead}."
+
+
+def unread_words(given: Iterable[str], groups: Collection[str], composed: Callable[[], str]) -> list[str]:
+    """A note for each word that adds a setting which nothing reads: conf/ has none that begins so, it chooses none of
+    the `groups`, and no reference or template in what was composed, which `composed` gives as text, names it.
+    """
+    from pipeline.config.sources import read_named  # loads YAML, which a plan that was composed before needs not
+
+    keys = [word.lstrip("+").partition("=")[0] for word in given if word.startswith("+")]
+    roots = {key: key.partition(".")[0] for key in keys if key not in groups and not {"/", "@"} & set(key)}
+    known = {*(read_named("config") or ()), *(path.name for path in conf_dir().iterdir()), TRIAL} if roots else set()
+    unknown = {key: re.escape(root) for key, root in roots.items() if root not in known}
+    text = composed() if unknown else ""
+    return [
+        f"nothing reads +{key}, so it has no effect.{suggestion(roots[key], sorted(known))}"
+        for key, root in unknown.items()
+        if not re.search(rf"\$\{{[^}}]*\b{root}\b|\{{{root}\b[\w./]*\}}", text)
+    ]
 
 
 def slow_dtypes(config: Mapping[str, Any], cpu_flags: Callable[[], frozenset[str]]) -> list[str]:

@@ -61,6 +61,22 @@ def test_a_value_in_another_unit_gets_a_note(place: str, value: Any, note: str |
     assert note is None or note in found[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        (("+seeed=4",), ["nothing reads +seeed, so it has no effect. Did you mean seed?"]),
+        (("+worklod.num_prompts=6", "seed=3"),
+         ["nothing reads +worklod.num_prompts, so it has no effect. Did you mean workload?"]),
+        (("+workload.skip=6", "+policy=sled", "+draws=clock", "+trial=7", "+page@page=none"), []),
+        (("+mine=large", "+variant/mine/kind=a"), []),  # a group of the user's, and one of conf/
+        (("+lab.budget=3", "+label=a"), []),  # which a file refers to
+    ],
+)  # fmt: skip
+def test_a_word_that_nothing_reads_gets_a_note(words: tuple[str, ...], noted: list[str]) -> None:
+    composed = str({"policy": {"offload": {"budget": "${oc.select:lab.budget,0.2}"}}, "rows": "{label}"})
+    assert preflight.unread_words(words, {"mine", "policy"}, lambda: composed) == noted
+
+
 def test_figures_of_a_users_chip_in_another_unit_get_a_note() -> None:
     """Those of the project are as they are meant: one has no limits at all."""
     node = {"memory_gb": 16e9, "software": {"own": {"forward_overhead_s": 2}}, "modes": {"m": {"memory_gbps": 17.1}}}
