@@ -71,8 +71,13 @@ def choices_given(argv: Sequence[str], group: str) -> list[str]:
     for word in reversed(argv):
         name, _, value = word.lstrip("+").partition("=")
         if name == group:
-            return [choice.strip().strip("'\"") for choice in value.split(",")]
+            return [choice.strip().strip("'\"") for choice in ([value] if _is_quoted(value) else value.split(","))]
     return []
+
+
+def _is_quoted(value: str) -> bool:
+    """True for one text in quotes, which may have commas."""
+    return len(value) > 1 and value[0] in "'\"" and value.find(value[0], 1) == len(value) - 1
 
 
 def split_options(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dict[str, str]]:
