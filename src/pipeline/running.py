@@ -51,9 +51,13 @@ class Job:
 
     @property
     def force(self) -> frozenset[str]:
-        """Stages to build again: a list, or one name."""
-        names = self.config["force"] or ()
-        return frozenset([names] if isinstance(names, str) else names)
+        """Stages to build again: a list, or one name. Raises ConfigError for what is no name."""
+        given = self.config["force"] or ()
+        names = given if isinstance(given, list | tuple) else [given]
+        wrong = [name for name in names if not isinstance(name, str)]
+        if wrong:
+            raise ConfigError(f"force has {wrong[0]!r}; name the stages to build again, as in force=[serve].")
+        return frozenset(names)
 
     def plan(self, goal: str = "serve") -> Plan:
         """The stages that `goal` needs. Raises ConfigError for an invalid configuration."""

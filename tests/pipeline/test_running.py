@@ -39,6 +39,12 @@ def test_a_forced_stage_is_built_again(tmp_path: Path, force: Any) -> None:
     assert built(job(tmp_path, force)) == 1
 
 
+@pytest.mark.parametrize("force", [True, [1], 3])
+def test_force_without_the_name_of_a_stage_is_refused(tmp_path: Path, force: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^force has (True|1|3); name the stages to build again"):
+        job(tmp_path, force).plan()
+
+
 SEALED = {
     "_target_": "tests.support.stage_functions.read_questions",
     "dataset": {"_target_": "serving.workload.datasets.gsm8k.GSM8K", "evaluation": "sealed"},
