@@ -38,6 +38,7 @@ CHIP_RANGES: Mapping[str, tuple[float, float, str]] = {
 }
 """The same for figures of a chip, of its modes and of its software."""
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 TRIAL = "trial"
 """The key that a search adds to each of its jobs."""
 PROFILING = "serving.workload.workload.ProfilingWorkload"
@@ -50,7 +51,14 @@ DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
 
 
 def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_cached: Callable[[Stage], bool]) -> None:
-    """Raises ConfigError if serving, or the training of a stage that is not cached, wants a GPU and torch sees none."""
+    """Raises ConfigError if serving, or the training of a stage that is not cached, wants a GPU and torch sees none;
+    also for an `accelerator` that is no device of torch, such as the `gpu` of a trainer.
+    """
+    if str(config["accelerator"]).partition(":")[0] not in _DEVICES:
+        raise ConfigError(
+            f"accelerator is {config['accelerator']!r}; it is the torch device that serves, cpu or cuda. Training has "
+            "its own: trainer=gpu."
+        )
     if str(config["accelerator"]).startswith("cuda") and not _sees_gpu():
         raise ConfigError(_no_gpu("accelerator", config["accelerator"], "accelerator=cpu"))
     for stage in stages:

@@ -32,6 +32,12 @@ def test_serving_on_a_gpu_that_is_not_there_is_refused_although_its_result_is_ca
         preflight.check_accelerators({"accelerator": "cuda"}, [], is_cached)
 
 
+@pytest.mark.parametrize("accelerator", ["gpu", "cudaa", "CPU", None])
+def test_an_accelerator_that_is_no_device_is_refused(accelerator: str | None):
+    with pytest.raises(ConfigError, match=rf"accelerator is {accelerator!r}; it is the torch device.*trainer=gpu"):
+        preflight.check_accelerators({"accelerator": accelerator}, [], is_cached)
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_training_on_a_gpu_that_is_not_there_is_refused_only_where_something_is_to_train():
     trained = stage(trainer={"accelerator": "gpu"})
