@@ -70,6 +70,7 @@ class Job:
             raise ConfigError(
                 f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
             )
+        preflight.check_training_seed(self.config)
         preflight.check_profiled_prompts(found)
         if self.library.loader is not None:  # what was composed before was accepted
             preflight.check_dtypes(self.config, found, given_overrides())

@@ -43,6 +43,9 @@ TRIAL = "trial"
 """The key that a search adds to each of its jobs."""
 PROFILING = "serving.workload.workload.ProfilingWorkload"
 
+MAX_TRAINING_SEED = 2**32 - 1
+"""NumPy takes no seed below 0, and torch none above 2^63, from which trainings keep a factor for their epochs."""
+
 DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "bf16"}),
     "fp16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
@@ -66,6 +69,13 @@ def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_ca
         wants_gpu = isinstance(trainer, dict) and trainer.get("accelerator") == "gpu"
         if wants_gpu and not is_cached(stage) and not _sees_gpu():
             raise ConfigError(_no_gpu("trainer.accelerator", "gpu", "trainer=cpu, or trainer.accelerator=cpu"))
+
+
+def check_training_seed(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a seed that one of the generators of training refuses, perhaps after minutes of work."""
+    seed = select(config, "training.seed")
+    if isinstance(seed, int) and not 0 <= seed <= MAX_TRAINING_SEED:
+        raise ConfigError(f"training.seed is {seed}; a whole number from 0 to {MAX_TRAINING_SEED} is wanted.")
 
 
 def check_chosen_on_open_prompts(config: Mapping[str, Any], chooser: str) -> None:

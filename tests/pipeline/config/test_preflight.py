@@ -38,6 +38,14 @@ def test_an_accelerator_that_is_no_device_is_refused(accelerator: str | None):
         preflight.check_accelerators({"accelerator": accelerator}, [], is_cached)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_generator_of_training_takes_is_refused(seed: int):
+    with pytest.raises(ConfigError, match=rf"training\.seed is {seed}; a whole number from 0 to 4294967295"):
+        preflight.check_training_seed({"training": {"seed": seed}})
+    for taken in ({"training": {"seed": 2**32 - 1}}, {"training": {"seed": 0}}, {}):
+        preflight.check_training_seed(taken)
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_training_on_a_gpu_that_is_not_there_is_refused_only_where_something_is_to_train():
     trained = stage(trainer={"accelerator": "gpu"})
