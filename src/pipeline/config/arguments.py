@@ -183,6 +183,8 @@ def _is_literal_name(value: str) -> bool:
 def find_unwritable_outputs(argv: Sequence[str]) -> str | None:
     """The error text for an `outputs` folder that cannot be written, before Hydra logs there; None if it can."""
     for name in choices_given(argv, "outputs") or ["outputs"]:
+        if not name:  # Hydra would write to /runs
+            return "outputs is empty, as with a variable of the shell that is not set; name a folder with outputs=DIR."
         folder = Path(name).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)

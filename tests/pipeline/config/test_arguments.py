@@ -166,3 +166,8 @@ def test_outputs_with_a_comma_in_quotes_are_one_folder(tmp_path: Path, monkeypat
     assert arguments.find_unwritable_outputs(["outputs='a,b'"]) is None
     assert [path.name for path in tmp_path.iterdir()] == ["a,b"]
     assert arguments.choices_given(["policy='sled','synera'"], "policy") == ["sled", "synera"]
+
+
+@pytest.mark.parametrize("word", ["outputs=", "outputs=''"])
+def test_empty_outputs_are_refused(word: str) -> None:
+    assert "outputs is empty" in str(arguments.find_unwritable_outputs([word]))
