@@ -262,14 +262,24 @@ def planned_goal(job: Job) -> str:
 
 
 def _check_known(job: Job, name: str) -> None:
-    if name not in job.config["stages"]:
-        known = ", ".join([*STOP_POINTS, *sorted(job.config["stages"])])
+    nodes = job.config["stages"]
+    if name not in nodes:
+        known = ", ".join([*STOP_POINTS, *sorted(one for one in nodes if not _is_service(nodes[one]))])
         raise ConfigError(f"stage is {name!r}; allowed are {known}.")
 
 
+def _is_service(node: Any) -> bool:
+    return isinstance(node, Mapping) and node.get("_kind_") == "service"
+
+
 def _build_stage(job: Job, name: str) -> None:
-    """Builds a stage by its name and prints its text files."""
+    """Builds a stage by its name and prints its text files. Raises ConfigError for a service, which leaves none."""
     _check_known(job, name)
+    if _is_service(job.config["stages"][name]):
+        raise ConfigError(
+            f"{name} is no stage that ends: it serves until it is stopped. Run python -m serving.{name} with the same "
+            "words, without stage and goal."
+        )
     from pipeline.report import job as report
 
     context = _job_context(job)
