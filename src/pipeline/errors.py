@@ -57,6 +57,12 @@ def print_error(problem: str | UserError) -> int:
     return BAD_INPUT
 
 
+def print_interrupted() -> int:
+    """Says after Ctrl-C what to do next; the exit status."""
+    print("interrupted; all finished stages are kept, and the same command goes on from there.", file=sys.stderr)
+    return INTERRUPTED
+
+
 def survived_problem(problem: Exception) -> str:
     """The text of an error that ends one of several jobs. A fault of the project is printed with its traceback, a
     user's with TANDEM_DEBUG.

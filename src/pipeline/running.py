@@ -17,7 +17,7 @@ from pipeline.config.build import TARGET, ConfigSchema, construct, load
 from pipeline.config.compose import ConfigLibrary, given_overrides, group_choices, written_overrides
 from pipeline.config.own_classes import error_text
 from pipeline.config.plan import Plan, build_arguments, make_plan
-from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_problem
+from pipeline.errors import INTERRUPTED, ConfigError, UserError, print_interrupted, print_problem
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -51,9 +51,13 @@ class Job:
 
     @property
     def force(self) -> frozenset[str]:
-        """Stages to build again: a list, or one name."""
-        names = self.config["force"] or ()
-        return frozenset([names] if isinstance(names, str) else names)
+        """Stages to build again: a list, or one name. Raises ConfigError for what is no name."""
+        given = self.config["force"] or ()
+        names = given if isinstance(given, list | tuple) else [given]
+        wrong = [name for name in names if not isinstance(name, str)]
+        if wrong:
+            raise ConfigError(f"force has {wrong[0]!r}; name the stages to build again, as in force=[serve].")
+        return frozenset(names)
 
     def plan(self, goal: str = "serve") -> Plan:
         """The stages that `goal` needs. Raises ConfigError for an invalid configuration."""
@@ -66,6 +70,7 @@ class Job:
             raise ConfigError(
                 f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
             )
+        preflight.check_training_seed(self.config)
         preflight.check_profiled_prompts(found)
         if self.library.loader is not None:  # what was composed before was accepted
             preflight.check_dtypes(self.config, found, given_overrides())
@@ -162,17 +167,17 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
     """
     stop = str(cfg.stage)
     job = create_job(cfg)
-    if "trial" in job.config:
+    if preflight.TRIAL in job.config:
         preflight.check_chosen_on_open_prompts(job.config, "a search")
-    goal = str(cfg.goal)
-    _print_notes(job)
+    goal, unread = str(cfg.goal), preflight.unread_words(given_overrides(), group_choices(), lambda: _references(cfg))
+    _print_notes(job, unread)
     if stop == "all" and goal == "serve":
         return _run_and_report(job)
     if stop == "all":
         _build_stage(job, goal)
     elif stop == "plan":
         _print_plan(job, job.plan(goal))
-        if entry and not _is_swept():
+        if entry and not unread and not _is_swept():  # a kept plan does not know what was unread
             entry.keep(cfg, job.config, job.library, _is_secret)
     elif stop in ("train", "profile"):
         plan = job.plan(goal)
@@ -183,10 +188,17 @@ def run(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> "JobReport | No
     return None
 
 
-def _print_notes(job: Job) -> None:
+def _references(cfg: "DictConfig") -> str:
+    """The configuration as text, references not replaced."""
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_container(cfg, resolve=False))
+
+
+def _print_notes(job: Job, unread: Sequence[str] = ()) -> None:
     """Of what is allowed, and probably not meant."""
-    chips = preflight.unusual_chips(job.library.loaded)
-    for note in [*preflight.unusual_values(job.config), *chips, *preflight.slow_dtypes(job.config, cpu_flags)]:
+    chips, dtypes = preflight.unusual_chips(job.library.loaded), preflight.slow_dtypes(job.config, cpu_flags)
+    for note in [*unread, *preflight.unusual_values(job.config), *chips, *dtypes]:
         job.observer.note(f"note: {note}")
 
 
@@ -219,11 +231,14 @@ def _is_secret(word: str) -> bool:
 
 
 def run_to_exit_status(cfg: "DictConfig", entry: "CacheEntry | None" = None) -> int:
-    """Runs one job and prints what is wrong with it: a sweep goes on with the next job in any case."""
+    """Runs one job and prints what is wrong with it: a sweep goes on with the next job in any case.
+
+    Of Ctrl-C it says what the stage that was built has not said, and the sweep will not say.
+    """
     try:
         run(cfg, entry)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        return INTERRUPTED if hasattr(stopped, "__notes__") or _is_swept() else print_interrupted()
     except Exception as problem:
         return print_problem(problem)
     return 0
@@ -247,14 +262,24 @@ def planned_goal(job: Job) -> str:
 
 
 def _check_known(job: Job, name: str) -> None:
-    if name not in job.config["stages"]:
-        known = ", ".join([*STOP_POINTS, *sorted(job.config["stages"])])
+    nodes = job.config["stages"]
+    if name not in nodes:
+        known = ", ".join([*STOP_POINTS, *sorted(one for one in nodes if not _is_service(nodes[one]))])
         raise ConfigError(f"stage is {name!r}; allowed are {known}.")
 
 
+def _is_service(node: Any) -> bool:
+    return isinstance(node, Mapping) and node.get("_kind_") == "service"
+
+
 def _build_stage(job: Job, name: str) -> None:
-    """Builds a stage by its name and prints its text files."""
+    """Builds a stage by its name and prints its text files. Raises ConfigError for a service, which leaves none."""
     _check_known(job, name)
+    if _is_service(job.config["stages"][name]):
+        raise ConfigError(
+            f"{name} is no stage that ends: it serves until it is stopped. Run python -m serving.{name} with the same "
+            "words, without stage and goal."
+        )
     from pipeline.report import job as report
 
     context = _job_context(job)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.core.decoding import Decoding
 from serving.core.scores import Scorer, by_name, reading_hidden_states
+from serving.deployment.prompt_lengths import check_prompts
 from serving.deployment.setup import Setup
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
@@ -48,7 +49,8 @@ def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
 def _check_serves(setup: Setup, runtime: Runtime) -> None:
     check_slots(setup.policy)
     runtime.check(setup)
-    setup.workload.check_dataset()
+    models = () if isinstance(runtime, Simulated) else (setup.pair.cloud, setup.pair.device)
+    check_prompts(setup.workload, *models)
 
 
 def unread_serve(*, setup: Setup, runtime: Runtime, **_: object) -> tuple[object, ...]:
@@ -60,12 +62,18 @@ def unread_serve(*, setup: Setup, runtime: Runtime, **_: object) -> tuple[object
     return setup.unread_artifacts
 
 
-def check_record_outcomes(*, workload: Workload, max_draft_len: int = 8, max_prompts: int = 480, **_: object) -> None:
-    """Raises ValueError for a data set that cannot be read, is too small, or has no text, and limits below 1."""
+def check_record_outcomes(
+    *, workload: Workload, device: Checkpoint, cloud: Checkpoint, max_draft_len: int = 8, max_prompts: int = 480,
+    **_: object,
+) -> None:  # fmt: skip
+    """Raises ValueError for a data set that cannot be read, is too small, or has no text, for a prompt that is too
+    long, and limits below 1.
+    """
     for name, value in (("max_draft_len", max_draft_len), ("max_prompts", max_prompts)):
         if value < 1:
             raise ValueError(f"{name} is {value}; give 1 or more")
     workload.check_dataset(with_text=True)
+    check_prompts(workload, cloud, device)
 
 
 def serve(

@@ -17,6 +17,7 @@ from pipeline.report.job_summary import _group_choices, _policy_slots, _side_fac
 from pipeline.running import Job, _job_context, create_job, run
 from tests.support.tiny_models import save_checkpoints
 
+TOY = ("model=toy", "workload=smoke")
 STAGES = {
     "corpus": {"_target_": "tests.support.stage_functions.write_text", "text": "a"},
     "serve": {"_target_": "tests.support.stage_functions.write_text", "_kind_": "serve", "text": "b"},
@@ -37,6 +38,26 @@ def test_a_forced_stage_is_built_again(tmp_path: Path, force: Any) -> None:
     assert built(job(tmp_path)) == 1
     assert built(job(tmp_path)) == 0
     assert built(job(tmp_path, force)) == 1
+
+
+def test_a_service_is_not_built_as_a_stage_is(tmp_path: Path) -> None:
+    with (
+        api.composed("+policy=sled", *TOY, "stage=page", f"outputs={tmp_path}") as cfg,
+        pytest.raises(ConfigError, match=r"page is no stage that ends: .* Run python -m serving\.page with"),
+    ):
+        run(cfg)
+    assert not (tmp_path / "artifacts").exists()
+    with (
+        api.composed("+policy=sled", *TOY, "stage=pages", f"outputs={tmp_path}") as cfg,
+        pytest.raises(ConfigError, match=r"allowed are all, plan, train, profile, cloud_model, corpus, device_graph"),
+    ):
+        run(cfg)
+
+
+@pytest.mark.parametrize("force", [True, [1], 3])
+def test_force_without_the_name_of_a_stage_is_refused(tmp_path: Path, force: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^force has (True|1|3); name the stages to build again"):
+        job(tmp_path, force).plan()
 
 
 SEALED = {
@@ -69,7 +90,8 @@ def test_a_search_on_sealed_prompts_is_refused() -> None:
 
 
 def test_a_run_whose_thresholds_saw_its_prompts_is_refused() -> None:
-    words = ("+policy=synera", "model=toy", "workload.num_prompts=8", "workload.profiling.dataset=${workload.dataset}")
+    words = ("+policy=synera", "model=toy", "workload.num_prompts=8", "workload.profiling.num_prompts=20",
+             "workload.profiling.dataset=${workload.dataset}")  # fmt: skip
     with pytest.raises(ConfigError, match=r"stage thresholds learns from .* Set workload\.profiling\.skip=8\."):
         api.stages(words)
 

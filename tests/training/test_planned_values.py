@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from serving.engines.models import Checkpoint
+from serving.workload.prompt import Prompt
+from serving.workload.workload import Workload
+from tests.support.fake_setup import Questions
 from training.embedded_pair.stages import check_train
 from training.fitting.recipe import LMRecipe
 from training.hat import stages as hat
@@ -14,6 +17,9 @@ from training.synera import stages as synera
 from training.wisp import stages as wisp
 from training.wisp.mlp import MLP
 
+COMMON: dict[str, Any] = {
+    "device": Checkpoint(hub="small"), "cloud": Checkpoint(hub="large"), "workload": Workload(dataset=Questions()),
+}  # fmt: skip
 WITH_ADAPTER = Checkpoint(hub="small", adapter=Path("adapter"))
 
 
@@ -28,8 +34,8 @@ WITH_ADAPTER = Checkpoint(hub="small", adapter=Path("adapter"))
         (hat.check_train_medusa, {"num_heads": 1, "tree_candidates": 11}, "num_heads=1 make 1 to 10 candidates"),
         (synera.check_profile_thresholds, {"c_quantile": 1.5}, "c_quantile is 1.5"),
         (synera.check_profile_thresholds, {"c_quantile": -1}, "c_quantile is -1"),
-        (routing.check_record_routes, {"workload": None, "max_comparisons": -1}, "max_comparisons is -1"),
-        (routing.check_record_routes, {"workload": None, "prompt_factor": 0}, "prompt_factor is 0"),
+        (routing.check_record_routes, {"max_comparisons": -1}, "max_comparisons is -1"),
+        (routing.check_record_routes, {"prompt_factor": 0}, "prompt_factor is 0"),
         (routing.check_train_citer, {"routed_share": 1.5}, "routed_share is 1.5"),
         (routing.check_train_co_llm, {"device": WITH_ADAPTER, "routed_share": 0}, "routed_share is 0"),
         (routing.check_train_co_llm, {"device": WITH_ADAPTER, "joint": True}, "joint training changes the small model"),
@@ -43,13 +49,34 @@ WITH_ADAPTER = Checkpoint(hub="small", adapter=Path("adapter"))
 )
 def test_a_value_that_no_training_can_use_is_refused(check: Any, args: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check(**args)
+        check(**COMMON | args)
 
 
 def test_values_at_the_ends_of_their_ranges_are_taken() -> None:
-    hat.check_train_medusa(num_heads=1, tree_candidates=10)
-    hat.check_train_adapter(ce_weight=0)
-    synera.check_profile_thresholds(c_quantile=1)
+    hat.check_train_medusa(**COMMON, num_heads=1, tree_candidates=10)
+    hat.check_train_adapter(**COMMON, ce_weight=0)
+    synera.check_profile_thresholds(**COMMON, c_quantile=1)
     routing.check_train_co_llm(device=WITH_ADAPTER)
     wisp.check_measure_waste(families={"a": MLP()}, seeds=(0, 1))
     check_train(recipe=LMRecipe(steps=1, distillation_weight=0.7), teacher=Path("teacher"))
+
+
+class Short:
+    """A data set of three prompts that a stage has written."""
+
+    name, metrics, measures_quality_of, is_built = "three prompts", (), "none", True
+
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(str(number), "why?", (), "t") for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        synera.check_profile_thresholds, synera.check_measure_alignment, wisp.check_record_token_trace,
+        hat.check_record_hidden_states, hat.check_train_adapter, hat.check_train_medusa, routing.check_record_routes,
+    ],
+)  # fmt: skip
+def test_more_prompts_than_the_data_set_has_are_refused_before_models_are_trained(check: Any) -> None:
+    with pytest.raises(ValueError, match=r"num_prompts=4 is more than the data set's 3 prompts"):
+        check(**COMMON | {"workload": Workload(dataset=Short(), num_prompts=4)})

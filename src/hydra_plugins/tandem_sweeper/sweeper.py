@@ -52,6 +52,7 @@ class SearchSweeper(Sweeper):
             sys.exit(print_error(problem))
 
     def _search(self, arguments: list[str]) -> None:
+        from pipeline.report.hydra_notes import masked_sweep
         from pipeline.search.search import SearchRunner, check_settings
         from pipeline.search.space import parse_space
         from pipeline.search.study import create_objective, open_study
@@ -64,7 +65,7 @@ class SearchSweeper(Sweeper):
             self._launch([asked.overrides(asked.example_point())], 0)
             return
         with open_study(folder, asked, wanted, self.seed, self._initial_points(asked.searched)) as study:
-            OmegaConf.save(self.config, folder / "multirun.yaml")
+            OmegaConf.save(masked_sweep(self.config), folder / "multirun.yaml")
             SearchRunner(study, self._launch, folder, self.n_trials, self.n_jobs, self.max_failure_rate).run()
 
     def _initial_points(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:

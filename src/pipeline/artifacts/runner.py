@@ -138,7 +138,10 @@ class Runner:
         except BaseException as problem:
             lease.check()
             kept = self.store.discard_attempt(stage)
-            self.observer.stage_failed(stage, _failure_message(isinstance(problem, KeyboardInterrupt), kept))
+            message = _failure_message(isinstance(problem, KeyboardInterrupt), kept)
+            self.observer.stage_failed(stage, message)
+            if isinstance(problem, KeyboardInterrupt):
+                problem.add_note(message)  # by which others know that it was said
             if _is_disk_full(problem, self.store):
                 raise _disk_full_error(self.store, stage) from problem
             raise

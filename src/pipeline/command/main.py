@@ -10,7 +10,7 @@ from pipeline.command.closed_pipe import ends_at_closed_pipe
 from pipeline.config import arguments, composed_cache
 from pipeline.config.collector import collector_paused, resume_collector
 from pipeline.config.hydra_errors import as_config_errors
-from pipeline.errors import CLOSED_PIPE, INTERRUPTED, UserError, print_error
+from pipeline.errors import CLOSED_PIPE, INTERRUPTED, UserError, print_error, print_interrupted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,7 +23,10 @@ INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-
 
 def main() -> None:
     with ends_at_closed_pipe():
-        _main(sys.argv[1:])
+        try:
+            _main(sys.argv[1:])
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
 
 
 def _main(argv: list[str]) -> None:
@@ -144,17 +147,32 @@ def _print_known_plan(entry: composed_cache.CacheEntry) -> bool:
 
 @collector_paused()
 def _run_hydra(argv: list[str], entry: composed_cache.CacheEntry | None = None) -> None:
+    failed: list[int] = []
+    try:
+        _compose_and_run(argv, entry, failed)
+    except KeyboardInterrupt:
+        if not report_interrupted_sweep() and INTERRUPTED not in failed:  # else it was said
+            print_interrupted()
+        sys.exit(INTERRUPTED)
+    except UserError as problem:
+        sys.exit(print_error(problem))
+    sys.exit(failed[0] if failed else 0)
+
+
+def _compose_and_run(argv: list[str], entry: composed_cache.CacheEntry | None, failed: list[int]) -> None:
+    """Adds the exit status of each job that failed to `failed`."""
     import hydra
 
     from pipeline.config.compose import prepare_hydra
     from pipeline.config.multirun import composed_once, defer_to_jobs
+    from pipeline.report.hydra_notes import mask_hydras_notes
     from pipeline.running import run_to_exit_status
 
     prepare_hydra()
+    mask_hydras_notes()
     sys.argv = [sys.argv[0], *defer_to_jobs(argv)]
     if "stage=plan" in argv and "report=full" not in argv:  # Hydra's notes of a job would be removed again
         sys.argv.insert(sys.argv.index("stage=plan"), "hydra.output_subdir=null")
-    failed: list[int] = []
     task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")
 
     @task
@@ -168,23 +186,17 @@ def _run_hydra(argv: list[str], entry: composed_cache.CacheEntry | None = None) 
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a cluster's scheduler ends a run as Ctrl-C does
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints what is wrong itself, and exits
-    try:
-        with as_config_errors(), composed_once(argv):
-            job()
-    except KeyboardInterrupt:
-        report_interrupted_sweep()
-        sys.exit(INTERRUPTED)
-    except UserError as problem:
-        sys.exit(print_error(problem))
-    sys.exit(failed[0] if failed else 0)
+    with as_config_errors(), composed_once(argv):
+        job()
 
 
-def report_interrupted_sweep() -> None:
-    """Ends the sweep of this process, if there is one, with what its complete jobs left."""
-    from pipeline.report.sweep import SweepCallback
-
-    if SweepCallback.running:
-        SweepCallback.running.interrupt()
+def report_interrupted_sweep() -> bool:
+    """Ends the sweep of this process with what its complete jobs left; False if none has begun."""
+    module = sys.modules.get("pipeline.report.sweep")  # Hydra loads it; an interrupted import may not be repeated
+    sweep = module and module.SweepCallback.running
+    if sweep:
+        sweep.interrupt()
+    return bool(sweep)
 
 
 def _run_show_command(argv: list[str]) -> int:

@@ -71,8 +71,13 @@ def choices_given(argv: Sequence[str], group: str) -> list[str]:
     for word in reversed(argv):
         name, _, value = word.lstrip("+").partition("=")
         if name == group:
-            return [choice.strip().strip("'\"") for choice in value.split(",")]
+            return [choice.strip().strip("'\"") for choice in ([value] if _is_quoted(value) else value.split(","))]
     return []
+
+
+def _is_quoted(value: str) -> bool:
+    """True for one text in quotes, which may have commas."""
+    return len(value) > 1 and value[0] in "'\"" and value.find(value[0], 1) == len(value) - 1
 
 
 def split_options(argv: Sequence[str], names: Collection[str]) -> tuple[list[str], dict[str, str]]:
@@ -178,6 +183,8 @@ def _is_literal_name(value: str) -> bool:
 def find_unwritable_outputs(argv: Sequence[str]) -> str | None:
     """The error text for an `outputs` folder that cannot be written, before Hydra logs there; None if it can."""
     for name in choices_given(argv, "outputs") or ["outputs"]:
+        if not name:  # Hydra would write to /runs
+            return "outputs is empty, as with a variable of the shell that is not set; name a folder with outputs=DIR."
         folder = Path(name).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)

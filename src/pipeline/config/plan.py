@@ -92,7 +92,7 @@ class _Planner:
 
     def _make_stage(self, name: str, path: tuple[str, ...]) -> Stage:
         node = self.nodes[name]
-        if TARGET not in node:
+        if not isinstance(node, Mapping) or TARGET not in node:
             raise ConfigError(f"stages.{name}: no {TARGET} says which function makes it.")
         resources = node.get("_resources_") or {}
         options = {key: value for key, value in node.items() if key not in _STAGE_KEYS}

@@ -1,10 +1,11 @@
 """What is found out before any work: accelerators that this machine lacks, and values in a unit that was not meant."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.artifacts.stage import Stage
-from pipeline.config.arguments import conf_dir
+from pipeline.config.arguments import conf_dir, suggestion
 from pipeline.config.build import TARGET, load
 from pipeline.config.compose import select
 from pipeline.config.plan import Plan
@@ -37,7 +38,13 @@ CHIP_RANGES: Mapping[str, tuple[float, float, str]] = {
 }
 """The same for figures of a chip, of its modes and of its software."""
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+TRIAL = "trial"
+"""The key that a search adds to each of its jobs."""
 PROFILING = "serving.workload.workload.ProfilingWorkload"
+
+MAX_TRAINING_SEED = 2**32 - 1
+"""NumPy takes no seed below 0, and torch none above 2^63, from which trainings keep a factor for their epochs."""
 
 DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "bf16"}),
@@ -47,7 +54,14 @@ DTYPE_FLAGS: Mapping[str, frozenset[str]] = {
 
 
 def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_cached: Callable[[Stage], bool]) -> None:
-    """Raises ConfigError if serving, or the training of a stage that is not cached, wants a GPU and torch sees none."""
+    """Raises ConfigError if serving, or the training of a stage that is not cached, wants a GPU and torch sees none;
+    also for an `accelerator` that is no device of torch, such as the `gpu` of a trainer.
+    """
+    if str(config["accelerator"]).partition(":")[0] not in _DEVICES:
+        raise ConfigError(
+            f"accelerator is {config['accelerator']!r}; it is the torch device that serves, cpu or cuda. Training has "
+            "its own: trainer=gpu."
+        )
     if str(config["accelerator"]).startswith("cuda") and not _sees_gpu():
         raise ConfigError(_no_gpu("accelerator", config["accelerator"], "accelerator=cpu"))
     for stage in stages:
@@ -55,6 +69,13 @@ def check_accelerators(config: Mapping[str, Any], stages: Iterable[Stage], is_ca
         wants_gpu = isinstance(trainer, dict) and trainer.get("accelerator") == "gpu"
         if wants_gpu and not is_cached(stage) and not _sees_gpu():
             raise ConfigError(_no_gpu("trainer.accelerator", "gpu", "trainer=cpu, or trainer.accelerator=cpu"))
+
+
+def check_training_seed(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a seed that one of the generators of training refuses, perhaps after minutes of work."""
+    seed = select(config, "training.seed")
+    if isinstance(seed, int) and not 0 <= seed <= MAX_TRAINING_SEED:
+        raise ConfigError(f"training.seed is {seed}; a whole number from 0 to {MAX_TRAINING_SEED} is wanted.")
 
 
 def check_chosen_on_open_prompts(config: Mapping[str, Any], chooser: str) -> None:
@@ -144,6 +165,24 @@ def _no_gpu(option: str, value: str, instead: str) -> str:
 
     why = "is a build without CUDA" if torch.version.cuda is None else "sees none here"
     return f"{option} is {value}, and torch {torch.__version__} {why}. Nothing was run; set {instead}."
+
+
+def unread_words(given: Iterable[str], groups: Collection[str], composed: Callable[[], str]) -> list[str]:
+    """A note for each word that adds a setting which nothing reads: conf/ has none that begins so, it chooses none of
+    the `groups`, and no reference or template in what was composed, which `composed` gives as text, names it.
+    """
+    from pipeline.config.sources import read_named  # loads YAML, which a plan that was composed before needs not
+
+    keys = [word.lstrip("+").partition("=")[0] for word in given if word.startswith("+")]
+    roots = {key: key.partition(".")[0] for key in keys if key not in groups and not {"/", "@"} & set(key)}
+    known = {*(read_named("config") or ()), *(path.name for path in conf_dir().iterdir()), TRIAL} if roots else set()
+    unknown = {key: re.escape(root) for key, root in roots.items() if root not in known}
+    text = composed() if unknown else ""
+    return [
+        f"nothing reads +{key}, so it has no effect.{suggestion(roots[key], sorted(known))}"
+        for key, root in unknown.items()
+        if not re.search(rf"\$\{{[^}}]*\b{root}\b|\{{{root}\b[\w./]*\}}", text)
+    ]
 
 
 def slow_dtypes(config: Mapping[str, Any], cpu_flags: Callable[[], frozenset[str]]) -> list[str]:

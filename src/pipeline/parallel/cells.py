@@ -44,9 +44,12 @@ class Launch:
         from hydra.core.singleton import Singleton
         from hydra.core.utils import setup_globals
 
+        from pipeline.report.hydra_notes import mask_hydras_notes
+
         os.chdir(self.folder)
         os.environ.update(self.environment)
         setup_globals()
+        mask_hydras_notes()
         Singleton.set_state(dict(self.singletons))  # with the resolvers of prepare_hydra
 
 

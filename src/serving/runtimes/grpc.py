@@ -20,7 +20,7 @@ from serving.runtimes.process_group import ProcessGroup
 from serving.runtimes.runtime import RunResult
 from serving.transport.limits import Limits
 from serving.transport.security import Security
-from serving.transport.shaping.netem import shaping_notes
+from serving.transport.shaping.netem import common_link, shaping_notes
 from serving.transport.shaping.tc import shaped_links
 
 Shaping: TypeAlias = Literal["user", "tc", "none"]
@@ -91,6 +91,8 @@ class Grpc:
                 "runtime.shaping=tc shapes the links of devices, and this testbed has tiers with links between them; "
                 "set runtime.shaping=user, or none"
             )
+        if self.shaping == "tc" and setup.uses_target:
+            common_link([fleet.network or setup.access_link for fleet in setup.hardware.device_fleets])
 
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 from native.machine import usable_cores
 
@@ -84,7 +85,8 @@ class Trainer:
     def fit(self, module: "LightningModule", loader: Sized, callbacks: "Sequence[Callback]", checkpoint: Path) -> None:
         """Runs one step for each batch of `loader`; continues from `checkpoint` if this strategy wrote it.
 
-        strategy=deepspeed on GPUs writes a folder, others a file; one of the other kind is ignored and replaced.
+        strategy=deepspeed on GPUs writes a folder, others a file; one of the other kind is ignored and replaced, and so
+        is a file that lost its end, as in a power cut.
         With several devices Lightning starts the command again for each further one (`Runner` says what that does).
         strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint; a data module, whose
         validation set only Lightning reads, is trained by one process then.
@@ -119,7 +121,7 @@ class Trainer:
                 enable_model_summary=False,
                 use_distributed_sampler=False,
             )
-            known = checkpoint.is_dir() if self.strategy == DEEPSPEED else checkpoint.is_file()
+            known = checkpoint.is_dir() if self.strategy == DEEPSPEED else is_zipfile(checkpoint)  # torch saves those
             lightning.fit(module, loader, ckpt_path=str(checkpoint) if known else None, weights_only=True)
 
     def _lightning_strategy(self, module: "LightningModule") -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.core.decoding import Decoding
+from serving.deployment.prompt_lengths import check_prompts
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
 from serving.policy.policy import NO_REQUIREMENTS, EngineRequirements
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from training.hat.trace import HiddenStateTrace, TextSplit
 
 
-def check_record_hidden_states(*, prompt_factor: int = 1, **_: object) -> None:
-    """Raises ValueError for a `prompt_factor` below 1."""
+def check_record_hidden_states(*, cloud: Checkpoint, workload: Workload, prompt_factor: int = 1, **_: object) -> None:
+    """Raises ValueError for a `prompt_factor` below 1, and for prompts that are too few or too long."""
     check_prompt_factor(prompt_factor)
+    check_prompts(training_workload(workload, prompt_factor), cloud)
 
 
 def record_hidden_states(
@@ -66,10 +68,11 @@ def record_hidden_states(
     trace.write(out, found, made_from)
 
 
-def check_train_adapter(*, ce_weight: float = 0.1, **_: object) -> None:
-    """Raises ValueError for a weight below 0."""
+def check_train_adapter(*, cloud: Checkpoint, workload: Workload, ce_weight: float = 0.1, **_: object) -> None:
+    """Raises ValueError for a weight below 0, and for prompts that are too few or too long."""
     if ce_weight < 0:
         raise ValueError(f"ce_weight is {ce_weight}; the weight of the cross-entropy is 0 or more")
+    check_prompts(workload, cloud)
 
 
 def train_adapter(
@@ -118,8 +121,13 @@ def train_adapter(
     _write_artifact(out, replace(header, acceptance_length=served.acceptance_length, metrics=report), served)
 
 
-def check_train_medusa(*, num_heads: int = 4, tree_candidates: int = 8, head_decay: float = 0.8, **_: object) -> None:
-    """Raises ValueError for heads that cannot be trained, and for more candidates than their guesses make."""
+def check_train_medusa(
+    *, cloud: Checkpoint, workload: Workload, num_heads: int = 4, tree_candidates: int = 8, head_decay: float = 0.8,
+    **_: object,
+) -> None:  # fmt: skip
+    """Raises ValueError for heads that cannot be trained, for more candidates than their guesses make, and for prompts
+    that are too few or too long.
+    """
     if num_heads < 1 or not head_decay > 0:
         raise ValueError(
             f"num_heads is {num_heads} and head_decay {head_decay}; give 1 head or more, and a decay above 0"
@@ -127,6 +135,7 @@ def check_train_medusa(*, num_heads: int = 4, tree_candidates: int = 8, head_dec
     most = sum(serving_eval.MAX_RANKS**depth for depth in range(1, num_heads + 1))
     if not 1 <= tree_candidates <= most:
         raise ValueError(f"tree_candidates is {tree_candidates}; num_heads={num_heads} make 1 to {most} candidates")
+    check_prompts(workload, cloud)
 
 
 def train_medusa(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.core.decoding import Decoding
 from serving.core.scores import NO_SCORERS, by_name
+from serving.deployment.prompt_lengths import check_prompts
 from serving.engines.models import Checkpoint
 from serving.learned import router as routers
 from serving.learned.router import TokenRouter
@@ -29,12 +30,18 @@ if TYPE_CHECKING:
     from training.routing import serving_eval
 
 
-def check_record_routes(*, workload: Workload, prompt_factor: int = 1, max_comparisons: int = 4, **_: object) -> None:
-    """Raises ValueError for a data set that cannot be read, is too small, or has no text, and numbers out of range."""
+def check_record_routes(
+    *, device: Checkpoint, cloud: Checkpoint, workload: Workload, prompt_factor: int = 1, max_comparisons: int = 4,
+    **_: object,
+) -> None:  # fmt: skip
+    """Raises ValueError for a data set that cannot be read, is too small, or has no text, for a prompt that is too
+    long, and numbers out of range.
+    """
     check_prompt_factor(prompt_factor)
     if max_comparisons < 0:
         raise ValueError(f"max_comparisons is {max_comparisons}; give a number of states of each text, 0 or more")
     workload.check_dataset(with_text=True)
+    check_prompts(workload, cloud, device)
 
 
 def record_routes(

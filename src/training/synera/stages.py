@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from serving.core.decoding import Decoding
+from serving.deployment.prompt_lengths import check_prompts
 from serving.engines.models import Checkpoint
 from serving.policy.policy import EngineRequirements, scorers_of
 from serving.policy.slots.draft import Draft
@@ -12,10 +13,13 @@ from serving.progress import Progress
 from serving.workload.workload import Workload
 
 
-def check_profile_thresholds(*, c_quantile: float | None = None, **_: object) -> None:
-    """Raises ValueError for a `c_quantile` that is no share."""
+def check_profile_thresholds(
+    *, device: Checkpoint, cloud: Checkpoint, workload: Workload, c_quantile: float | None = None, **_: object
+) -> None:
+    """Raises ValueError for a `c_quantile` that is no share, and for prompts that are too few or too long."""
     if c_quantile is not None and not 0 <= c_quantile <= 1:
         raise ValueError(f"c_quantile is {c_quantile}; give a share from 0 to 1, or null for the best threshold")
+    check_prompts(workload, cloud, device)
 
 
 def profile_thresholds(
@@ -56,6 +60,11 @@ def profile_thresholds(
         "seed": str(seed),
     }
     profiled_thresholds(decisions, c_quantile, k, made_from).save(out)
+
+
+def check_measure_alignment(*, device: Checkpoint, cloud: Checkpoint, workload: Workload, **_: object) -> None:
+    """Raises ValueError for prompts that are too few or too long."""
+    check_prompts(workload, cloud, device)
 
 
 def measure_alignment(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from serving.core.decoding import Decoding
+from serving.deployment.prompt_lengths import check_prompts
 from serving.engines.models import Checkpoint
 from serving.policy.policy import EngineRequirements
 from serving.policy.slots.early_exit import EarlyExit
@@ -17,6 +18,11 @@ from training.wisp.families import PredictorFamily, check_several
 from training.wisp.mlp import MLP
 from training.wisp.rules import CoverageRule, ThresholdRule
 from training.wisp.samples import load_samples, statistic_rows
+
+
+def check_record_token_trace(*, device: Checkpoint, cloud: Checkpoint, workload: Workload, **_: object) -> None:
+    """Raises ValueError for prompts that are too few or too long."""
+    check_prompts(workload, cloud, device)
 
 
 def record_token_trace(

@@ -306,6 +306,17 @@ def test_after_an_error_only_the_work_folder_is_kept(tmp_path: Path) -> None:
     assert recorder.states == ["kept"]
 
 
+def test_an_interruption_that_a_stage_has_told_of_is_marked(tmp_path: Path) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        Runner(Store(tmp_path), stop, NullObserver()).ensure_built(graph())
+    assert stopped.value.__notes__ == [
+        "interrupted; all finished stages are kept, and the same command goes on from there."
+    ]
+
+
 def test_a_forced_stage_does_not_resume_from_its_old_work_folder(tmp_path: Path) -> None:
     recorder = Recorder(problem=RuntimeError("loss is nan"))
     with pytest.raises(RuntimeError, match="loss is nan"):

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from pipeline import api
 from pipeline.command.main import main
-from pipeline.errors import UserError
+from pipeline.errors import INTERRUPTED, UserError
+from pipeline.running import run_to_exit_status
 from tests.support.tiny_models import save_checkpoints
 
 TOY = ("model=toy", "workload=smoke", "stage=plan")
@@ -502,3 +504,28 @@ def test_a_refusal_of_the_real_command_is_one_line(tmp_path: Path) -> None:
     assert "error: chip jetson_agx_orin_32gb has no mode '17W'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "o").glob("artifacts/[!.]*"))
+
+
+def test_ctrl_c_before_any_stage_says_what_to_do_next(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    told = "interrupted; all finished stages are kept, and the same command goes on from there."
+    for place in ("pipeline.running.create_job", "pipeline.config.compose.prepare_hydra"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, stopped)
+            said = say("+policy=synera", *TOY)
+        assert (said.code, said.err.strip()) == (INTERRUPTED, told), place
+
+
+def test_ctrl_c_in_a_stage_is_told_by_the_stage_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        problem = KeyboardInterrupt()
+        problem.add_note("corpus: interrupted")
+        raise problem
+
+    monkeypatch.setattr("pipeline.running.run", stopped)
+    assert run_to_exit_status(OmegaConf.create()) == INTERRUPTED
+    assert capsys.readouterr().err == ""

@@ -159,3 +159,15 @@ def test_of_two_words_for_outputs_the_last_is_checked_as_hydra_takes_it(tmp_path
     words = [f"outputs={tmp_path}", f"outputs={taken}"]
     assert "cannot write below" in str(arguments.find_unwritable_outputs(words))
     assert arguments.find_unwritable_outputs(words[::-1]) is None
+
+
+def test_outputs_with_a_comma_in_quotes_are_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert arguments.find_unwritable_outputs(["outputs='a,b'"]) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["a,b"]
+    assert arguments.choices_given(["policy='sled','synera'"], "policy") == ["sled", "synera"]
+
+
+@pytest.mark.parametrize("word", ["outputs=", "outputs=''"])
+def test_empty_outputs_are_refused(word: str) -> None:
+    assert "outputs is empty" in str(arguments.find_unwritable_outputs([word]))

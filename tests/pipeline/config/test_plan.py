@@ -164,6 +164,7 @@ def test_a_cycle_of_stages_is_refused_by_name() -> None:
             r"^stage 'model' needs 'corpse', which is none of: corpus, model, serve,",
         ),
         ({"corpus": {"seed": 1}}, r"^stages.corpus: no _target_ says which function makes it.$"),
+        ({"corpus": 3}, r"^stages.corpus: no _target_ says which function makes it.$"),
         ({"corpus__sed": 1}, r"^corpus: .*corpus has no option 'sed'. Its options: seed.$"),
         ({"model__rate": "fast"}, r"^model.rate: got 'fast'; a number is wanted.$"),
         ({"corpus___version_": "new"}, r"^stages.corpus: invalid literal"),

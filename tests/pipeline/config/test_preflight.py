@@ -32,6 +32,20 @@ def test_serving_on_a_gpu_that_is_not_there_is_refused_although_its_result_is_ca
         preflight.check_accelerators({"accelerator": "cuda"}, [], is_cached)
 
 
+@pytest.mark.parametrize("accelerator", ["gpu", "cudaa", "CPU", None])
+def test_an_accelerator_that_is_no_device_is_refused(accelerator: str | None):
+    with pytest.raises(ConfigError, match=rf"accelerator is {accelerator!r}; it is the torch device.*trainer=gpu"):
+        preflight.check_accelerators({"accelerator": accelerator}, [], is_cached)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_generator_of_training_takes_is_refused(seed: int):
+    with pytest.raises(ConfigError, match=rf"training\.seed is {seed}; a whole number from 0 to 4294967295"):
+        preflight.check_training_seed({"training": {"seed": seed}})
+    for taken in ({"training": {"seed": 2**32 - 1}}, {"training": {"seed": 0}}, {}):
+        preflight.check_training_seed(taken)
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_training_on_a_gpu_that_is_not_there_is_refused_only_where_something_is_to_train():
     trained = stage(trainer={"accelerator": "gpu"})
@@ -59,6 +73,22 @@ def test_a_value_in_another_unit_gets_a_note(place: str, value: Any, note: str |
     found = preflight.unusual_values({group: {key: value}})
     assert len(found) == (note is not None)
     assert note is None or note in found[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        (("+seeed=4",), ["nothing reads +seeed, so it has no effect. Did you mean seed?"]),
+        (("+worklod.num_prompts=6", "seed=3"),
+         ["nothing reads +worklod.num_prompts, so it has no effect. Did you mean workload?"]),
+        (("+workload.skip=6", "+policy=sled", "+draws=clock", "+trial=7", "+page@page=none"), []),
+        (("+mine=large", "+variant/mine/kind=a"), []),  # a group of the user's, and one of conf/
+        (("+lab.budget=3", "+label=a"), []),  # which a file refers to
+    ],
+)  # fmt: skip
+def test_a_word_that_nothing_reads_gets_a_note(words: tuple[str, ...], noted: list[str]) -> None:
+    composed = str({"policy": {"offload": {"budget": "${oc.select:lab.budget,0.2}"}}, "rows": "{label}"})
+    assert preflight.unread_words(words, {"mine", "policy"}, lambda: composed) == noted
 
 
 def test_figures_of_a_users_chip_in_another_unit_get_a_note() -> None:

@@ -148,7 +148,7 @@ def test_a_sweep_logs_its_exhibit_in_its_own_run(sweeps):
     done = sweeps["exhibit"]
     assert done.code == 0, done.err
     assert done.err == ""
-    assert "holds  both are equal: +0 [+0, +0]" in done.out
+    assert "holds  both are equal: quality +0 [+0, +0]" in done.out
     client, _ = done.tracking.connect()
     assert {f"exhibit.{kind}" for kind in ("txt", "json", "csv", "png")} <= {
         item.path for item in client.list_artifacts(done.run_id)

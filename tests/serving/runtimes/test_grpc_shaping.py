@@ -1,10 +1,12 @@
 """Where and when runtime `grpc` shapes its links; no process is started."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from serving.deployment.topology import Topology
+from serving.network.outages import PeriodicOutages
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.process_group import ProcessGroup
 from serving.transport.limits import Limits
@@ -60,6 +62,14 @@ def test_more_running_sessions_than_a_cloud_keeps_are_refused():
         Grpc().check(crowded)
     Grpc(limits=Limits(sessions_per_node=65)).check(crowded)
     Grpc().check(setup("edge_centric", limits={"max_concurrency": 65}))
+
+
+def test_links_that_the_kernel_cannot_hold_are_refused_before_any_work():
+    broken = replace(setup().network, outages=PeriodicOutages(period_s=20, duration_s=3))
+    with pytest.raises(ValueError, match=r"runtime\.shaping=tc: network\.outages is Periodic"):
+        Grpc(shaping="tc").check(setup(network=broken))
+    Grpc(shaping="user").check(setup(network=broken))
+    Grpc(shaping="tc").check(setup("edge_centric", network=broken))  # sends nothing
 
 
 def test_the_description_names_the_shaping():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from training.fitting.batches import ResumableLoader
+from training.fitting.callbacks import Checkpointer, StepHistory
 from training.fitting.trainer import Trainer, _keep_keyboard_interrupt
 
 
@@ -24,16 +25,30 @@ def test_the_number_of_threads_is_restored_after_training() -> None:
     assert torch.get_num_threads() == before
 
 
+class Ones(ResumableLoader[torch.Tensor]):
+    """Equal batches for Lightning's model of examples."""
+
+    def batch(self, step: int) -> torch.Tensor:
+        return torch.ones(1, 32)
+
+
+@pytest.mark.parametrize("kept", [b"", b"PK\x03\x04 of which the end is lost"])
+def test_a_checkpoint_that_lost_its_end_is_ignored_and_replaced(kept: bytes, tmp_path: Path) -> None:
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    (tmp_path / "last.ckpt").write_bytes(kept)
+    trainer, seen = Trainer(threads=1, precision="fp32"), StepHistory(2, lambda *_: None)
+    trainer.fit(BoringModel(), Ones(2), [seen, Checkpointer(tmp_path, 2)], tmp_path / "last.ckpt")
+    assert len(seen.losses) == 2
+    trainer.fit(BoringModel(), Ones(2), [resumed := StepHistory(2, lambda *_: None)], tmp_path / "last.ckpt")
+    assert resumed.losses == seen.losses, "the checkpoint that took its place is not read"
+
+
 def test_training_on_the_cpu_does_not_warn_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from lightning.pytorch.accelerators import MPSAccelerator
     from lightning.pytorch.demos.boring_classes import BoringModel
 
     monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
-
-    class Ones(ResumableLoader[torch.Tensor]):
-        def batch(self, step: int) -> torch.Tensor:
-            return torch.ones(1, 32)
-
     model = BoringModel()
     before = model.layer.weight.clone()
     Trainer(threads=1, precision="fp32").fit(model, Ones(2), [], tmp_path / "last.ckpt")

@@ -69,8 +69,8 @@ def test_without_a_metric_answers_are_judged_by_the_large_models_own(
     common: dict[str, Any], toy_corpus: Path, one_thread: Trainer, tmp_path: Path
 ) -> None:
     workload = replace(common["workload"], dataset=Unjudged(toy_corpus))
-    check_record_routes(workload=workload)
     stages = common | {"workload": workload}
+    check_record_routes(**stages)
     routes, trained = tmp_path / "routes", tmp_path / "router"
     for folder in (routes, trained):
         folder.mkdir()

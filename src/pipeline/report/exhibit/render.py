@@ -18,7 +18,11 @@ from pipeline.report.exhibit.schema import ExhibitColumn
 from pipeline.report.mlflow_store import key_text
 from pipeline.report.table import WIDTH, LabelledTexts, Remark, ReportPart, Table, csv_text, shared_decimals
 
-_CLAIMS = ("claims", "difference, paired prompt by prompt where both rows served the same prompts")
+_CLAIMS = (
+    "claims",
+    "a column's difference, in its unit, from the baseline's row or the claim's value; paired prompt by prompt where "
+    "both rows served the same prompts",
+)
 
 
 def exhibit_parts(
@@ -132,6 +136,7 @@ def _claim_rows(result: ClaimResult) -> str:
 
 
 def _claim_sentence(result: ClaimResult, place: str) -> str:
+    """The statement, the column whose unit its numbers have, the difference, its bounds and what they rest on."""
     where = f" ({place})" if place else ""
     if result.difference is None or result.bounds is None:
         return f"{result.claim.statement}{where}: {result.basis}"
@@ -139,7 +144,7 @@ def _claim_sentence(result: ClaimResult, place: str) -> str:
     own, low, high = (f"{value:+,.{shared_decimals(values)}f}" for value in values)
     bounds = "" if result.basis.endswith(NO_INTERVAL) else f" [{low}, {high}]"
     basis = "" if result.basis == "95 % interval" else f" ({result.basis})"
-    return f"{result.claim.statement}{where}: {own}{bounds}{basis}"
+    return f"{result.claim.statement}{where}: {result.claim.metric} {own}{bounds}{basis}"
 
 
 def write_files(shown: RenderedExhibit, results: Sequence[ClaimResult], folder: Path) -> list[Path]:

@@ -35,7 +35,7 @@ def test_a_stages_rows_are_shown_beside_what_is_reported(tmp_path):
     out.mkdir()
     report_exhibit(out, exhibit=EXHIBIT, table=table(tmp_path / "t", ROWS))
     text = (out / "exhibit.txt").read_text(encoding="utf-8")
-    assert "holds  importance beats random at 0.1: +0.450 [" in text
+    assert "holds  importance beats random at 0.1: quality +0.450 [" in text
     assert "differs  our pair" in text
     assert "note     no row has 'typo'; there are how, quality/mean, share" in text
     assert "as the cloud | -" in text

@@ -102,8 +102,8 @@ def test_the_printed_exhibit_has_rows_reported_values_and_claims(folder, tmp_pat
     assert "    0.61 | 0.388 [" in text
     assert "(0.375 to 0.400)" in text
     assert re.search(r"^small  budget 0.4 +job 5 failed: out of memory$", text, re.MULTILINE)
-    assert "holds          0.8 is better than 0.2 (small): +0.500 [" in text
-    assert "holds          0.2 costs less than 0.8 (small): " in text
+    assert "holds          0.8 is better than 0.2 (small): quality +0.500 [" in text
+    assert "holds          0.2 costs less than 0.8 (small): cost of 0.8 -0." in text
     assert "not evaluated  0.2 beats 0.4 (small): no number of 'budget 0.4'" in text
     assert "differs  the pair is ours" in text
     assert "note     budget 0.8: job 4 failed: out of memory" in text

@@ -87,7 +87,7 @@ def test_tc_accepts_every_constant_link():
             run_command(("tc", "qdisc", "replace", "dev", device, "root", "netem", "rate", "fastmbit"))
 
 
-def scratch_devices_with_different_links_are_refused():
+def test_devices_with_different_links_are_refused():
     with pytest.raises(ValueError, match=r"fleets of hardware have different links.*shaping=user"):
         common_link([Link(**PLAIN), Link(**PLAIN | {"delay_ms": 5})])
     assert common_link([Link(**PLAIN), Link(**PLAIN)]) == Link(**PLAIN)
