@@ -32,8 +32,9 @@ def serve_ui(tracking: Tracking, port: int = 5000) -> None:
     print("\n".join(lines), flush=True)
     if not served:
         os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-        command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking.address, "--host", HOST]
-        os.execv(sys.executable, [*command, "--port", str(port), "--workers", "1"])  # one person's; four take 1 GB
+        os.environ["MLFLOW_BACKEND_STORE_URI"] = tracking.address  # all users see commands, and it may have a password
+        command = [sys.executable, "-m", "mlflow", "ui", "--host", HOST, "--port", str(port)]
+        os.execv(sys.executable, [*command, "--workers", "1"])  # one person's; four take 1 GB
 
 
 def describe_pages(logger: MlflowLogger, base: str) -> list[str]:
