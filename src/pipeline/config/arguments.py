@@ -145,7 +145,8 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
     for word in argv:
         group, equals, value = word.lstrip("+").partition("=")
         known = choices_available(argv, group) if equals and "." not in group and "hydra" not in group else {}
-        unknown = [name for name in choices_given(argv, group) if _is_literal_name(value) and name not in known]
+        literal = _is_literal_name(value) or value == "null"  # of which Hydra tells in a traceback
+        unknown = [name for name in choices_given(argv, group) if literal and name not in known]
         if known and unknown:
             plus = "+" if group in ("policy", "experiment", "page") else ""
             return _no_choice(group, unknown[0], known, f"{plus}{group}=NAME")

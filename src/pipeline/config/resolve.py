@@ -77,6 +77,8 @@ def _replaced(node: Any, old: Any, new: Any) -> Any:
 
 def _gather_stages(cfg: DictConfig) -> DictConfig:
     gathered = deepcopy(cfg)
+    if not isinstance(gathered.stages, DictConfig):
+        raise ConfigError(f"stages is {gathered.stages!r}; give stages by name, as conf/ does.")
     with open_dict(gathered):
         for group, key in STAGE_SECTIONS.items():
             section = gathered[group].pop(key, None) if group in gathered else None

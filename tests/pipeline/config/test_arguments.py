@@ -99,6 +99,7 @@ def test_a_correct_command_has_no_misspelling(argv: list[str]) -> None:
             "there is no policy 'synra'. Did you mean synera? Choose one with +policy=NAME:",
         ),
         (["policy=unset"], "there is no policy 'unset'. Choose one with +policy=NAME:"),
+        (["policy=null"], "there is no policy 'null'. Choose one with +policy=NAME:"),
     ],
 )
 def test_an_unknown_choice_lists_the_choices_one_per_line(argv: list[str], first: str) -> None:

@@ -42,6 +42,8 @@ def test_stage_declarations_are_removed_from_the_configured_groups() -> None:
 def test_stages_that_have_no_names_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^policy.artifacts is 3; give its stages by name"):
         resolve(config(policy={"name": "p", "artifacts": 3}))
+    with pytest.raises(ConfigError, match=r"^stages is None; give stages by name"):
+        resolve(config(stages=None))
 
 
 def test_two_stages_of_one_name_are_refused() -> None:

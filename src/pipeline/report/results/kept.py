@@ -186,7 +186,10 @@ def finished_jobs(folder: Path) -> list[JobResult]:
         result for one in folders if (one / job_result.JOB_FILE).exists() and (result := job_result.read_result(one))
     ]
     if not found:
-        raise KeptResultError(f"{folder} is no folder of a finished sweep or run: it has no {job_result.JOB_FILE}.")
+        raise KeptResultError(
+            f"{folder} is no folder of a finished sweep or run: it has no {job_result.JOB_FILE}. They are "
+            "OUTPUTS/sweeps/DATE/TIME and OUTPUTS/runs/DATE/TIME."
+        )
     found.sort(key=lambda one: one.number or 0)
     missing = [one for one in found if one.status != "complete"]
     if missing:
