@@ -47,7 +47,10 @@ def shares_by_claim(prepared: SweepExhibit, experiment: str, jobs: Sequence[JobR
     series = _table_series(jobs[0]) if jobs[0].number is None else _series_by_row(prepared, jobs)
     shares = {claim_key(claim): share for claim, share in _shares(prepared.exhibit, series)}
     if not shares:
-        raise KeptResultError(f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}.")
+        raise KeptResultError(
+            f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}. Claims on how long batches "
+            "take need +stages.drawn.batches=true, on how long devices wait +stages.drawn.time_lines=true."
+        )
     return shares, _num_draws(series)
 
 
