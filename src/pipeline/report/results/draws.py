@@ -48,8 +48,8 @@ def shares_by_claim(prepared: SweepExhibit, experiment: str, jobs: Sequence[JobR
     shares = {claim_key(claim): share for claim, share in _shares(prepared.exhibit, series)}
     if not shares:
         raise KeptResultError(
-            f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}. Claims on how long batches "
-            "take need +stages.drawn.batches=true, on how long devices wait +stages.drawn.time_lines=true."
+            f"no claim of {experiment} is decided by the rows of this sweep: {sorted(series)}. Claims on how long "
+            "batches take need +stages.drawn.batches=true, on how long devices wait +stages.drawn.time_lines=true."
         )
     return shares, _num_draws(series)
 
