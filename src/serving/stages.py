@@ -72,8 +72,7 @@ def check_record_outcomes(
     for name, value in (("max_draft_len", max_draft_len), ("max_prompts", max_prompts)):
         if value < 1:
             raise ValueError(f"{name} is {value}; give 1 or more")
-    workload.check_dataset(with_text=True)
-    check_prompts(workload, cloud, device)
+    check_prompts(workload, cloud, device, with_text=True)
 
 
 def serve(

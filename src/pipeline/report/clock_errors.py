@@ -49,7 +49,7 @@ class MeasuredRows:
     precisions: set[str] = field(default_factory=set)
 
     def missing(self, mode: str, precision: str) -> list[str]:
-        """What no row is, of what a run in this mode and precision rests on: its figures are those of relatives."""
+        """What a run in this mode and precision needs and no row measures: other processors' rows decide it."""
         known = {
             f"of mode {mode}": mode in self.modes,
             "a prefill": "prefill" in self.phases,

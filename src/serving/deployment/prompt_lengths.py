@@ -1,6 +1,5 @@
 """Prompts of a user's file that are too long, found in the plan: serving finds them when all models are trained."""
 
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,21 @@ from serving.workload.workload import Workload
 _FILE = "tokenizer.json"
 
 
-def check_prompts(workload: Workload, *models: Checkpoint) -> None:
-    """Raises ValueError as `Workload.check_dataset`, and for a prompt of a user's file that is above
+def check_prompts(workload: Workload, *models: Checkpoint, with_text: bool = False) -> None:
+    """Raises ValueError as `Workload.check_dataset(with_text)`, and for a prompt of a user's file that is above
     `max_prompt_tokens` without the tokens of a chat template.
 
     Where no tokenizer of `models` is there yet, a prompt has at least as many tokens as words.
     """
-    workload.check_dataset()
+    workload.check_dataset(with_text=with_text)
     if workload.truncate != "refuse" or not isinstance(getattr(workload.dataset, "path", None), Path):
         return
-    folders = [Path(model.path) for model in models if model.path is not None]
-    rules = next(filter(None, (_rules(path / _FILE, file_stamp(path / _FILE)) for path in folders)), None)
-    count, unit = (_token_counter(rules), "tokens") if rules else (_count_words, "words, and at least as many tokens")
-    for request in workload.requests(1) if folders else ():
-        found, limit = count(request.prompt.text.strip()), workload.max_prompt_tokens
+    files = [Path(model.path) / _FILE for model in models if model.path is not None]
+    known = next(((file, stamp) for file in files if _rules(file, stamp := file_stamp(file))), None)
+    unit = "tokens" if known else "words, and at least as many tokens"
+    for request in workload.requests(1) if files else ():
+        text, limit = request.prompt.text.strip(), workload.max_prompt_tokens
+        found = _num_tokens(text, *known) if known else len(text.split())
         if found > limit:
             raise ValueError(
                 f"{workload.dataset.name} prompt {request.prompt.id}: the prompt has {found} {unit}, the limit is "
@@ -33,18 +33,16 @@ def check_prompts(workload: Workload, *models: Checkpoint) -> None:
             )
 
 
-def _count_words(text: str) -> int:
-    return len(text.split())
-
-
-def _token_counter(rules: Any) -> Callable[[str], int]:
-    return lambda text: len(rules.encode(text, add_special_tokens=False).ids)
+@lru_cache(maxsize=4096)
+def _num_tokens(text: str, file: Path, stamp: object) -> int:
+    """Kept, because several stages of each job of a sweep ask the same."""
+    return len(_rules(file, stamp).encode(text, add_special_tokens=False).ids)
 
 
 @lru_cache(maxsize=4)
 def _rules(file: Path, stamp: object) -> Any:
-    """A checkpoint's tokenizer, without `transformers`, whose import takes longer than a plan. None where it is not
-    there yet, or damaged, of which the loading of the model tells.
+    """A checkpoint's tokenizer, read without `transformers`: that import takes longer than a plan. None if the file is
+    not there yet, or is damaged: loading the model raises the error then.
     """
     from tokenizers import Tokenizer
 

@@ -176,7 +176,7 @@ class Worker:
         status = self.session_registry.register(m, now)
         if status == "open":
             out = self._enqueue(m, now)
-            # An earlier node has forwarded it for an owner that is lost, whose release may never come.
+            # An earlier node forwarded it for a lost owner: a release of the session may never come.
             return out + self._start_lease(m.reply_to, now) if m.reply_to in self.node_selector.lost_nodes else out
         return [self._released_miss(m)] if status == "released" else []
 

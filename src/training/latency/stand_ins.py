@@ -23,7 +23,7 @@ STAND_INS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "macbook_m1": ("jetson_agx_orin", ("transformers",)),
     "pixel_7": ("raspberry_pi_5", ("llama_cpp",)),
 }
-"""Processor -> the one whose shares and overheads stand in for what was not measured on it, and for which software."""
+"""Processor -> another one, and the software that was not measured on the first: it gets the other's figures."""
 
 
 class StandInCheck(NamedTuple):

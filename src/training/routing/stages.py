@@ -40,8 +40,7 @@ def check_record_routes(
     check_prompt_factor(prompt_factor)
     if max_comparisons < 0:
         raise ValueError(f"max_comparisons is {max_comparisons}; give a number of states of each text, 0 or more")
-    workload.check_dataset(with_text=True)
-    check_prompts(workload, cloud, device)
+    check_prompts(workload, cloud, device, with_text=True)
 
 
 def record_routes(

@@ -136,7 +136,7 @@ def _claim_rows(result: ClaimResult) -> str:
 
 
 def _claim_sentence(result: ClaimResult, place: str) -> str:
-    """The statement, the column whose unit its numbers have, the difference, its bounds and what they rest on."""
+    """The statement, the column, the difference in the column's unit, its bounds, and how they were found."""
     where = f" ({place})" if place else ""
     if result.difference is None or result.bounds is None:
         return f"{result.claim.statement}{where}: {result.basis}"
