@@ -63,7 +63,7 @@ class TransformersBaseline:
 
 
 def _packed_engine(causal: Any) -> TorchEngine:
-    """The engine as it serves: its weights are packed."""
+    """The engine as it serves many sessions: its weights are packed."""
     model = decompose(causal)
     pack_weights(model)
     return TorchEngine(model)

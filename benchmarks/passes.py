@@ -1,8 +1,9 @@
 """Milliseconds of processor time of single passes of a model: the engine beside its own matrix products and beside
 `transformers`, in turn, on one thread.
 
-The models are the embedded pair, and SmolLM2's shape with random weights. The products are those of the engine's packed
-weights, each layer's own, without anything between them.
+The models are the embedded pair, and SmolLM2's shape with random weights. The products are those of the engine's
+weights, each layer's own, without anything between them. Passes of one and two rows, as a draft model and one stream
+have, are those of an engine that serves one session; the others those of one that verifies drafts.
 """
 
 import statistics
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from serving.engines.models import Dtype
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import DTYPES, DecomposedModel, load_causal_lm, load_model
-from serving.engines.torch.packed_layers import PackedWeight, pack_weights, packs
+from serving.engines.torch.packed_layers import FEW_ROWS, PackedWeight, pack_weights, packs
 from serving.hardware.architecture import Architecture
 from serving.messages import ForwardWork, SequenceSlice, Span
 from tests.support.conf_files import architecture
@@ -93,9 +95,9 @@ def _tokens(count: int) -> list[int]:
 class EnginePasses:
     """Passes of the engine behind a cached prompt."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, rows: int | None = None) -> None:
         self.model = subject.make_decomposed()
-        pack_weights(self.model)
+        pack_weights(self.model, rows)
         self.engine = TorchEngine(self.model)
         self.span = Span(0, len(self.model.layers), True, True)
         self.dtype = DTYPES[subject.dtype]
@@ -165,18 +167,20 @@ def measure(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, list
 
 def compare(subject: Subject) -> bool:
     """Prints a line for each number of rows; True if the engine is nowhere slower than `transformers`."""
-    ours, theirs = EnginePasses(subject), TransformersPasses(subject)
-    is_packed = isinstance(ours.model.layers[0].products["gate"], PackedWeight)
+    many, theirs = EnginePasses(subject), TransformersPasses(subject)
+    is_packed = isinstance(many.model.layers[0].products["gate"], PackedWeight)
     assert is_packed == (subject.packed and packs(DTYPES[subject.dtype])), "the engine does not run as it serves"
+    few = EnginePasses(subject, FEW_ROWS)
     passed = True
     for rows in (*ROWS, subject.prefill_rows):
+        ours = few if rows <= FEW_ROWS else many
         cached, rounds = (CACHED_TOKENS, subject.rounds) if rows != subject.prefill_rows else (1, 3)
         ours.prepare(cached)
         theirs.prepare(cached)
         calls: dict[str, Callable[[], None]] = {
-            "engine": lambda rows=rows, cached=cached: ours.run(rows, cached),  # type: ignore[misc]
-            "products": lambda rows=rows: ours.products(rows, rows if rows <= ROWS[-1] else 1),  # type: ignore[misc]
-            "transformers": lambda rows=rows: theirs.run(rows),  # type: ignore[misc]
+            "engine": partial(ours.run, rows, cached),
+            "products": partial(ours.products, rows, rows if rows <= ROWS[-1] else 1),
+            "transformers": partial(theirs.run, rows),
         }
         with torch.inference_mode():
             found = measure(calls, rounds)

@@ -13,6 +13,7 @@ from pipeline.report.context import JobContext, stage_metrics
 from pipeline.report.figure_look import LINE, SCREEN
 from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import summary_parts
+from pipeline.report.kept_figures import copy_or_draw
 from pipeline.report.mlflow_logger import CurvePoint, MlflowLogger
 from pipeline.report.mlflow_store import mask_secrets, tolerate_mlflow_errors
 from pipeline.report.records import Records
@@ -71,7 +72,7 @@ def print_report(artifact: Path, context: JobContext, file: TextIO | None = None
 
 def _draw_and_log(report: JobReport, context: JobContext, file: TextIO) -> JobReport:
     report.result.write(context.folder)  # what was served stands, also if drawing or logging is stopped
-    report = replace(report, figures=_draw_figures(report.records, context, file) if _shows_figures(context) else ())
+    report = replace(report, figures=_draw_figures(report, context, file) if _shows_figures(context) else ())
     run_id, link = _log_to_mlflow(context, file, partial(_log_report, report, context))
     result = replace(report.result, run_id=run_id)
     result.write(context.folder)
@@ -166,15 +167,21 @@ def _shows_figures(context: JobContext) -> bool:
     return context.report == "full" or sweep.is_tracked(context)
 
 
-def _draw_figures(records: Records, context: JobContext, file: TextIO) -> tuple[Path, ...]:
+def _draw_figures(report: JobReport, context: JobContext, file: TextIO) -> tuple[Path, ...]:
     """The figures of the job; none where they cannot be drawn, which is said."""
     folder, look = context.folder / "figures", SCREEN if context.report == "full" else LINE
     latency, timeline = folder / "latency.png", folder / "timeline.png"
+
+    def draw() -> None:
+        figures.draw_latency(report.records, latency, look)
+        figures.draw_timeline(report.records, timeline, look)
+
     try:
-        return figures.draw_latency(records, latency, look), figures.draw_timeline(records, timeline, look)
+        copy_or_draw(Path(report.result.artifact or ""), folder, look, draw)
     except Exception as problem:  # whatever matplotlib raises: a finished job is not lost for it
         print(f"\nfigures: could not draw them ({type(problem).__name__}: {problem})", file=file, flush=True)
         return ()
+    return latency, timeline
 
 
 def _log_to_mlflow(

@@ -80,7 +80,9 @@ class EngineFactory:
             return self._gguf_engines(device, scorers=self.requirements.scorers)
         model = load_drafter(device, cloud, target, accelerator)
         self._check_scorers(model)
-        return partial(self.torch_engine, model)
+        shared = device.adapter is not None  # with the large model, whose passes have more rows
+        needed = self.requirements
+        return partial(self._torch_engine, model, needed.target_rows if shared else needed.drafter_rows)
 
     def _check_scorers(self, drafter: "TorchModel") -> None:
         for scorer in self.requirements.scorers.values():
@@ -148,13 +150,19 @@ class EngineFactory:
             **options,
         )
 
-    def torch_engine(self, model: "TorchModel", medusa: "MedusaProposer | None" = None) -> "TorchEngine":
-        """Packs the model's weights, which can then not be read."""
+    def target_engine(self, model: "TorchModel", medusa: "MedusaProposer | None" = None) -> "TorchEngine":
+        """An engine of the large model, or of a part of it. Its weights can then not be read."""
+        return self._torch_engine(model, self.requirements.target_rows, medusa)
+
+    def _torch_engine(
+        self, model: "TorchModel", rows: int | None, medusa: "MedusaProposer | None" = None
+    ) -> "TorchEngine":
+        """Packs the model's weights for passes of `rows` rows."""
         from serving.engines.torch.engine import TorchEngine
         from serving.engines.torch.packed_layers import pack_weights
 
         if self.requirements.packed_weights:
-            pack_weights(model)
+            pack_weights(model, rows)
         return TorchEngine(model, proposer=medusa, **self._engine_options())
 
     def tensor_parallel_engines(

@@ -52,7 +52,7 @@ def load_models(
         return _load_gguf_cloud(factory, device, cloud, accelerator, tokenizer)
     target = factory.target(cloud, accelerator)
     new_drafter = factory.drafter_engines(device, cloud, target, accelerator)
-    new_engine = partial(factory.torch_engine, target, factory.medusa_heads(target))
+    new_engine = partial(factory.target_engine, target, factory.medusa_heads(target))
     return LoadedModels(
         new_drafter(),
         num_layers(device),
@@ -161,7 +161,7 @@ def _load_device_side(factory: EngineFactory, setup: Setup, accelerator: str, to
         UNAVAILABLE_ENGINE,
         num_layers(pair.cloud),
         tokenizer,
-        factory.torch_engine(part, factory.medusa_heads(part)) if part else UNAVAILABLE_ENGINE,
+        factory.target_engine(part, factory.medusa_heads(part)) if part else UNAVAILABLE_ENGINE,
         hidden_size=hidden_size(pair.cloud),
     )
 
@@ -193,7 +193,7 @@ def _cloud_engine(
 ) -> tuple[Engine, Callable[[], object]]:
     """The large model's engine, of `target` where torch runs it in this process, and what frees it."""
     if target is not None:
-        return factory.torch_engine(target, factory.medusa_heads(target)), tuple
+        return factory.target_engine(target, factory.medusa_heads(target)), tuple
     if cloud.gguf_file:
         return factory.gguf_targets(cloud)(), tuple
     (engine,), close = factory.tensor_parallel_engines(cloud, accelerator, 1, ends)

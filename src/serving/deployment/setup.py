@@ -303,8 +303,9 @@ class Setup:
 
     @property
     def engine_requirements(self) -> EngineRequirements:
-        """What policy and decoding need from the engines."""
-        return self.policy.engine_requirements.with_decoding(self.decoding)
+        """What policy, decoding and workload need from the engines."""
+        needed = self.policy.engine_requirements.with_decoding(self.decoding)
+        return replace(needed, sessions=self.num_devices * self.workload.max_concurrency)
 
     @property
     def requires_greedy(self) -> bool:

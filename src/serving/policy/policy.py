@@ -52,6 +52,18 @@ class EngineRequirements:
     """True if layers are fused, and on a CPU have their weights packed once."""
     cuda_graphs: bool = True
     """True if passes of few tokens are replayed as CUDA graphs on a GPU."""
+    sessions: int | None = None
+    """Sessions that are served at a time at most; None: many."""
+
+    @property
+    def drafter_rows(self) -> int | None:
+        """Rows of a pass of the draft model at most, behind a prompt; None: many."""
+        return self.sessions
+
+    @property
+    def target_rows(self) -> int | None:
+        """Rows of a pass of the large model at most, behind a prompt; None: many."""
+        return None if self.verifies_drafts or self.batch_invariant else self.sessions
 
     def with_decoding(self, decoding: Decoding) -> "EngineRequirements":
         """The same, computing as `decoding` says."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import manifest
+from pipeline.artifacts.fingerprint import content_digest
 from pipeline.artifacts.stage import Stage
 from pipeline.report import job as report
 from pipeline.report.comparison import compare_results
@@ -123,6 +124,16 @@ def test_without_mlflow_table_figures_and_result_are_written(artifact, tmp_path,
     assert done.result.metrics["quality/mean"] == pytest.approx(2 / 3)
     assert [path.name for path in done.figures if path.exists()] == ["latency.png", "timeline.png"]
     assert not list(tmp_path.rglob("*.db"))
+
+
+def test_a_job_that_is_reported_again_draws_nothing(artifact, tmp_path, monkeypatch):
+    digest = content_digest(artifact, tmp_path / "memo")
+    done = [report.report_job(artifact, context(tmp_path / "first", OFF), io.StringIO())]
+    monkeypatch.delattr(report.figures, "draw_latency")
+    done += [report.report_job(artifact, context(tmp_path / "second", OFF), io.StringIO())]
+    drawn_files, copied_files = ([path.read_bytes() for path in one.figures] for one in done)
+    assert drawn_files == copied_files
+    assert content_digest(artifact, tmp_path / "memo") == digest
 
 
 def test_a_job_whose_figures_are_interrupted_is_complete(artifact, tmp_path, monkeypatch):

@@ -18,12 +18,17 @@ PACKED_FOR_ROWS = 16
 """The number of rows that the order of packed weights is chosen for; other numbers take no other order."""
 MIN_PACKED = 2**17
 """Numbers of the smallest weight that is packed: calling oneDNN takes as long as torch takes for a smaller one."""
+FEW_ROWS = 2
+"""A pass of at most so many rows takes longer with packed fp32 weights on a CPU with AMX than with torch's own."""
 FUSED = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 """The `transformers` layers that become a `FusedLayer`."""
 
 
-def pack_weights(model: DecomposedModel, min_packed: int = MIN_PACKED) -> None:
-    """Packs the weights of the model's layers and head in place, where oneDNN computes their number format.
+def pack_weights(model: DecomposedModel, rows: int | None = None, min_packed: int | None = None) -> None:
+    """Packs the weights of the model's layers and head in place, where oneDNN computes their number format and is
+    faster for passes of `rows` rows (None: many).
+
+    A weight of fewer than `min_packed` numbers is left as it is; default: `smallest_packed`.
 
     Decoder layers of Llama's kind become `FusedLayer`, on a GPU, too, unless they are batch-invariant. A layer that
     models share is packed once. Sums are rounded otherwise than torch's own, by about 1e-5 of fp32 logits. Packed
@@ -32,6 +37,8 @@ def pack_weights(model: DecomposedModel, min_packed: int = MIN_PACKED) -> None:
     on_gpu = model.device.type == "cuda"
     if not on_gpu and (model.device.type != "cpu" or not packs(model.dtype)):
         return
+    if min_packed is None:
+        min_packed = smallest_packed(model.dtype, rows)
     for layer in model.layers:
         if type(layer).__name__ in FUSED and _is_plain(layer, model.dtype):
             _fuse(layer, sys.maxsize if on_gpu else min_packed)
@@ -50,6 +57,13 @@ def packs(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
+
+def smallest_packed(dtype: torch.dtype, rows: int | None) -> int:
+    """Numbers of the smallest weight of `dtype` that is packed for passes of `rows` rows (None: many)."""
+    few = rows is not None and rows <= FEW_ROWS
+    amx = torch.cpu._is_amx_tile_supported()  # type: ignore[no-untyped-call]
+    return sys.maxsize if few and dtype == torch.float32 and amx else MIN_PACKED
 
 
 class Weight(Protocol):

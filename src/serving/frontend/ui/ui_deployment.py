@@ -195,5 +195,5 @@ def _merged(a: EngineRequirements, b: EngineRequirements) -> EngineRequirements 
         return None
     return replace(
         a, scorers={**a.scorers, **b.scorers}, verifies_drafts=a.verifies_drafts or b.verifies_drafts,
-        drafter=a.drafter or b.drafter,
+        drafter=a.drafter or b.drafter, sessions=None,
     )  # fmt: skip

@@ -14,7 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from serving.engines.torch.draft_heads import attach_adapter, init_adapter, init_medusa_heads, load_medusa_heads
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import DecomposedModel, decompose
-from serving.engines.torch.packed_layers import FusedLayer, PackedLinear, PackedWeight, PlainWeight, pack_weights, packs
+from serving.engines.torch.packed_layers import (
+    MIN_PACKED,
+    FusedLayer,
+    PackedLinear,
+    PackedWeight,
+    PlainWeight,
+    pack_weights,
+    packs,
+    smallest_packed,
+)
 from serving.learned import medusa
 from serving.learned.medusa import MedusaHeads
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
@@ -22,13 +31,13 @@ from tests.serving.engines.torch.test_batch_invariance import VARIANTS, logits_o
 
 MODELS = (*VARIANTS, "qwen2")
 BF16 = pytest.mark.skipif(not packs(torch.bfloat16), reason="this CPU does not multiply in bf16")
-MIN_PACKED = [0, 2**40]
+THRESHOLDS = [0, 2**40]
 """All weights are packed, or none; layers are fused with both."""
 
 
 def packed_model(causal: Any, min_packed: int = 0, batch_invariant: bool = False) -> DecomposedModel:
     model = decompose(causal, batch_invariant=batch_invariant)
-    pack_weights(model, min_packed)
+    pack_weights(model, min_packed=min_packed)
     return model
 
 
@@ -42,7 +51,7 @@ def test_trained_heads_are_loaded_beside_packed_weights(causal: Any, tmp_path: P
     assert len(proposed.tokens) == 2
 
 
-@pytest.mark.parametrize("min_packed", MIN_PACKED)
+@pytest.mark.parametrize("min_packed", THRESHOLDS)
 @pytest.mark.parametrize("variant", MODELS)
 def test_logits_are_those_of_the_plain_model(causal: Any, variant: str, min_packed: int) -> None:
     whole = causal(variant)
@@ -85,13 +94,30 @@ def test_small_weights_stay_as_they_are(causal: Any) -> None:
     assert all(isinstance(weight, PackedWeight) for name, weight in products.products.items() if name != "o")
 
 
+@pytest.mark.parametrize(
+    ("amx", "dtype", "rows", "packs_them"),
+    [
+        (True, torch.float32, 2, False),
+        (True, torch.float32, 3, True),
+        (True, torch.float32, None, True),
+        (True, torch.bfloat16, 1, True),
+        (False, torch.float32, 1, True),
+    ],
+)
+def test_few_rows_have_plain_weights_where_packed_ones_are_slower(
+    monkeypatch: pytest.MonkeyPatch, amx: bool, dtype: torch.dtype, rows: int | None, packs_them: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert (smallest_packed(dtype, rows) == MIN_PACKED) is packs_them
+
+
 def test_a_layer_that_models_share_is_packed_once(causal: Any) -> None:
     target = decompose(causal("llama"))
     drafter = attach_adapter(target, 1, init_adapter(target, 1))
-    pack_weights(drafter, 0)
+    pack_weights(drafter, min_packed=0)
     before: Any = drafter.layers[0]
     products = before.products
-    pack_weights(target, 0)
+    pack_weights(target, min_packed=0)
     assert target.layers[0] is before
     assert before.products is products
     assert isinstance(target.layers[1], FusedLayer)
