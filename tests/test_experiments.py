@@ -19,14 +19,14 @@ QUANTISED = "synera/table6"
 DISTINCT = (
     "buy", "capacity", "compare", "hat/fig1b", "hat/fig1d", "hyperion/drafting", "hyperion/fig5",
     "hyperion/node_failures", "synera/fig14", "synera/fig4", "synera/table3", "token_routing/commonsense_qa",
-    "validate", "what_if",
-    "wisp/fig1", "wisp/fig11", "wisp/fig4", "wisp/fig9", "wisp/table12", "wisp/table2", "wisp/table7", "wisp/theorem1",
+    "what_if",
+    "wisp/fig1", "wisp/fig11", "wisp/fig4", "wisp/fig9", "wisp/table12", "wisp/table2", "wisp/table7",
 )  # fmt: skip
 """One experiment of a set of stages and runtime; the others add choices and figures to one of these, or are longer."""
 LONGER = (
     "hat/fig1a", "hat/hidden_inversion", "hat/hidden_precision", "hat/table4", "hat/table5", "synera/fig13",
-    "synera/fig18", "token_routing/frontier", "validate_grpc_pacing", "wisp/embedded_pair", "wisp/fig10", "wisp/fig2",
-    "wisp/matched_recall", "wisp/slo", "wisp/table11", "wisp/table5", "wisp/table9",
+    "synera/fig18", "token_routing/frontier", "validate", "validate_grpc_pacing", "wisp/embedded_pair", "wisp/fig10",
+    "wisp/fig2", "wisp/matched_recall", "wisp/slo", "wisp/table11", "wisp/table5", "wisp/table9", "wisp/theorem1",
 )  # fmt: skip
 """Sets of stages of their own, whose functions have tests, and which take four seconds and more; run with the others.
 real_run's processes take a minute, validate_grpc_pacing's a quarter of one.
@@ -417,7 +417,6 @@ LESS = {
 }
 """Further overrides that make an experiment smaller."""
 AT_EACH_CHANGE = {
-    "validate": ("~stages.validate.real.grpc", "~stages.validate.simulated.grpc"),  # streams are slow
     "hyperion/drafting": ("+variant/hyperion/drafting=sled",),
 }
 """Parts of an experiment, where the whole takes as long as ten others; the whole where slow tests run."""

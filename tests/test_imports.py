@@ -248,6 +248,13 @@ def plan_code(*words: str) -> str:
     return f"from pipeline.command.main import main\nsys.argv = {argv!r}\n{run}"
 
 
+@pytest.mark.parametrize(("words", "status"), [(("--help",), 0), (("+policy=snera",), 2)], ids=("help", "misspelt"))
+def test_help_and_a_misspelt_choice_compose_nothing(words: tuple[str, ...], status: int) -> None:
+    run = f"try:\n    main()\nexcept SystemExit as end:\n    assert (end.code or 0) == {status}"
+    found = loaded(f"from pipeline.command.main import main\nsys.argv = {['pipeline', *words]!r}\n{run}")
+    assert found.isdisjoint(UNPLANNED | {"hydra", "omegaconf", "yaml", "antlr4"})
+
+
 def test_a_plan_imports_nothing_that_serves_records_or_reports(tmp_path: Path) -> None:
     found = loaded_modules(plan_code("+policy=synera", f"outputs={tmp_path}"))
     assert "serving.runtimes.emulated" in found
