@@ -186,6 +186,8 @@ def find_unwritable_outputs(argv: Sequence[str]) -> str | None:
     for name in choices_given(argv, "outputs") or ["outputs"]:
         if not name:  # Hydra would write to /runs
             return "outputs is empty, as with a variable of the shell that is not set; name a folder with outputs=DIR."
+        if name.startswith("~"):  # in quotes, which Hydra would take for the name of a folder here
+            return f"outputs={name}: the shell leaves ~ as it is there. Write the folder out: outputs=$HOME/runs."
         folder = Path(name).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import copy
 import shutil
 import time
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,8 @@ class BestWeights(Callback):
 
     @property
     def best_index(self) -> int:
-        """Index of the evaluation with the lowest value."""
-        return self.values.index(min(self.values))
+        """Index of the evaluation with the lowest value; a value that is not a number is above all others."""
+        return min(range(len(self.values)), key=lambda index: (isnan(self.values[index]), self.values[index]))
 
     def add(self, value: float, module: torch.nn.Module) -> None:
         """Appends the value of an evaluation, and copies the weights of `module` if it is the lowest."""
@@ -119,7 +120,15 @@ class BestWeights(Callback):
         return len(self.values) - 1 - self.best_index
 
     def restore_best(self, module: torch.nn.Module) -> None:
-        """Loads the best weights into the module that they were copied from."""
+        """Loads the best weights into the module that they were copied from.
+
+        Raises ValueError if the value was not a number in every evaluation.
+        """
+        if all(map(isnan, self.values)):
+            raise ValueError(
+                f"the training diverged: the held-out loss was not a number in any of {len(self.values)} evaluations; "
+                "lower the learning rate of the recipe"
+            )
         module.load_state_dict(self._best_weights)
 
     def state_dict(self) -> dict[str, Any]:

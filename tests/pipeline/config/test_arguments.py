@@ -172,3 +172,12 @@ def test_outputs_with_a_comma_in_quotes_are_one_folder(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("word", ["outputs=", "outputs=''"])
 def test_empty_outputs_are_refused(word: str) -> None:
     assert "outputs is empty" in str(arguments.find_unwritable_outputs([word]))
+
+
+@pytest.mark.parametrize("word", ["outputs=~/runs", "outputs='~/runs'"])
+def test_a_home_folder_that_no_shell_wrote_out_is_refused(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "Write the folder out: outputs=$HOME/runs" in str(arguments.find_unwritable_outputs([word]))
+    assert not list(tmp_path.iterdir())

@@ -1,14 +1,17 @@
-"""A checkpoint replaces the one before, whether the strategy writes a file or a folder, and by one process alone."""
+"""A checkpoint replaces the one before, whether the strategy writes a file or a folder, and by one process alone; the
+best weights are those of the lowest number."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer, restore_checkpoint
+from training.fitting.callbacks import CHECKPOINT_FILE, BestWeights, Checkpointer, restore_checkpoint
 
 
 @dataclass
@@ -92,3 +95,20 @@ def test_a_process_killed_between_two_renames_loses_nothing(tmp_path: Path) -> N
     Checkpointer(tmp_path, 3).on_train_batch_end(trainer)
     restore_checkpoint(path)
     assert saved(path) == "6"
+
+
+@pytest.mark.parametrize(("values", "best"), [([nan, 2.0, 1.0], 2), ([1.0, nan, 1.0], 0), ([2.0, 1.0, nan], 1)])
+def test_a_value_that_is_not_a_number_is_never_the_best(values: list[float], best: int) -> None:
+    callback, module = BestWeights(), torch.nn.Linear(1, 1, bias=False)
+    for index, value in enumerate(values):
+        torch.nn.init.constant_(module.weight, index)
+        callback.add(value, module)
+    callback.restore_best(module)
+    assert (callback.best_index, module.weight.item()) == (best, best)
+
+
+def test_a_training_without_one_number_has_diverged() -> None:
+    callback, module = BestWeights(), torch.nn.Linear(1, 1)
+    callback.add(nan, module)
+    with pytest.raises(ValueError, match=r"the training diverged.*in any of 1 evaluations; lower the learning rate"):
+        callback.restore_best(module)
