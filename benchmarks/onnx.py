@@ -23,6 +23,7 @@ from serving.engines.onnx.session import OnnxSession
 from serving.engines.tokenizer import Tokenizer
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import load_model
+from serving.engines.torch.packed_layers import pack_weights
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork
 from serving.workload.datasets.tiny import TinyTasks
 
@@ -130,7 +131,9 @@ def main(small: Path, corpus: Path) -> bool:
 
 
 def compare_engines(small: Path, folders: dict[str, Path], asked: list[Prompt], ends: tuple[int, ...]) -> bool:
-    engines: Engines = {"torch": TorchEngine(load_model(small))}
+    own = load_model(small)
+    pack_weights(own, rows=1)  # as a draft model that serves one session
+    engines: Engines = {"torch": TorchEngine(own)}
     engines |= {name: OnnxEngine(folder) for name, folder in folders.items()}
     sizes = {name: (folder / MODEL_FILE).stat().st_size for name, folder in folders.items()}
     print(

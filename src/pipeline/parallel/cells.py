@@ -15,6 +15,7 @@ from pipeline.artifacts.progress_display import LineDisplay
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
+from pipeline.config.collector import resume_collector
 from pipeline.config.compose import written_overrides
 from pipeline.errors import INTERRUPTED, UserError, survived_problem
 from pipeline.report import job_result, sealed_uses
@@ -126,10 +127,13 @@ def masked_overrides(cell: Cell) -> tuple[str, ...]:
 
 
 def import_modules(launch: Launch, tracked: bool) -> None:
-    """Imports what nearly every job uses; `tracked`: also what logs to MLflow."""
+    """Imports what nearly every job uses; `tracked`: also what logs to MLflow. The garbage collector does not look
+    through what is there then, as in a process that runs a job alone.
+    """
     launch.restore()
     for name in (*_USED_BY_JOBS, *(_USED_BY_TRACKED_JOBS if tracked else ())):
         import_module(name)
+    resume_collector()
 
 
 def run_cells(launch: Launch, cells: Sequence[Cell]) -> list[CellEnd]:
