@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "ray_cluster.py"
-ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
-"""What the cluster, and a sweep that uses it, are started with."""
+ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
+"""What the cluster, and a sweep that uses it, are started with. Ray's own niceness of 15 starves its workers where
+other processes run.
+"""
 
 
 @dataclass(frozen=True)
