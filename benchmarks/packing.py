@@ -1,15 +1,14 @@
 """What packed weights change: texts, drafts, verdicts and scores with packing and without, in one run.
 
 `python -m benchmarks.packing`: 240 prompts of the embedded pair, greedy, are served under each policy of `POLICIES`,
-and each model alone drafts behind each prompt. Without packing a served run must equal, byte for byte, one of models
-whose layers were never fused. What packing changes is printed.
+and each model alone, as it serves, drafts behind each prompt. Without packing all texts, drafts, verdicts and scores
+must equal, byte for byte, those of models whose layers were never fused. What packing changes is printed.
 """
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from unittest.mock import patch
 
@@ -19,8 +18,9 @@ from serving.progress import silent
 from serving.runtimes.emulated import Emulated
 
 if TYPE_CHECKING:
-    from serving.deployment.queries import Query
+    from serving.deployment.queries import LoadedModels, Query
     from serving.deployment.setup import Setup
+    from serving.hardware.executor import Engine
     from serving.metrics.recorder import SessionRecord
     from serving.runtimes.runtime import RunResult
 
@@ -28,17 +28,16 @@ POLICIES = ("sled", "synera", "wisp")
 PROMPTS = 240
 DRAFT_TOKENS = 8
 SCORES = ("confidence", "margin")
+PACK_WEIGHTS = "serving.engines.torch.packed_layers.pack_weights"
+"""What packs weights, and fuses layers."""
 DecisionPair: TypeAlias = tuple[DraftDecision | None, DraftDecision | None]
+Drafts: TypeAlias = Sequence[DraftOutcome]
 Scores: TypeAlias = Mapping[str, tuple[float, ...]]
 
 
 def main() -> bool:
     setups = [served_setup(f"policy={policy}", f"workload.num_prompts={PROMPTS}") for policy in POLICIES]
-    exact = [_compare(setup) for setup in setups]
-    queries = _serve(setups[0], True).queries
-    for name, model in (("device", setups[0].models.device), ("cloud", setups[0].models.cloud)):
-        _compare_models(name, Path(model.name_or_path), queries)
-    return all(exact)
+    return all([*map(_compare, setups), _compare_models(setups[0])])
 
 
 def _compare(setup: "Setup") -> bool:
@@ -51,20 +50,22 @@ def _compare(setup: "Setup") -> bool:
     exact = plain == _serve_unfused(setup).records
     print(
         f"packed weights, {setup.policy.name}: {texts} of {len(plain)} texts, {drafts} of {len(pairs)} drafts and "
-        f"{verdicts} of their verdicts differ; {_describe_scores(_scores_of_equal(pairs))}; without packing "
-        f"{'equal to' if exact else 'OTHER THAN'} layers that were never fused"
+        f"{verdicts} of their verdicts differ; {_describe_scores(_scores_of_equal(pairs))}; {_describe_exact(exact)}"
     )
     return exact
 
 
 def _serve(setup: "Setup", packed: bool) -> "RunResult":
-    decoding = replace(setup.decoding, packed_weights=packed)
-    return Emulated().serve(replace(setup, decoding=decoding), "cpu", silent)
+    return Emulated().serve(_with_packing(setup, packed), "cpu", silent)
+
+
+def _with_packing(setup: "Setup", packed: bool) -> "Setup":
+    return replace(setup, decoding=replace(setup.decoding, packed_weights=packed))
 
 
 def _serve_unfused(setup: "Setup") -> "RunResult":
     """As packed, of models that nothing packs or fuses."""
-    with patch("serving.engines.torch.packed_layers.pack_weights"):
+    with patch(PACK_WEIGHTS):
         return _serve(setup, True)
 
 
@@ -80,25 +81,37 @@ def _scores_of_equal(pairs: Iterable[DecisionPair]) -> Iterator[tuple[Scores, Sc
             yield one.scores, other.scores
 
 
-def _compare_models(name: str, checkpoint: Path, queries: "Sequence[Query]") -> None:
-    """Prints what packing changes in drafts that a model writes behind each prompt."""
-    packed, plain = _draft(checkpoint, queries, True), _draft(checkpoint, queries, False)
+def _compare_models(setup: "Setup") -> bool:
+    """Prints what packing changes in drafts that each model writes; True as of `_compare`."""
+    queries = _serve(setup, True).queries
+    packed, plain = _load(_with_packing(setup, True)), _load(_with_packing(setup, False))
+    with patch(PACK_WEIGHTS):
+        unfused = _load(_with_packing(setup, True))
+    found = [
+        _compare_drafts("device", *(_draft(models.device, queries) for models in (packed, plain, unfused))),
+        _compare_drafts("cloud", *(_draft(models.cloud, queries) for models in (packed, plain, unfused))),
+    ]
+    return all(found)
+
+
+def _compare_drafts(side: str, packed: Drafts, plain: Drafts, unfused: Drafts) -> bool:
     equal = [(one.scores, other.scores) for one, other in zip(packed, plain, strict=True) if one.tokens == other.tokens]
     print(
-        f"packed weights, the {name}'s model alone: {len(plain) - len(equal)} of {len(plain)} drafts differ; "
-        f"{_describe_scores(equal)}"
+        f"packed weights, the {side}'s model alone: {len(plain) - len(equal)} of {len(plain)} drafts differ; "
+        f"{_describe_scores(equal)}; {_describe_exact(plain == unfused)}"
     )
+    return plain == unfused
 
 
-def _draft(checkpoint: Path, queries: "Sequence[Query]", packed: bool) -> list[DraftOutcome]:
-    from serving.engines.torch.engine import TorchEngine
-    from serving.engines.torch.model import load_model
-    from serving.engines.torch.packed_layers import pack_weights
+def _load(setup: "Setup") -> "LoadedModels":
+    from serving.deployment.model_loading import load_models
 
-    model = load_model(checkpoint)
-    if packed:
-        pack_weights(model)
-    engine, rule, found = TorchEngine(model), DraftStopRule(DRAFT_TOKENS), []
+    return load_models(setup.models.device, setup.models.cloud, "cpu", setup.engine_requirements)
+
+
+def _draft(engine: "Engine", queries: "Sequence[Query]") -> Drafts:
+    """What the model writes behind each prompt, with its scores."""
+    rule, found = DraftStopRule(DRAFT_TOKENS), []
     for i, query in enumerate(queries):
         work = DraftWork(str(i), 0, tuple(query.request.prompt), rule, requested_scores=SCORES)
         outcome, _ = engine.execute(work)
@@ -106,6 +119,10 @@ def _draft(checkpoint: Path, queries: "Sequence[Query]", packed: bool) -> list[D
         found.append(outcome)
         engine.drop(str(i), None)
     return found
+
+
+def _describe_exact(exact: bool) -> str:
+    return f"without packing {'equal to' if exact else 'OTHER THAN'} layers that were never fused"
 
 
 def _describe_scores(pairs: Iterable[tuple[Scores, Scores]]) -> str:

@@ -20,7 +20,7 @@ import pstats
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from statistics import mean, median
@@ -252,7 +252,7 @@ def main() -> bool:
 
 def command(words: Sequence[str]) -> bool:
     """Runs what `words` name, or everything; True if no limit is missed."""
-    parts = {
+    parts: dict[str, Callable[[], object]] = {
         "minute": simulate_minute, AFFINITY_MINUTE: partial(simulate_minute, Affinity()), "speed": print_speed,
         "builds": compare_builds, "profile": profile,
     }  # fmt: skip
