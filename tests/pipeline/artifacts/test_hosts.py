@@ -76,16 +76,36 @@ def test_a_build_of_a_killed_host_is_taken_over_by_one_of_two_that_wait(start: S
     assert not leases(tmp_path)
 
 
-def test_a_host_that_wakes_up_after_another_took_its_build_over_writes_nothing(start: Start, tmp_path: Path) -> None:
-    sleeper = start("node", "1", "model")
-    read_until(sleeper, "stopped")
-    sleeper.send_signal(signal.SIGSTOP)
-    os.waitpid(sleeper.pid, os.WUNTRACED)
+@pytest.fixture
+def sleeper(start: Start, tmp_path: Path) -> Building:
+    """A process that has stopped in the middle of the model's build, for longer than its leases last."""
+    begun = start("node", "1", "model")
+    read_until(begun, "stopped")
+    begun.send_signal(signal.SIGSTOP)
+    os.waitpid(begun.pid, os.WUNTRACED)
     let_expire(tmp_path)
+    return begun
+
+
+def wake(sleeper: Building) -> str:
+    """What it says of its end."""
+    sleeper.send_signal(signal.SIGCONT)
+    return sleeper.communicate(timeout=60)[1]
+
+
+def test_a_host_that_wakes_up_while_another_builds_writes_nothing(
+    start: Start, sleeper: Building, tmp_path: Path
+) -> None:
     other = start("node", "2", "model")
     read_until(other, "stopped")
-    sleeper.send_signal(signal.SIGCONT)
-    _, problem = sleeper.communicate(timeout=60)
+    problem = wake(sleeper)
     assert f"is being built by process {other.pid} on node: this process slept longer than its lease" in problem
     assert not Store(tmp_path).has(graph().inputs["model"])
     assert calls(rest_of(other)) == ["report from step 0"]
+
+
+def test_a_host_that_wakes_up_after_another_has_built_says_so(start: Start, sleeper: Building, tmp_path: Path) -> None:
+    assert "have report model corpus" in rest_of(start("node", "2"))
+    built = {path: path.stat() for path in tmp_path.rglob("stage.json")}
+    assert f"{graph().inputs['model'].key} was built by another host meanwhile" in wake(sleeper)
+    assert {path: path.stat() for path in tmp_path.rglob("stage.json")} == built
