@@ -36,11 +36,13 @@ test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the te
 	$(BIN)/mypy > $(VENV)/types.txt & types=$$!; $(PYTEST) -m "not slow"; failed=$$?; \
 	  wait $$types || failed=1; cat $(VENV)/types.txt; exit $$failed
 
+# Without a C compiler the compiled core's own tests skip and nodes run on the sources again: the last line says which.
 test-all: $(VENV)/.installed-all   ## the tests that take minutes too, clusters, and nodes with the compiled core
 	$(PYTEST)
 	$(BIN)/python -m native
 	$(PYTEST) tests/native/test_compiled_core.py
 	TANDEM_FROZEN=0 $(PYTEST) tests/serving tests/test_same_decisions.py -m "not slow"
+	@TANDEM_FROZEN=0 $(BIN)/python -c "from native import loader; print('nodes ran on this core:', loader.describe())"
 
 bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 	$(BIN)/python -m benchmarks

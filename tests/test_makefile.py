@@ -1,10 +1,16 @@
-"""`make run` where Python is not one that the project runs on, or makes no environments; uv finds what pip finds."""
+"""`make run` where Python is not one that the project runs on, or makes no environments; uv finds what pip finds; what
+`make test-all` says last.
+"""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from native import build
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="this machine has no make")
@@ -69,3 +75,15 @@ def test_make_and_pyproject_ask_for_the_same_python() -> None:
     makefile, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "pyproject.toml"))
     assert "(3, 11) <= sys.version_info < (3, 14)" in makefile
     assert 'requires-python = ">=3.11,<3.14"' in project
+
+
+@pytest.mark.parametrize("pure", [False, True])
+def test_the_last_line_of_all_tests_says_which_core_nodes_ran_on(pure: bool) -> None:
+    planned = subprocess.run(("make", "-n", f"VENV={sys.prefix}", "test-all"), cwd=ROOT, capture_output=True, text=True)
+    last = planned.stdout.splitlines()[-1]
+    assert "native" in last
+    assert "pytest" not in last
+    env = {**os.environ, "TANDEM_PURE": str(int(pure))}
+    told = subprocess.run(last, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    expected = "compiled" if build.is_current() and not pure else "pure"
+    assert told.stdout == f"nodes ran on this core: {expected}\n"

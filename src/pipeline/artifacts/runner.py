@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from pipeline.artifacts.build_lock import hold_build_lock, is_being_built, other_reader
 from pipeline.artifacts.estimates import PeakMemory, measure_speed
-from pipeline.artifacts.lease import Lease
+from pipeline.artifacts.lease import Lease, LeaseLostError
 from pipeline.artifacts.progress_display import ProgressCallback, StageObserver
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
@@ -137,6 +137,8 @@ class Runner:
             yield
         except BaseException as problem:
             lease.check()
+            if isinstance(problem, Exception) and not self._is_forced(stage) and self.store.has(stage):
+                raise _built_elsewhere_error(stage) from problem
             kept = self.store.discard_attempt(stage)
             message = _failure_message(isinstance(problem, KeyboardInterrupt), kept)
             self.observer.stage_failed(stage, message)
@@ -195,6 +197,14 @@ def _is_disk_full(problem: BaseException, store: Store) -> bool:
 def _failure_message(interrupted: bool, kept: bool) -> str:
     own = "what it has done so far and all finished stages are kept" if kept else "all finished stages are kept"
     return f"{'interrupted' if interrupted else 'failed'}; {own}, and the same command goes on from there."
+
+
+def _built_elsewhere_error(stage: Stage) -> LeaseLostError:
+    """Its folder is gone, too, which is what the build fails with."""
+    return LeaseLostError(
+        f"{stage.key} was built by another host meanwhile: this process slept longer than its lease. The same command "
+        "goes on from there."
+    )
 
 
 def _disk_full_error(store: Store, stage: Stage) -> StoreError:

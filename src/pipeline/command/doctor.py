@@ -18,6 +18,7 @@ EXTRAS: Mapping[str, str] = {
     "docs": "the site of a checkout's docs/: make docs",
     "compiled": "python -m native: the simulator's core as a C extension",
     "hub": "data sets from the Hub instead of files (workload=gsm8k and others without a path)",
+    "joblib": "hydra/launcher=joblib: the jobs of a sweep on all cores; always installed",
     "slurm": "hydra/launcher=submitit_slurm: the jobs of a sweep on a Slurm cluster",
     "ray": "hydra/launcher=ray: the jobs of a sweep on a Ray cluster",
     "onnx": "model.device.backend=onnx: the device's model on ONNX Runtime",

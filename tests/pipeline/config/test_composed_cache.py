@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from pipeline import running
 from pipeline.command import main as command
@@ -91,6 +92,19 @@ def test_a_known_plan_is_printed_as_if_it_was_composed(plan: Plans, words: tuple
     assert (plan(*words, "stage=plan"), plan.digests) == (composed, digests)
     assert digests
     assert plan.num_composed == 1
+
+
+def test_a_command_of_one_job_composes_once(plan: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra composes twice: it first looks whether the command is a sweep."""
+    composed, load = list[tuple[object, ...]](), ConfigLoaderImpl.load_configuration
+
+    def load_and_note(*args: object, **named: object) -> object:
+        composed.append(args)
+        return load(*args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", load_and_note)
+    assert plan(*TOY)[0] == 0
+    assert len(composed) == 1
 
 
 def test_other_words_are_another_entry(plan: Plans) -> None:

@@ -5,6 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource as HydrasSource
 from hydra._internal.core_plugins.importlib_resources_config_source import (
@@ -32,6 +33,14 @@ def test_scalars_have_the_types_that_omegaconf_gives_them(tmp_path: Path) -> Non
     (tmp_path / "x.yaml").write_text(TEXT)
     ours, hydras = (kind("main", str(tmp_path)).load_config("x").config for kind in (FileConfigSource, HydrasSource))
     assert repr(OmegaConf.to_container(ours)) == repr(OmegaConf.to_container(hydras))
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML has no libyaml here")
+def test_libyaml_parses_where_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyYAML's own parser takes ten times as long."""
+    monkeypatch.setattr("yaml.scanner.Scanner.fetch_more_tokens", lambda self: pytest.fail("this is parsed in Python"))
+    (tmp_path / "x.yaml").write_text(TEXT)
+    assert FileConfigSource("main", str(tmp_path)).load_config("x").config["a"] == 1e-3
 
 
 def test_a_change_of_what_was_loaded_does_not_reach_the_next_reader(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pipeline.artifacts.stage import Stage
 from pipeline.command.main import main
 from pipeline.errors import ConfigError
 from pipeline.parallel.cells import build_stage
+from pipeline.parallel.launch import SweepLaunch
 from pipeline.parallel.workers import JoblibWorkers, LostTask, SubmititWorkers, create_workers
 from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_store import Tracking
@@ -80,13 +81,24 @@ def sweep(run: Run, *words: str) -> tuple[int, str, str]:
     return run("--config-dir", "conf", "+experiment=cheap", "hydra/launcher=inline", *SWEPT, *words)
 
 
-def test_what_several_jobs_need_is_built_first_and_once(run: Run) -> None:
+def test_what_several_jobs_need_is_built_first_and_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many run at once is said before any begins."""
+    say, counts = SweepLaunch._say, "4 jobs; first 2 stages that several of them need; here, True"
+
+    def say_and_note(self: SweepLaunch, text: str) -> None:
+        say(self, text)
+        InlineWorkers.calls.extend([("said", [text])] if text == counts else [])
+
+    monkeypatch.setattr(SweepLaunch, "_say", say_and_note)
     code, out, err = sweep(run)
     assert code == 0, out + err
-    assert InlineWorkers.calls[0] == ("build_stage", ["base", "base"])
-    assert InlineWorkers.calls[1] == ("run_cells", [[number] for number in range(4)])
+    assert InlineWorkers.calls == [
+        ("said", [counts]),
+        ("build_stage", ["base", "base"]),
+        ("run_cells", [[number] for number in range(4)]),
+    ]
     assert len(stage_functions.CALLS) == 2 + 4
-    assert "4 jobs; first 2 stages that several of them need; here, True" in out
+    assert counts in out
     assert "4 of 4 jobs complete" in out
 
 
