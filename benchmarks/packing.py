@@ -47,7 +47,7 @@ def _compare(setup: "Setup") -> bool:
     texts = sum(packed[name].tokens != plain[name].tokens for name in plain)
     drafts = sum(one is None or other is None or one.tokens != other.tokens for one, other in pairs)
     verdicts = sum(one is None or other is None or one.accepted != other.accepted for one, other in pairs)
-    exact = plain == _serve_unfused(setup).records
+    exact = _is_same(plain, _serve_unfused(setup).records)
     print(
         f"packed weights, {setup.policy.name}: {texts} of {len(plain)} texts, {drafts} of {len(pairs)} drafts and "
         f"{verdicts} of their verdicts differ; {_describe_scores(_scores_of_equal(pairs))}; {_describe_exact(exact)}"
@@ -95,12 +95,13 @@ def _compare_models(setup: "Setup") -> bool:
 
 
 def _compare_drafts(side: str, packed: Drafts, plain: Drafts, unfused: Drafts) -> bool:
+    exact = _is_same(plain, unfused)
     equal = [(one.scores, other.scores) for one, other in zip(packed, plain, strict=True) if one.tokens == other.tokens]
     print(
         f"packed weights, the {side}'s model alone: {len(plain) - len(equal)} of {len(plain)} drafts differ; "
-        f"{_describe_scores(equal)}; {_describe_exact(plain == unfused)}"
+        f"{_describe_scores(equal)}; {_describe_exact(exact)}"
     )
-    return plain == unfused
+    return exact
 
 
 def _load(setup: "Setup") -> "LoadedModels":
@@ -119,6 +120,11 @@ def _draft(engine: "Engine", queries: "Sequence[Query]") -> Drafts:
         found.append(outcome)
         engine.drop(str(i), None)
     return found
+
+
+def _is_same(one: object, other: object) -> bool:
+    """True for equal texts of both, in which each float has all of its bits, and -0.0 is not 0.0."""
+    return repr(one) == repr(other)
 
 
 def _describe_exact(exact: bool) -> str:

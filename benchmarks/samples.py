@@ -35,6 +35,7 @@ _COMPILED = re.compile(r"CPy(?:Def|Py)_(\w+?)___")
 """mypyc's names of functions begin with their module's."""
 _SIMULATING = "CPyDef_simulator___Simulator____run"
 SAMPLES_PER_S = 99
+"""Of a run of half a minute; shorter ones ask for more."""
 STACK_NBYTES = 16384
 
 
@@ -45,13 +46,13 @@ def find_problem() -> str | None:
     return None if which("perf") else "perf is not installed (Debian: linux-perf)"
 
 
-def print_shares(*words: str) -> bool:
+def print_shares(*words: str, samples_per_s: int = SAMPLES_PER_S) -> bool:
     """Prints each part's share of the samples of `python WORDS`; False where they cannot be taken."""
     if problem := find_problem():
         print(problem, file=sys.stderr)
         return False
     with tempfile.TemporaryDirectory() as folder:
-        counts = Counter(filter(None, map(part_of, _stacks(Path(folder) / "perf.data", words))))
+        counts = Counter(filter(None, map(part_of, _stacks(Path(folder) / "perf.data", words, samples_per_s))))
     for part in (*MODULES, *FUNCTIONS):
         print(f"{part:42}{100 * counts[part] / max(1, counts.total()):5.1f} %")
     print(f"{'samples':42}{counts.total():5}")
@@ -71,9 +72,9 @@ def _part_of_function(name: str) -> str | None:
     return next((part for part, names in FUNCTIONS.items() if names.search(name)), None)
 
 
-def _stacks(file: Path, words: Sequence[str]) -> Iterator[list[str]]:
+def _stacks(file: Path, words: Sequence[str], samples_per_s: int) -> Iterator[list[str]]:
     """The functions on the stack of each sample, the innermost one first."""
-    record = ["perf", "record", "-q", "-F", str(SAMPLES_PER_S), "-e", "cpu-clock"]
+    record = ["perf", "record", "-q", "-F", str(samples_per_s), "-e", "cpu-clock"]
     record += ["--call-graph", f"dwarf,{STACK_NBYTES}", "-o", str(file)]
     subprocess.run([*record, "--", sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
     script = ["perf", "script", "-i", str(file), "--no-inline", "-F", "ip,sym"]
