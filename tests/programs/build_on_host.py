@@ -2,7 +2,8 @@
 
     python build_on_host.py NAME BOOT_ID ROOT [STAGE]
 
-Leases are as in use, but for what makes a process wait: it says every few milliseconds that it is there, and asks as often.
+Leases are as in use, but for how long a process waits: it says that it is there every few milliseconds, and asks as
+often.
 """
 
 import socket

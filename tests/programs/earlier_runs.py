@@ -1,6 +1,6 @@
 """Writes tests/serving/earlier_runs.json anew: what simulations with drawn outcomes decide, and when, in this version.
 
-    python -m tests.programs.earlier_runs
+python -m tests.programs.earlier_runs
 """
 
 import hashlib

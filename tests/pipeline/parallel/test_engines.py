@@ -59,6 +59,24 @@ def builds(folder: Path) -> Counter[str]:
     return Counter(file.read_text().splitlines() if file.is_file() else ())
 
 
+def builders(folder: Path) -> list[tuple[str, str, str]]:
+    """What was built to its end, in order: the process, its parent, and which artifact."""
+    lines = (folder / "builders").read_text().splitlines()
+    return [(process, parent, built) for process, parent, built in (line.split(" ", 2) for line in lines)]
+
+
+def built_again(folder: Path) -> dict[str, list[str]]:
+    """By artifact that was built more than once: was each builder of the host that stayed to the end, or of one that is
+    gone?
+    """
+    noted = builders(folder)
+    staying = {process for process, parent, _ in noted if parent == noted[-1][1]}
+    makers: dict[str, list[str]] = {}
+    for process, _, built in noted:
+        makers.setdefault(built, []).append("staying" if process in staying else "gone")
+    return {built: by for built, by in makers.items() if len(by) > 1}
+
+
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_jobs_share_one_folder_one_table_and_one_mlflow_run(launcher: str, tmp_path: Path) -> None:
     if launcher != "joblib":
@@ -166,4 +184,6 @@ def test_a_host_of_a_ray_cluster_dies_and_every_job_is_there(cluster: RayCluster
     assert "40 of 40 jobs complete" in out
     assert "lost their worker and start again" in out
     assert len(builds(tmp_path)) == 41
+    assert len({process for process, _, _ in builders(tmp_path)}) <= 2, "each of the two hosts keeps its process"
+    assert all(by == ["gone", "staying"] for by in built_again(tmp_path).values()), "first by the host that died"
     assert builds(tmp_path).total() <= 42, "more was built twice than the one job that the host was about to finish"
