@@ -3,8 +3,8 @@
 installed.
 
 The models are the embedded pair, and SmolLM2's shape with random weights. The products are those of the engine's
-weights, each layer's own, without anything between them. Passes of one and two rows, as a draft model and one stream
-have, are those of an engine that serves one session; the others those of one that verifies drafts. llama.cpp has the
+weights, each layer's own, without anything between them. Passes of few rows, as a draft model and one stream have,
+are those of an engine that serves one session; the others those of one that verifies drafts. llama.cpp has the
 same weights in fp32, and no limit.
 """
 
@@ -81,17 +81,17 @@ def _random_causal(shape: Architecture, dtype: Dtype) -> Any:
     return AutoModelForCausalLM.from_config(transformers_config(shape, MAX_TOKENS), dtype=DTYPES[dtype])
 
 
-def embedded(name: str, checkpoint: Path, dtype: Dtype, packed: bool, on_llama_cpp: bool = False) -> Subject:
-    """A trained model of the embedded pair."""
+def embedded(name: str, checkpoint: Path, on_llama_cpp: bool = False) -> Subject:
+    """A trained model of the embedded pair, none of whose layers has a weight that is large enough to be packed."""
     return Subject(
         name,
-        dtype,
-        lambda: load_model(checkpoint, dtype=dtype),
-        lambda: load_causal_lm(checkpoint, dtype=dtype),
+        "fp32",
+        lambda: load_model(checkpoint),
+        lambda: load_causal_lm(checkpoint),
         EMBEDDED_ROUNDS,
         EMBEDDED_PREFILL_ROWS,
-        packed,
-        checkpoint if on_llama_cpp else None,
+        packed=False,
+        llama_cpp_checkpoint=checkpoint if on_llama_cpp else None,
     )
 
 
@@ -258,8 +258,8 @@ def main(large: Path, small: Path) -> bool:
     shape = architecture("smollm2_135m")
     dtypes: tuple[Dtype, ...] = ("fp32", "bf16") if packs(torch.bfloat16) else ("fp32",)
     subjects = [
-        embedded("embedded large", large, "fp32", True, on_llama_cpp=True),
-        embedded("embedded small", small, "fp32", False),
+        embedded("embedded large", large, on_llama_cpp=True),
+        embedded("embedded small", small),
     ]
     subjects += [published(shape, dtype) for dtype in dtypes]
     passed = [compare(subject) for subject in subjects]

@@ -16,9 +16,9 @@ from serving.engines.torch.model import DecomposedModel, return_freed_memory
 
 PACKED_FOR_ROWS = 16
 """The number of rows that the order of packed weights is chosen for; other numbers take no other order."""
-MIN_PACKED = 2**17
+MIN_PACKED = 2**18
 """Numbers of the smallest weight that is packed: calling oneDNN takes as long as torch takes for a smaller one."""
-FEW_ROWS = 2
+FEW_ROWS = 3
 """A pass of at most so many rows takes longer with packed fp32 weights on a CPU with AMX than with torch's own."""
 FUSED = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 """The `transformers` layers that become a `FusedLayer`."""

@@ -97,8 +97,8 @@ def test_small_weights_stay_as_they_are(causal: Any) -> None:
 @pytest.mark.parametrize(
     ("amx", "dtype", "rows", "packs_them"),
     [
-        (True, torch.float32, 2, False),
-        (True, torch.float32, 3, True),
+        (True, torch.float32, 3, False),
+        (True, torch.float32, 4, True),
         (True, torch.float32, None, True),
         (True, torch.bfloat16, 1, True),
         (False, torch.float32, 1, True),
