@@ -62,7 +62,7 @@ def packs(dtype: torch.dtype) -> bool:
 def smallest_packed(dtype: torch.dtype, rows: int | None) -> int:
     """Numbers of the smallest weight of `dtype` that is packed for passes of `rows` rows (None: many)."""
     few = rows is not None and rows <= FEW_ROWS
-    amx = torch.cpu._is_amx_tile_supported()  # type: ignore[no-untyped-call]
+    amx = torch.cpu._is_amx_tile_supported()
     return sys.maxsize if few and dtype == torch.float32 and amx else MIN_PACKED
 
 
