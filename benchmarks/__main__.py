@@ -1,6 +1,7 @@
 """`make bench`: every benchmark, in one run, on the embedded pair. Exit status 1 if a limit is missed.
 
-`python -m benchmarks soak minutes=10` runs the soak, which is in no other run.
+`python -m benchmarks soak minutes=10` runs the soak, which is in no other run. Neither are `benchmarks.cluster`, which
+needs Ray, `benchmarks.dsdsim`, which needs a checkout, and `benchmarks.screenshot`, which needs a browser.
 """
 
 import sys
@@ -10,6 +11,7 @@ from benchmarks import (
     job,
     lossless,
     overhead,
+    packing,
     partition,
     passes,
     plan,
@@ -36,6 +38,7 @@ def main() -> int:
         plan.main(),
         job.main(),
         lossless.main(large, corpus),
+        packing.main(),
         simulation.main(),
         sweep.main(),
         overhead.main(),

@@ -1,15 +1,18 @@
 """Milliseconds of processor time of single passes of a model: the engine beside its own matrix products and beside
-`transformers`, in turn, on one thread.
+`transformers`, in turn, on one thread; for the embedded large model also beside llama.cpp, where its extra is
+installed.
 
 The models are the embedded pair, and SmolLM2's shape with random weights. The products are those of the engine's packed
-weights, each layer's own, without anything between them.
+weights, each layer's own, without anything between them. llama.cpp has the same weights in fp32, and no limit.
 """
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,8 @@ class Subject:
     prefill_rows: int = PREFILL_ROWS
     packed: bool = True
     """Whether its MLP's weights are large enough to be packed, where this machine packs."""
+    llama_cpp_checkpoint: Path | None = None
+    """The same model, if llama.cpp runs it too."""
 
 
 def published(shape: Architecture, dtype: Dtype) -> Subject:
@@ -73,7 +78,7 @@ def _random_causal(shape: Architecture, dtype: Dtype) -> Any:
     return AutoModelForCausalLM.from_config(transformers_config(shape, MAX_TOKENS), dtype=DTYPES[dtype])
 
 
-def embedded(name: str, checkpoint: Path, dtype: Dtype, packed: bool) -> Subject:
+def embedded(name: str, checkpoint: Path, dtype: Dtype, packed: bool, on_llama_cpp: bool = False) -> Subject:
     """A trained model of the embedded pair."""
     return Subject(
         name,
@@ -83,6 +88,7 @@ def embedded(name: str, checkpoint: Path, dtype: Dtype, packed: bool) -> Subject
         EMBEDDED_ROUNDS,
         EMBEDDED_PREFILL_ROWS,
         packed,
+        checkpoint if on_llama_cpp else None,
     )
 
 
@@ -149,6 +155,35 @@ class TransformersPasses:
         self.model(torch.tensor([_tokens(rows)]), past_key_values=self.cache, logits_to_keep=keep)
 
 
+class LlamaCppPasses:
+    """The same passes of llama.cpp itself."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        from serving.engines.llama_cpp.context import LlamaModel
+        from serving.engines.llama_cpp.gguf import convert
+
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.gguf"
+            convert(checkpoint, file)
+            model = LlamaModel(file)
+        self.context, self.batch, self.cached = model.open_context(MAX_TOKENS, 1, 1), model.new_batch(), 0
+
+    def prepare(self, cached: int) -> None:
+        self.context.memory_seq_rm(0, 0, -1)
+        self._forward(0, cached)
+        self.cached = cached
+
+    def run(self, rows: int) -> None:
+        self._forward(self.cached, rows)
+        self.context.memory_seq_rm(0, self.cached, -1)
+
+    def _forward(self, start: int, rows: int) -> None:
+        self.batch.reset()
+        for at, token in enumerate(_tokens(rows)):
+            self.batch.add(token, start + at, [0], rows <= ROWS[-1] or at == rows - 1)
+        self.context.decode(self.batch)
+
+
 def measure(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
     """Milliseconds of processor time of each call, in turn, after one round that is not counted: on a busy machine wall
     time is that of other processes.
@@ -166,6 +201,8 @@ def measure(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, list
 def compare(subject: Subject) -> bool:
     """Prints a line for each number of rows; True if the engine is nowhere slower than `transformers`."""
     ours, theirs = EnginePasses(subject), TransformersPasses(subject)
+    checkpoint = subject.llama_cpp_checkpoint
+    llama_cpp = LlamaCppPasses(checkpoint) if checkpoint and find_spec("cyllama") else None
     is_packed = isinstance(ours.model.layers[0].products["gate"], PackedWeight)
     assert is_packed == (subject.packed and packs(DTYPES[subject.dtype])), "the engine does not run as it serves"
     passed = True
@@ -178,6 +215,9 @@ def compare(subject: Subject) -> bool:
             "products": lambda rows=rows: ours.products(rows, rows if rows <= ROWS[-1] else 1),  # type: ignore[misc]
             "transformers": lambda rows=rows: theirs.run(rows),  # type: ignore[misc]
         }
+        if llama_cpp:
+            llama_cpp.prepare(cached)
+            calls["llama.cpp"] = lambda rows=rows: llama_cpp.run(rows)  # type: ignore[misc]
         with torch.inference_mode():
             found = measure(calls, rounds)
         passed &= _print_line(subject, rows, found)
@@ -190,9 +230,11 @@ def _print_line(subject: Subject, rows: int, found: dict[str, list[float]]) -> b
         ours / theirs for ours, theirs in zip(found["engine"], found["transformers"], strict=True)
     )
     over = sorted(ours / own for ours, own in zip(found["engine"], found["products"], strict=True))
+    beside_llama_cpp = f", llama.cpp {middle['llama.cpp']:.2f}" if "llama.cpp" in middle else ""
     print(
         f"{subject.name} {subject.dtype} {rows:4} rows: engine {middle['engine']:.2f} ms ({_range(found['engine'])}), "
-        f"its products {middle['products']:.2f}, transformers {middle['transformers']:.2f}; over products "
+        f"its products {middle['products']:.2f}, transformers {middle['transformers']:.2f}"
+        f"{beside_llama_cpp}; over products "
         f"{statistics.median(over):.2f} ({_range(over)}; aim {PRODUCTS_RATIO_AIM}), over transformers {beside:.2f} "
         f"(at most {MAX_TRANSFORMERS_RATIO})"
     )
@@ -210,7 +252,10 @@ def main(large: Path, small: Path) -> bool:
     torch.set_num_threads(1)
     shape = architecture("smollm2_135m")
     dtypes: tuple[Dtype, ...] = ("fp32", "bf16") if packs(torch.bfloat16) else ("fp32",)
-    subjects = [embedded("embedded large", large, "fp32", True), embedded("embedded small", small, "fp32", False)]
+    subjects = [
+        embedded("embedded large", large, "fp32", True, on_llama_cpp=True),
+        embedded("embedded small", small, "fp32", False),
+    ]
     subjects += [published(shape, dtype) for dtype in dtypes]
     passed = [compare(subject) for subject in subjects]
     return all(passed)

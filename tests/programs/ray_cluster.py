@@ -1,17 +1,19 @@
-"""A Ray cluster of two hosts of one CPU each, both of them this machine; it says its address.
+"""A Ray cluster of two hosts of one CPU each, both of them this machine; it says its address, and the second host's
+process.
 
 python ray_cluster.py      a line on standard input kills the second host, the end of the input stops the first
 """
 
 import sys
 
+from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 from ray.cluster_utils import Cluster
 
 
 def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     second = cluster.add_node(num_cpus=1)
-    print(cluster.address, flush=True)
+    print(cluster.address, second.all_processes[PROCESS_TYPE_RAYLET][0].process.pid, flush=True)
     if sys.stdin.readline():
         cluster.remove_node(second, allow_graceful=False)
         print("killed", flush=True)

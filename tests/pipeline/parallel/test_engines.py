@@ -20,6 +20,7 @@ from pipeline.report import job_result
 from pipeline.report.mlflow_store import Tracking
 from pipeline.report.sweep_note import read_note
 from tests.pipeline.parallel.test_sweeps import EXPERIMENT
+from tests.support.ray_cluster import ENVIRONMENT, RayCluster, two_hosts
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -34,7 +35,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     (conf / "cheap.yaml").write_text("# @package _global_\n" + yaml.safe_dump(EXPERIMENT, sort_keys=False))
     env = {key: value for key, value in os.environ.items() if key != "TANDEM_PROCESS"}
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env |= {"PYTHONPATH": paths, "TANDEM_DATA": str(folder), "RAY_AUTH_MODE": "disabled"}
+    env |= {"PYTHONPATH": paths, "TANDEM_DATA": str(folder), **ENVIRONMENT}
     command = [sys.executable, "-m", "pipeline", "--config-dir", "conf", "+experiment=cheap", *words]
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -165,31 +166,19 @@ def test_an_interrupted_sweep_ends_its_workers_and_goes_on(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def cluster() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def cluster() -> Iterator[RayCluster]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
-    program = ROOT / "tests" / "programs" / "ray_cluster.py"
-    env = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    process = subprocess.Popen(
-        [sys.executable, str(program)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    yield process, process.stdout.readline().strip()
-    process.communicate(timeout=60)
+    with two_hosts() as started:
+        yield started
 
 
-def test_a_host_of_a_ray_cluster_dies_and_every_job_is_there(
-    cluster: tuple[subprocess.Popen[str], str], tmp_path: Path
-) -> None:
-    process, address = cluster
+def test_a_host_of_a_ray_cluster_dies_and_every_job_is_there(cluster: RayCluster, tmp_path: Path) -> None:
     sweep = start(
         tmp_path, "stages.cheap.x=range(1,41)", f"+stages.cheap.rounds={OUTLIVING_ROUNDS}", "hydra/launcher=ray",
-        f"hydra.launcher.address={address}", "tracking.uri=none",
+        f"hydra.launcher.address={cluster.address}", "tracking.uri=none",
     )  # fmt: skip
     wait_until(lambda: len(builds(tmp_path)) > 9, sweep)
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+    cluster.kill_second_host()
     out, err = sweep.communicate(timeout=400)
     assert sweep.returncode == 0, out + err
     assert "40 of 40 jobs complete" in out
