@@ -78,7 +78,7 @@ def _report(cells: int, complete: int, printed: str, builds: BuildLog, cluster: 
         f"{sum(finished.values())} finished, {_num_of_host(builds.notes(), cluster.second_host)} of the killed host"
     )
     again = {key: [note for note in builds.notes() if note.key == key] for key, count in started.items() if count > 1}
-    faults = [key for key, notes in again.items() if not _is_of_killed_host(key, notes, cluster.second_host)]
+    faults = [key for key, notes in again.items() if not is_of_killed_host(key, notes, cluster.second_host)]
     if complete < cells:
         print(printed)
     return complete == cells and not faults and set(finished) == set(started)
@@ -88,7 +88,7 @@ def _num_of_host(notes: Sequence[Note], host: int) -> int:
     return sum(note.event == "finished" and note.parent == host for note in notes)
 
 
-def _is_of_killed_host(key: str, notes: Sequence[Note], killed: int) -> bool:
+def is_of_killed_host(key: str, notes: Sequence[Note], killed: int) -> bool:
     """Prints whose builds they were; True if all but the last one were the killed host's, and only that one ended."""
     starts = [note for note in notes if note.event == "started"]
     ended = {note.process for note in notes if note.event == "finished"}

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import dsdsim, samples
+from benchmarks import cluster, dsdsim, samples
+from benchmarks.build_log import BuildLog, Note
+from pipeline.artifacts.progress_display import NullObserver
+from pipeline.artifacts.runner import Runner
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
+from tests.support.stage_functions import write_text
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -66,3 +72,21 @@ def test_a_sample_counts_for_the_innermost_function_of_a_part() -> None:
     assert samples.part_of(["gc_collect_main", "CPyDef_recorder___Recorder___work_done", run]) == "garbage collector"
     assert samples.part_of(["siftup", "heappop_internal", run]) == "heap of events"
     assert samples.part_of(["_PyEval_EvalFrameDefault", "main"]) is None
+
+
+def test_a_second_build_is_a_fault_unless_the_killed_host_took_the_first_along() -> None:
+    killed, other = 7, 8
+    notes = [Note("started", "a-1", 10, killed), Note("started", "a-1", 20, other), Note("finished", "a-1", 20, other)]
+    assert cluster.is_of_killed_host("a-1", notes, killed)
+    assert not cluster.is_of_killed_host("a-1", notes, other)
+    assert not cluster.is_of_killed_host("a-1", [*notes, Note("finished", "a-1", 10, killed)], killed)
+
+
+def test_a_build_log_notes_what_its_process_builds(tmp_path: Path) -> None:
+    log, stage = BuildLog(tmp_path / "builds"), Stage("a", "tests.support.stage_functions.write_text", {})
+    runner = Runner(Store(tmp_path / "store"), lambda stage, out, *_: write_text(out, text="x"), NullObserver())
+    with log.noting():
+        runner.ensure_built(stage)
+    runner.ensure_built(stage)
+    assert [note.event for note in log.notes()] == ["started", "finished"]
+    assert log.counts("finished") == {stage.key: 1}
