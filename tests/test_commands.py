@@ -50,8 +50,19 @@ def plan_words(command: str) -> list[str]:
 
 
 def test_commands_plan_as_written(tmp_path: Path) -> None:
-    """In one process, to import once; the papers' sweeps plan dozens of jobs and are only composed, below."""
-    chosen = [words for words in map(plan_words, planned()) if not words[0].startswith("+experiment=")]
+    """README's, and those of one job; the papers' sweeps plan dozens of jobs and are only composed, below."""
+    of_readme = commands("README.md")
+    check_plans([command for command in planned() if command in of_readme or not command.startswith("-m ")], tmp_path)
+
+
+@pytest.mark.slow
+def test_sweeps_plan_as_written(tmp_path: Path) -> None:
+    check_plans([command for command in planned() if command.startswith("-m ")], tmp_path)
+
+
+def check_plans(written: list[str], tmp_path: Path) -> None:
+    """In one process, to import once."""
+    chosen = [words for words in map(plan_words, written) if not words[0].startswith("+experiment=")]
     chosen = [words for words in chosen if find_spec("bitsandbytes") or not any("nf4" in word for word in words)]
     commands = [[*words, "stage=plan", f"outputs={tmp_path}", "tracking.uri=none"] for words in chosen]
     (tmp_path / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
