@@ -79,7 +79,12 @@ def test_make_and_pyproject_ask_for_the_same_python() -> None:
 
 @pytest.mark.parametrize("pure", [False, True])
 def test_the_last_line_of_all_tests_says_which_core_nodes_ran_on(pure: bool) -> None:
-    planned = subprocess.run(("make", "--no-print-directory", "-n", f"VENV={sys.prefix}", "test-all"), cwd=ROOT, capture_output=True, text=True)
+    planned = subprocess.run(
+        ("make", "--no-print-directory", "-n", f"VENV={sys.prefix}", "test-all"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     last = planned.stdout.splitlines()[-1]
     assert "native" in last
     assert "pytest" not in last
