@@ -16,9 +16,14 @@ _WEIGHT_STD = 0.02
 
 
 def published_engine(
-    architecture: Architecture, dtype: Dtype, max_session_tokens: int, accelerator: Accelerator
+    architecture: Architecture,
+    dtype: Dtype,
+    max_session_tokens: int,
+    accelerator: Accelerator,
+    rows: int | None = None,
 ) -> "TorchEngine":
-    """An engine with a random model of that shape, in `dtype`, for sessions of `max_session_tokens` tokens.
+    """An engine with a random model of that shape, in `dtype`, for sessions of `max_session_tokens` tokens and passes of
+    `rows` rows (None: many).
 
     Raises ValueError for a shape that the engine cannot run or that does not fit into memory.
     """
@@ -30,7 +35,7 @@ def published_engine(
     torch.set_num_threads(1)
     check_memory(architecture, dtype, max_session_tokens, accelerator.free_nbytes())
     model = random_model(architecture, dtype, max_session_tokens, accelerator)
-    pack_weights(model)  # as models that serve
+    pack_weights(model, rows)  # as models that serve
     return TorchEngine(model)
 
 

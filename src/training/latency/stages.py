@@ -11,6 +11,7 @@ from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fitted_latencies import load_fitted_latencies
 from serving.hardware.fleet import Fleet
+from serving.policy.policy import EngineRequirements
 from serving.progress import Progress
 from serving.studies.clock_draws import draw_folder, note_drawn
 from training.latency import clock, tables
@@ -49,7 +50,7 @@ def profile_latency(
     device, cloud = pair.device, pair.cloud
     check_names([device.timed_architecture, cloud.timed_architecture])
     place = Accelerator(accelerator)
-    models = load_models(device, cloud, place.device)
+    models = load_models(device, cloud, place.device, EngineRequirements(sessions=1, verifies_drafts=True))
     works = forward_work_builder(models.cloud_layers)
     targets = [
         ProfilingTarget(
@@ -100,16 +101,16 @@ def profile_published(
     for architecture in every:
         check_layers(architecture)
         check_memory(architecture, dtype, options.max_session_tokens, place.free_nbytes())
-    works: list[tuple[Architecture, WorkBuilder, WorkGrid]] = [
-        *((each, draft_work, DRAFT_GRID) for each in draft_architectures),
-        *((each, forward_work_builder(each.layers), FORWARD_GRID) for each in target_architectures),
+    works: list[tuple[Architecture, WorkBuilder, WorkGrid, int | None]] = [
+        *((each, draft_work, DRAFT_GRID, 1) for each in draft_architectures),
+        *((each, forward_work_builder(each.layers), FORWARD_GRID, None) for each in target_architectures),
     ]
     open_engine = partial(
         published_engine, dtype=dtype, max_session_tokens=options.max_session_tokens, accelerator=place
     )
     targets = [
-        ProfilingTarget(each.name, each, dtype, partial(open_engine, each), build_work, work_grid)
-        for each, build_work, work_grid in works
+        ProfilingTarget(each.name, each, dtype, partial(open_engine, each, rows=rows), build_work, work_grid)
+        for each, build_work, work_grid, rows in works
     ]
     write_measured_profile(out, progress, targets, place, options)
 

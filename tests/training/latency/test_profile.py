@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from serving.deployment import model_loading
 from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode
 from serving.hardware.fitted_latencies import load_fitted_latencies
 from serving.hardware.fleet import Fleet
 from serving.hardware.latency import COEFFICIENTS, batch_load
+from serving.policy.policy import EngineRequirements
 from serving.progress import silent
 from tests.support.conf_files import architecture, fits
 from training.latency.grid import CATEGORIES, ProfilingOptions
@@ -168,3 +171,18 @@ def test_models_that_do_not_fit_are_refused_before_measuring(fresh):
             options=QUICK,
         )
     assert told == []
+
+
+def test_the_models_of_a_profile_are_packed_as_those_that_serve_one_session(
+    toy_pair: tuple[Path, Path], fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EngineRequirements] = []
+
+    def load(_device: object, _cloud: object, _place: str, requirements: EngineRequirements) -> None:
+        asked.append(requirements)
+        raise InterruptedError
+
+    monkeypatch.setattr(model_loading, "load_models", load)
+    with pytest.raises(InterruptedError):
+        profile_latency(fresh("profile"), progress=silent, pair=pair_of(toy_pair), options=QUICK)
+    assert [(one.drafter_rows, one.target_rows) for one in asked] == [(1, None)]

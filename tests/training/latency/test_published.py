@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from serving.engines.torch import packed_layers
 from serving.hardware.architecture import Architecture
 from serving.messages import DraftStopRule, DraftWork
 from tests.support.conf_files import architecture, names
@@ -31,6 +33,15 @@ def test_a_random_model_drafts(toy):
     engine = published_engine(toy, "fp32", 128, Accelerator("cpu"))
     drafted, loads = engine.execute(DraftWork("a", 0, (1, 2, 3), DraftStopRule(2)))
     assert len(drafted.tokens) == len(loads) == 2
+
+
+@pytest.mark.skipif(not packed_layers.packs(torch.float32), reason="this CPU multiplies no packed weights")
+@pytest.mark.parametrize(("rows", "packed"), [(1, False), (None, True)])
+def test_a_random_model_that_drafts_is_packed_as_one_that_serves(monkeypatch, rows, packed):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(packed_layers, "MIN_PACKED", 0)
+    engine = published_engine(TOYS[0], "fp32", 128, Accelerator("cpu"), rows)
+    assert isinstance(engine.model.lm_head, packed_layers.PackedLinear) == packed
 
 
 UNKNOWN = ("falcon_40b", "falcon_7b")
