@@ -22,8 +22,8 @@ def published_engine(
     accelerator: Accelerator,
     rows: int | None = None,
 ) -> "TorchEngine":
-    """An engine with a random model of that shape, in `dtype`, for sessions of `max_session_tokens` tokens and passes of
-    `rows` rows (None: many).
+    """An engine with a random model of that shape, in `dtype`, for sessions of `max_session_tokens` tokens, and for
+    passes of `rows` rows (None: many).
 
     Raises ValueError for a shape that the engine cannot run or that does not fit into memory.
     """
