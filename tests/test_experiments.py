@@ -430,6 +430,7 @@ SAID = {
     "buy": ("What serves so many users", "cloud_centric, deepinfra_qwen3_14b", "sled has drafts verified"),
     "what_if": ("What changes along one thing", "2 devices"),
     **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},
+    "wisp/table2_predictor": ("WISP, Table 2", "with and without the predictor"),
     **{f"wisp/fig{n}": (f"WISP, Fig. {n}",) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)},
     "hat/fig1c": ("HAT, Fig. 1c", "32 tokens"),
     "hat/fig1d": ("HAT, Fig. 1d", "chunks of 32"),

@@ -12,6 +12,7 @@ from serving.messages import (
     DraftWork,
     EmitTokens,
     ForwardWork,
+    GenerationRequest,
     Hop,
     MessageReceived,
     Request,
@@ -111,8 +112,7 @@ def test_a_round_is_late_by_its_own_tokens_and_time() -> None:
     """
     observer = LoadObserver(10.0, 20.0)
     for session, arrived_s in (("before", 8.0), ("s", 11.0), ("after", 19.9)):
-        arrived: Any = SimpleNamespace(session=session)
-        observer.event_handled("device-0", RequestArrived(arrived), arrived_s, ())
+        observer.event_handled("device-0", RequestArrived(GenerationRequest(session, (1,), 12)), arrived_s, ())
     emitted = (
         ("before", 9.0, 2, ""),
         ("before", 10.5, 3, ""),
