@@ -1,7 +1,7 @@
 """A sweep of simulated cells on a local Ray cluster of two hosts, one of which is killed in the middle.
 
-`python -m benchmarks.cluster [cells=300] [prompts=40]`: each cell is a job of `runtime=simulated` on the toy pair,
-whose models and recorded tokens all cells share. It needs the extra `ray`. Printed are the cells that are there, the
+`python -m benchmarks.cluster [cells=300] [prompts=40]`: each cell is a job of `runtime=simulated` on the toy pair;
+all cells share its models and recorded tokens. It needs the extra `ray`. Printed are the cells that are there, the
 tasks that were started again, the builds of each artifact, and seconds. Exit status 1 if a cell is missing, or an
 artifact was built twice by hosts that lived.
 """
@@ -89,7 +89,7 @@ def _num_of_host(notes: Sequence[Note], host: int) -> int:
 
 
 def is_of_killed_host(key: str, notes: Sequence[Note], killed: int) -> bool:
-    """Prints whose builds they were; True if all but the last one were the killed host's, and only that one ended."""
+    """Prints the host of each build; True if all but the last one were the killed host's, and only that one ended."""
     starts = [note for note in notes if note.event == "started"]
     ended = {note.process for note in notes if note.event == "finished"}
     for note in starts:

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.packing`: 240 prompts of the embedded pair, greedy, are served under each policy of `POLICIES`,
 and each model alone, as it serves, drafts behind each prompt. Without packing all texts, drafts, verdicts and scores
-must equal, byte for byte, those of models whose layers were never fused. What packing changes is printed.
+must equal, byte for byte, those of models with layers that were never fused. What packing changes is printed.
 """
 
 import sys
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from unittest.mock import patch
 
 from benchmarks.pair import served_setup
+from serving.deployment.model_loading import load_models, make_queries
 from serving.messages import DraftDecision, DraftOutcome, DraftStopRule, DraftWork
 from serving.progress import silent
 from serving.runtimes.emulated import Emulated
@@ -83,8 +84,8 @@ def _scores_of_equal(pairs: Iterable[DecisionPair]) -> Iterator[tuple[Scores, Sc
 
 def _compare_models(setup: "Setup") -> bool:
     """Prints what packing changes in drafts that each model writes; True as of `_compare`."""
-    queries = _serve(setup, True).queries
     packed, plain = _load(_with_packing(setup, True)), _load(_with_packing(setup, False))
+    queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, plain.tokenizer)
     with patch(PACK_WEIGHTS):
         unfused = _load(_with_packing(setup, True))
     found = [
@@ -105,8 +106,6 @@ def _compare_drafts(side: str, packed: Drafts, plain: Drafts, unfused: Drafts) -
 
 
 def _load(setup: "Setup") -> "LoadedModels":
-    from serving.deployment.model_loading import load_models
-
     return load_models(setup.models.device, setup.models.cloud, "cpu", setup.engine_requirements)
 
 

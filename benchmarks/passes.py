@@ -82,7 +82,7 @@ def _random_causal(shape: Architecture, dtype: Dtype) -> Any:
 
 
 def embedded(name: str, checkpoint: Path, on_llama_cpp: bool = False) -> Subject:
-    """A trained model of the embedded pair, none of whose layers has a weight that is large enough to be packed."""
+    """A trained model of the embedded pair: no weight of its layers is large enough to be packed."""
     return Subject(
         name,
         "fp32",

@@ -267,7 +267,7 @@ def command(words: Sequence[str]) -> bool:
         case ["devices", devices]:
             simulate_devices(int(devices))
         case [part] if part in parts:
-            parts[part]()
+            return parts[part]() is not False
         case _:
             raise SystemExit(f"simulation: not known: {' '.join(words)}; known: {', '.join(parts)}, profile DEVICES")
     return True

@@ -11,9 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pipeline.report.figure_look import FigureLook
+from serving.metrics import definitions
 
 _KEPT = ".figures"  # hidden, so that it is no part of what identifies an artifact
-_SOURCES = Path(__file__).parent
+_SOURCES = (*sorted(Path(__file__).parent.glob("*.py")), Path(definitions.__file__))
 
 
 def copy_or_draw(artifact: Path, folder: Path, look: FigureLook, draw: Callable[[], object]) -> None:
@@ -47,8 +48,8 @@ def _digest(look: FigureLook) -> str:
 
 @cache
 def _code_digest() -> str:
-    """Of the modules of reports and of the library that draws."""
+    """Of the modules of reports, the metrics' definitions and the library that draws."""
     found = hashlib.sha256(version("matplotlib").encode())
-    for file in sorted(_SOURCES.glob("*.py")):
+    for file in _SOURCES:
         found.update(file.read_bytes())
     return found.hexdigest()

@@ -80,7 +80,7 @@ class EngineFactory:
             return self._gguf_engines(device, scorers=self.requirements.scorers)
         model = load_drafter(device, cloud, target, accelerator)
         self._check_scorers(model)
-        shared = device.adapter is not None  # with the large model, whose passes have more rows
+        shared = device.adapter is not None  # with the large model: its passes have more rows
         needed = self.requirements
         return partial(self._torch_engine, model, needed.target_rows if shared else needed.drafter_rows)
 
